@@ -1,0 +1,150 @@
+"""Stores through obstore: S3, Google Cloud Storage, Azure, and memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import obstore
+from obstore import exceptions as refused
+from obstore.store import MemoryStore
+
+from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict
+from penstock.errors import ConfigError, StorageError
+
+_LIST_CHUNK = 1000
+_DELETE_CHUNK = 1000
+#: The same call will be refused again until somebody changes a permission, a name or a setting.
+_FINAL = (
+    refused.PermissionDeniedError,
+    refused.UnauthenticatedError,
+    refused.InvalidPathError,
+    refused.NotSupportedError,
+    ValueError,
+)
+
+_memories: dict[str, MemoryStore] = {}
+_memories_lock = threading.Lock()
+
+
+class CloudStore:
+    """An obstore store with the contract's errors."""
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any], inner: Any, reopen: Callable[..., CloudStore], endpoint: str = ""
+    ) -> None:
+        self.url = url
+        self.identity = f"{url} at {endpoint}" if endpoint else url
+        self._options = dict(options)
+        self._inner = inner
+        self._reopen = reopen
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reopen, (self.url, self._options)
+
+    def __repr__(self) -> str:
+        return f"CloudStore({self.url!r})"
+
+    def get(self, path: str) -> Buffer | None:
+        with _errors("get", self.url, path):
+            try:
+                return memoryview(obstore.get(self._inner, path).bytes())
+            except FileNotFoundError:
+                return None
+
+    def read(self, path: str, known: Stored | None = None) -> Stored | None:
+        e_tag = known.version.get("e_tag") if known else None
+        with _errors("get", self.url, path):
+            try:
+                found = obstore.get(self._inner, path, options={"if_none_match": e_tag} if e_tag else None)
+                data = found.bytes()
+            except FileNotFoundError:
+                return None
+            except refused.NotModifiedError:
+                return known
+            return Stored(bytes(data), _version(found.meta))
+
+    def put(self, path: str, data: bytes) -> None:
+        with _errors("put", self.url, path):
+            obstore.put(self._inner, path, data, use_multipart=False)
+
+    def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
+        with _errors("put", self.url, path):
+            try:
+                done = obstore.put(self._inner, path, data, mode="create" if version is None else version)
+            except (refused.PreconditionError, refused.AlreadyExistsError) as error:
+                raise VersionConflict(path) from error
+            except FileNotFoundError as error:
+                if version is None:
+                    raise
+                raise VersionConflict(path) from error  # the object it named was deleted meanwhile
+        return _version(done)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        depth = prefix.count("/") + 1
+        with _errors("list", self.url, prefix):
+            for chunk in obstore.list(self._inner, prefix, chunk_size=_LIST_CHUNK):
+                for found in chunk:
+                    if found["path"].count("/") == depth:
+                        yield found["path"]
+
+    def delete(self, paths: Sequence[str]) -> int:
+        failed = 0
+        for start in range(0, len(paths), _DELETE_CHUNK):
+            chunk = list(paths[start : start + _DELETE_CHUNK])
+            try:
+                obstore.delete(self._inner, chunk)
+            except (refused.BaseError, OSError, ValueError):
+                failed += sum(not self._delete_one(path) for path in chunk)
+        return failed
+
+    def _delete_one(self, path: str) -> bool:
+        try:
+            obstore.delete(self._inner, path)
+        except FileNotFoundError:
+            return True
+        except (refused.BaseError, OSError, ValueError):
+            return False
+        return True
+
+    def sweep(self, prefix: str, older_than_ms: int) -> None:
+        """Nothing to do: a put that never finished leaves no object."""
+
+
+def _version(meta: Any) -> dict[str, str]:
+    """Both names a version can have: S3 and Azure compare e-tags, Google generations."""
+    version = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+    if not version:
+        raise StorageError("the store returns neither e-tags nor versions, so it cannot hold a manifest")
+    return version
+
+
+@contextmanager
+def _errors(verb: str, url: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"cannot {verb} {path} in {url}: no such bucket or container ({_brief(error)})") from error
+    except _FINAL as error:
+        raise StorageError(f"cannot {verb} {path} in {url}: {_brief(error)}") from error
+    except (refused.BaseError, OSError) as error:
+        raise StorageError(f"cannot {verb} {path} in {url}: {_brief(error)}", retryable=True) from error
+
+
+def _brief(error: BaseException) -> str:
+    """The first line: obstore appends a debug dump of the whole error tree."""
+    return str(error).partition("\n")[0][:400]
+
+
+# ── opening ──
+
+
+def open_memory(url: str, options: Mapping[str, Any]) -> CloudStore:
+    """A store in this process's memory, shared by everyone who opens the same name."""
+    if options:
+        raise ConfigError(f"memory:// takes no options, not {', '.join(map(repr, options))}")
+    with _memories_lock:
+        inner = _memories.setdefault(url.removeprefix("memory://").strip("/"), MemoryStore())
+    return CloudStore(url, options, inner, open_memory)

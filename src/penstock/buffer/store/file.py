@@ -1,0 +1,209 @@
+"""A store in a directory: what is acknowledged is on disk, and any number of processes may share it.
+
+An object is written to a temporary file beside its place, fsynced, and renamed over it; then the directory is fsynced.
+Conditional puts additionally hold a lock (flock) on a lock file of the object's own while they compare and rename, so
+two processes cannot both win. The kernel drops the lock of a process that dies. Names that begin with a dot are ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, check_path
+from penstock.errors import StorageError
+
+_TEMPORARY = ".tmp"
+_TAIL = 64
+#: Linux writes and reads at most 2 GiB minus a page per call.
+_MOST = 1 << 30
+
+
+class FileStore:
+    """A directory as an object store."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root)
+        self.url = f"file://{self._root}"
+        self.identity = self.url
+        with _errors("open", self.url, ""):
+            _make_directories(self._root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileStore, (str(self._root),)
+
+    def __repr__(self) -> str:
+        return f"FileStore({str(self._root)!r})"
+
+    def get(self, path: str) -> Buffer | None:
+        found = self._load(self._place(path))
+        return None if found is None else found.data
+
+    def read(self, path: str, known: Stored | None = None) -> Stored | None:
+        place = self._place(path)
+        if known is not None and self._version(place) == known.version:
+            return known
+        return self._load(place)
+
+    def put(self, path: str, data: bytes) -> None:
+        place = self._place(path)
+        with _errors("put", self.url, path):
+            temporary = self._write_temporary(place, data)
+            self._publish(temporary, place)
+
+    def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
+        place = self._place(path)
+        with _errors("put", self.url, path):
+            _make_directories(place.parent)
+            with _locked(place.parent / f".{place.name}.lock"):
+                if self._version(place) != version:
+                    raise VersionConflict(path)
+                temporary = self._write_temporary(place, data)
+                self._publish(temporary, place)
+                return self._version(place)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        with _errors("list", self.url, prefix):
+            try:
+                found = list(os.scandir(self._place(prefix)))
+            except FileNotFoundError:
+                return
+        for entry in found:
+            if not entry.name.startswith(".") and entry.is_file():
+                yield f"{prefix}/{entry.name}"
+
+    def delete(self, paths: Sequence[str]) -> int:
+        failed = 0
+        for path in paths:
+            try:
+                self._place(path).unlink()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                failed += 1
+        return failed
+
+    def sweep(self, prefix: str, older_than_ms: int) -> None:
+        with _errors("sweep", self.url, prefix), suppress(FileNotFoundError):
+            for entry in os.scandir(self._place(prefix)):
+                if entry.name.startswith(".") and entry.name.endswith(_TEMPORARY):
+                    with suppress(FileNotFoundError):  # renamed or swept by another meanwhile
+                        if entry.stat().st_mtime_ns < older_than_ms * 1_000_000:
+                            Path(entry.path).unlink()
+
+    def _place(self, path: str) -> Path:
+        return self._root / check_path(path, "an object's path")
+
+    def _load(self, place: Path) -> Stored | None:
+        with _errors("get", self.url, place.name):
+            try:
+                file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                status = os.fstat(file)
+                data = _read(file, status.st_size)
+            finally:
+                os.close(file)
+        return Stored(data, _tag(status, data[-_TAIL:]))
+
+    def _version(self, place: Path) -> Version | None:
+        """The version now, from the file's identity and its last bytes: a manifest's footer differs in every write.
+
+        The inode and the time alone would not do: both can come round again within one tick of the clock.
+        """
+        with _errors("get", self.url, place.name):
+            try:
+                file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                status = os.fstat(file)
+                return _tag(status, os.pread(file, _TAIL, max(0, status.st_size - _TAIL)))
+            finally:
+                os.close(file)
+
+    def _write_temporary(self, place: Path, data: bytes) -> Path:
+        temporary = place.parent / f".{place.name}.{secrets.token_hex(8)}{_TEMPORARY}"
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            _make_directories(place.parent)
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(file, rest[:_MOST]) :]
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        return temporary
+
+    def _publish(self, temporary: Path, place: Path) -> None:
+        temporary.rename(place)
+        _sync_directory(place.parent)
+
+
+def _tag(status: os.stat_result, tail: bytes) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}-{zlib.crc32(tail):x}"
+
+
+def _read(file: int, size: int) -> bytes:
+    data = os.read(file, min(size, _MOST))
+    if len(data) == size:
+        return data
+    parts = [data]
+    while data and sum(map(len, parts)) < size:
+        data = os.read(file, _MOST)
+        parts.append(data)
+    return b"".join(parts)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _make_directories(directory: Path) -> None:
+    """Creates the directory and makes every new name on the way to it durable."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _sync_directory(each.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _errors(verb: str, url: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise StorageError(f"cannot {verb} {path} in {url}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"cannot {verb} {path} in {url}: {error}", retryable=True) from error

@@ -1,0 +1,89 @@
+"""Time as a value that can be injected: wall-clock milliseconds for records, monotonic seconds for waiting."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from penstock.errors import ConfigError
+
+Seconds = float | timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class Clock(Protocol):
+    """What penstock asks of a clock; give your own to `penstock.open(clock=…)` in tests."""
+
+    def now_ms(self) -> int:
+        """Wall-clock milliseconds since 1970, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, from an arbitrary start."""
+        ...
+
+
+class SystemClock:
+    """The machine's own time."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to: for tests of leases, delays, retention and schedules.
+
+    >>> clock = ManualClock()
+    >>> clock.advance(30)
+    """
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        self._ms = start_ms
+        self._monotonic = 0.0
+
+    def now_ms(self) -> int:
+        return self._ms
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, by: Seconds) -> None:
+        """Moves both times forward (or, with a negative value, the wall clock alone back)."""
+        step = seconds(by, "by", minimum=None)
+        self._ms += round(step * 1000)
+        self._monotonic += max(step, 0.0)
+
+
+def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
+    """A duration given as seconds or timedelta, as float seconds; ConfigError when it is neither, or too small."""
+    if isinstance(value, timedelta):
+        result = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        result = float(value)
+    else:
+        raise ConfigError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
+    if result != result or result in (float("inf"), float("-inf")):
+        raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
+    if minimum is not None and result < minimum:
+        raise ConfigError(f"{name} must be at least {minimum:g} seconds, not {value!r}")
+    return result
+
+
+def to_ms(moment: datetime, name: str) -> int:
+    """An aware datetime as milliseconds since 1970; ConfigError when it has no time zone."""
+    if not isinstance(moment, datetime):
+        raise ConfigError(f"{name} must be a datetime, not {moment!r}")
+    if moment.tzinfo is None:
+        raise ConfigError(f"{name} must be an aware datetime (with a time zone), not {moment!r}")
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+def from_ms(ms: int) -> datetime:
+    """Milliseconds since 1970 as an aware datetime in UTC."""
+    return _EPOCH + timedelta(milliseconds=ms)

@@ -1,0 +1,10 @@
+"""Ordered key-value engines behind one small contract (`contract.Engine`).
+
+    memory    a sorted map in this process; for tests
+    sqlite    the default: apsw, write-ahead log, several processes
+    lmdb      the fast one: memory-mapped, several processes
+    rocksdb   the best single write on slow disks: rocksdict, one process
+    file      one append-only, checksummed file with its index in memory; one writing process, many readers
+
+Nothing here knows of topics, events or queues. `url.open_engine` finds the engine a url names.
+"""

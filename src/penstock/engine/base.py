@@ -1,0 +1,91 @@
+"""What every engine does the same way: refusing use after close, after a fork, or for writing when read-only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine
+from penstock.errors import Closed, ConfigError, PenstockError, ReadOnly
+
+
+class BaseEngine(Engine):
+    """The part of an engine that has nothing to do with how it stores: its state, its turn-taking, its refusals."""
+
+    def __init__(self, location: str | None, *, read_only: bool, durability: Durability) -> None:
+        if durability not in ("disk", "process"):
+            raise ConfigError(f'durability is "disk" or "process", not {durability!r}')
+        self.location = location
+        self.read_only = read_only
+        self.durability = durability
+        self._closed = False
+        self._pid = os.getpid()
+        self._turn = threading.Lock()
+        self._turn_owner = 0
+
+    @property
+    def _name(self) -> str:
+        return f"{self.scheme}:{self.location or ''}"
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._name} is closed")
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"{self._name} was opened by process {self._pid} and this one was forked from it; "
+                "open the store again in the child"
+            )
+
+    def _check_writable(self) -> None:
+        self._check_usable()
+        if self.read_only:
+            raise ReadOnly(f"{self._name} was opened with read_only=True")
+
+    def _take_turn(self) -> None:
+        """Waits until no other thread of this process writes, and makes this thread the writer."""
+        me = threading.get_ident()
+        if not self._turn.acquire(blocking=False):
+            if self._turn_owner == me:
+                raise PenstockError(
+                    f"a write block on {self._name} was opened inside another one of the same thread; "
+                    "it would wait for itself: pass the open transaction on instead"
+                )
+            self._turn.acquire()
+        self._turn_owner = me
+        if self._closed:
+            self._end_turn()
+            raise Closed(f"{self._name} is closed")
+
+    def _end_turn(self) -> None:
+        self._turn_owner = 0
+        self._turn.release()
+
+
+def check_key(key: bytes) -> None:
+    """Refuses keys that some engine could not store, so that a store can move between engines."""
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise ConfigError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(key)}: {bytes(key[:40])!r}")
+
+
+def check_backup_target(destination: str | os.PathLike[str]) -> Path:
+    """The absolute path of a backup that may be written there; makes its parent folder."""
+    target = Path(destination).absolute()
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes files created, renamed or removed in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def transaction_is_over() -> Closed:
+    """The error of a transaction that is used outside its block."""
+    return Closed("this transaction is over (or never began): use it inside its `with` block, while its store is open")

@@ -1,0 +1,131 @@
+"""What every engine promises: an ordered map of bytes to bytes with one writer at a time and any number of readers.
+
+The whole of penstock is written once, against this. Keys sort as bytes. An empty value is a value. Keys and values
+handed out are `bytes`, never views into memory that a later call may reuse.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import ClassVar, Literal, Protocol, Self
+
+Durability = Literal["disk", "process"]
+
+MAX_KEY_BYTES = 500
+"""The longest key an engine must take (LMDB's compiled-in limit is 511)."""
+
+
+class Snapshot(Protocol):
+    """One consistent state of the store, whatever is written meanwhile."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None."""
+        ...
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys with start ≤ key < stop and their values, ascending (descending with reverse), read as it goes.
+
+        Inside a write transaction the caller may change keys it has already passed, not those still ahead.
+        """
+        ...
+
+
+class ReadTx(Snapshot, Protocol):
+    """A snapshot held open; leaving the block (or `close`) lets go of it. Any one thread at a time may use it."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class WriteTx(Snapshot, Protocol):
+    """A serialisable transaction that reads its own writes: a clean exit commits, an exception rolls back.
+
+    `foreign` is True when another process (or another engine object) has committed since this engine's last commit or
+    since it was opened, so that whoever caches what it knows of the store knows when to forget it. It is True for the
+    first transaction of every engine object.
+    """
+
+    foreign: bool
+
+    def put(self, key: bytes, value: bytes) -> None: ...
+
+    def delete(self, key: bytes) -> None:
+        """Removes a key; an absent key is no error."""
+        ...
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Removes every key with start ≤ key < stop."""
+        ...
+
+    def relax(self) -> None:
+        """This commit need not be on disk when the block ends: a crash of the machine may lose it (never tear it)."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Engine(ABC):
+    """An ordered key-value store. Thread-safe: any thread may read or write, writers take turns.
+
+    `durability="disk"`: when a write block has ended without an exception, its changes are on disk. `"process"`: they
+    survive the death of the process, not that of the machine; the store is never left corrupt by either.
+    """
+
+    scheme: ClassVar[str]
+    """The word before the colon in a url."""
+    shared: ClassVar[bool]
+    """Whether several processes may write one store at once; where not, a second writer gets `Locked`."""
+
+    location: str | None
+    """Where the store lies, for people; None for memory."""
+    read_only: bool
+    durability: Durability
+
+    @classmethod
+    @abstractmethod
+    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
+        """Opens the store at `path`, making it when it is not there (read_only: ConfigError when it is not there)."""
+
+    @abstractmethod
+    def read(self) -> ReadTx:
+        """A snapshot of the newest committed state."""
+
+    @abstractmethod
+    def write(self) -> WriteTx:
+        """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading."""
+
+    @abstractmethod
+    def changes(self) -> int:
+        """A number that is another one after anybody, in any process, has committed; a few microseconds to ask."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Puts everything committed so far on disk, also what `relax` and "process" left in memory."""
+
+    @abstractmethod
+    def reclaim(self) -> None:
+        """Gives space freed by deletions back, as far as the engine can while in use."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes on disk (of keys and values, in memory)."""
+
+    @abstractmethod
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Writes a consistent copy that the same engine can open; refuses to overwrite (ConfigError)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the store; a second call does nothing. Later calls raise `Closed`."""

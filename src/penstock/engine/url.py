@@ -1,0 +1,93 @@
+"""Finds the engine that a url names.
+
+shop.db  or  a Path        sqlite in that file
+sqlite:shop.db             the same, said in full
+sqlite:///var/shop.db      an absolute path (also `sqlite:/var/shop.db`)
+lmdb:shop  rocksdb:shop    a folder
+file:shop                  a folder with the append-only file in it
+memory:                    a new store in this process
+memory:name                the store of that name in this process, as long as the process lives
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+
+from penstock.engine.contract import Durability, Engine
+from penstock.errors import ConfigError
+
+# One letter before the colon is a Windows drive; a colon after a slash belongs to a path.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
+
+ENGINES: dict[str, tuple[str, str, str | None]] = {
+    "memory": ("penstock.engine.memory", "MemoryEngine", None),
+    "sqlite": ("penstock.engine.sqlite", "SqliteEngine", None),
+    "lmdb": ("penstock.engine.lmdb", "LmdbEngine", "lmdb"),
+    "rocksdb": ("penstock.engine.rocksdb", "RocksdbEngine", "rocksdb"),
+    "file": ("penstock.engine.file", "FileEngine", None),
+}
+"""Scheme → the module and class of its engine, and the extra that brings its package."""
+
+
+def parse_url(url: str | os.PathLike[str]) -> tuple[str, str]:
+    """The scheme and the path of a url: ("sqlite", "shop.db"); a bare path is sqlite's."""
+    if isinstance(url, os.PathLike):
+        path = os.fspath(url)
+        if not isinstance(path, str):
+            raise ConfigError(f"a store's path is text, not bytes: {path!r}")
+        return "sqlite", _checked(path, url)
+    if not isinstance(url, str):
+        raise ConfigError(f"a store is named by a url or a path, not by {type(url).__name__}: {url!r}")
+    match = _SCHEME.fullmatch(url)
+    if match is None:
+        return "sqlite", _checked(url, url)
+    scheme, path = match[1].lower(), match[2]
+    if scheme not in ENGINES:
+        known = ", ".join(f"{name}:" for name in ENGINES)
+        raise ConfigError(
+            f"{url!r} names no engine: {scheme!r} is not one of {known}. "
+            'lmdb: needs `pip install "penstock[lmdb]"`, rocksdb: needs `pip install "penstock[rocksdb]"`. '
+            "For a file whose name has a colon in it, write sqlite:./name"
+        )
+    if path.startswith("//"):
+        path = path[2:]
+        if not path.startswith("/") and scheme != "memory":
+            host = path.partition("/")[0]
+            raise ConfigError(
+                f"{url!r} names a machine ({host!r}), and stores lie on this one: "
+                f"write {scheme}:{path} for a relative path, {scheme}:///{path} for an absolute one"
+            )
+    if scheme == "memory":
+        return scheme, path
+    return scheme, _checked(path, url)
+
+
+def open_engine(url: str | os.PathLike[str], *, read_only: bool = False, durability: Durability = "disk") -> Engine:
+    """Opens the store a url names, making it (and its parent folders) unless `read_only`."""
+    scheme, path = parse_url(url)
+    return _engine_class(scheme).open(path, read_only=read_only, durability=durability)
+
+
+def _engine_class(scheme: str) -> type[Engine]:
+    module, name, extra = ENGINES[scheme]
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").startswith("penstock"):
+            raise
+        raise ConfigError(
+            f"the {scheme} engine needs the package {error.name!r}, which is not installed; install it with\n"
+            f'    pip install "penstock[{extra}]"'
+        ) from error
+    assert isinstance(found, type) and issubclass(found, Engine)
+    return found
+
+
+def _checked(path: str, url: object) -> str:
+    if not path or path.endswith(":memory:"):
+        raise ConfigError(f"{url!r} has no path; for a store that is not kept, write memory:")
+    if "\0" in path:
+        raise ConfigError(f"{url!r} has a null byte in its path")
+    return path

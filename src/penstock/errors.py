@@ -1,0 +1,177 @@
+"""Every error penstock raises, in one tree.
+
+    PenstockError
+    ├── ConfigError (also ValueError)      a bad url, option, policy or argument
+    │   ├── InvalidName                    a topic, queue, consumer or group name that cannot be used
+    │   └── PolicyMismatch                 a queue opened with another policy than the stored one
+    ├── ReadOnly                           a change through a journal opened with read_only=True
+    ├── Closed                             the journal, topic, producer … was closed
+    ├── Locked                             the store is open elsewhere and its engine allows one process
+    ├── Corrupt                            stored bytes fail their checksum or their format
+    ├── Denied                             a gate refused a draft
+    ├── Conflict                           expect= did not match
+    ├── PositionTrimmed                    the history asked for was removed by compaction
+    ├── Backpressure                       the writer is behind; try again later
+    ├── Lagged                             a live subscriber with on_lag="raise" fell behind
+    ├── FenceActive                        an exclusive fence is open
+    ├── FenceCancelled                     the fence this event was submitted through was cancelled
+    ├── UnknownQueue (also KeyError)       no queue has that name
+    ├── QueueFull                          a push above max_size
+    ├── StaleDelivery                      the lease was lost, or the delivery already settled
+    ├── PoisonMessage                      stored bytes that do not decode
+    ├── Fenced                             another consumer took over
+    ├── OutOfOrder                         an acknowledgement out of sequence
+    └── StorageError                       the disk or the object store refused
+
+Errors carry what a program needs as attributes, and what a person needs in their text.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root of every error penstock raises."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A url, option, policy or argument that cannot be used."""
+
+
+class InvalidName(ConfigError):
+    """A topic, queue, consumer or group name that cannot be used."""
+
+
+class PolicyMismatch(ConfigError):
+    """A queue was opened with another policy than the stored one; `configure` changes it on purpose."""
+
+
+class ReadOnly(PenstockError):
+    """A change was asked of a journal opened with read_only=True."""
+
+
+class Closed(PenstockError):
+    """The journal (or the thing made from it) was closed."""
+
+
+class Locked(PenstockError):
+    """The store is open elsewhere and its engine allows one process."""
+
+
+class Corrupt(PenstockError):
+    """Stored bytes fail their checksum or their format; the attributes say where."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        seq: int | None = None,
+        file: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        where = ", ".join(
+            f"{name} {value}"
+            for name, value in (("topic", topic), ("seq", seq), ("file", file), ("offset", offset))
+            if value is not None
+        )
+        super().__init__(f"{message} ({where})" if where else message)
+        self.topic = topic
+        self.seq = seq
+        self.file = file
+        self.offset = offset
+
+
+class Denied(PenstockError):
+    """A gate refused a draft before it was committed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Conflict(PenstockError):
+    """`expect=` did not match the position of the entity's newest event."""
+
+    def __init__(self, message: str, *, expected: int, actual: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.actual = actual
+
+
+class PositionTrimmed(PenstockError):
+    """The history asked for was removed by compaction; `oldest` is the first position still stored."""
+
+    def __init__(self, message: str, *, oldest: int) -> None:
+        super().__init__(message)
+        self.oldest = oldest
+
+
+class Backpressure(PenstockError):
+    """The writer is behind; `retry_after` is a sensible pause in seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Lagged(PenstockError):
+    """A subscriber with on_lag="raise" fell behind; subscribe again after `last_seq` to go on without a gap."""
+
+    def __init__(self, message: str, *, last_seq: int) -> None:
+        super().__init__(message)
+        self.last_seq = last_seq
+
+
+class FenceActive(PenstockError):
+    """An exclusive fence is open: nothing else may append until it commits or is cancelled."""
+
+
+class FenceCancelled(PenstockError):
+    """The fence this event was submitted through was cancelled; the event was never written."""
+
+
+class UnknownQueue(PenstockError, KeyError):
+    """No queue has that name."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class QueueFull(PenstockError):
+    """A push would take the queue above its max_size."""
+
+
+class StaleDelivery(PenstockError):
+    """The lease was lost or the delivery was already settled; someone else may hold the message now."""
+
+    def __init__(self, message: str, *, token: str) -> None:
+        super().__init__(message)
+        self.token = token
+
+
+class PoisonMessage(PenstockError):
+    """Stored bytes that do not decode; `raw` holds them."""
+
+    def __init__(self, message: str, *, raw: bytes) -> None:
+        super().__init__(message)
+        self.raw = raw
+
+
+class Fenced(PenstockError):
+    """Another consumer took over; `epoch` is the one that now owns the manifest."""
+
+    def __init__(self, message: str, *, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+class OutOfOrder(PenstockError):
+    """An acknowledgement that is not the next one."""
+
+
+class StorageError(PenstockError):
+    """The disk or the object store refused; `retryable` says whether the same call may succeed later."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable

@@ -1,0 +1,454 @@
+"""Blocks: the events of one commit (or of several merged ones) to one topic, column by column, under one checksum.
+
+A block is the msgpack array `Wire` followed by the CRC-32 of those bytes. Events are numbered `first`, `first`+1, …
+unless `seqs` lists their positions (compaction by key leaves holes). Events of one commit form a *run*: they share
+their recording time, and their ids count up from the run's id; so a run costs 10 bytes of id and a few of time,
+however many events it holds.
+
+An id is a UUIDv7: its time is the recording time, and within a topic ids increase with positions, which is why
+`find(id)` needs no index.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from penstock.errors import Corrupt
+from penstock.event import Event
+from penstock.journal.columns import (
+    Ints,
+    Text,
+    join_ints,
+    offsets,
+    pack_ints,
+    pack_signed,
+    pack_text,
+    text_reader,
+    text_values,
+    unpack_ints,
+    unpack_signed,
+)
+
+FORMAT = 1
+_ID_BYTES = 10
+_ID_MASK = (1 << 80) - 1
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Wire(msgspec.Struct, array_like=True, gc=False):
+    """A block as it lies on disk."""
+
+    format: int
+    count: int
+    first: int
+    run_counts: Ints
+    run_time: int
+    run_times: Ints
+    run_ids: bytes
+    kinds: list[str]
+    kind_codes: Ints
+    lengths: Ints
+    payload: memoryview
+    seqs: bytes | None = None
+    binary: bytes | None = None
+    occurred: Ints | None = None
+    key: Text | None = None
+    scope: Text | None = None
+    headers: tuple[Any, ...] | None = None
+    correlation: Text | None = None
+    causation: Text | None = None
+    chain: bytes | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Wire).decode
+
+
+class Columns:
+    """Events on their way into a block, as columns; an optional column is None until an event needs it."""
+
+    __slots__ = ("binary", "causation", "chain", "correlation", "headers", "key", "kinds", "occurred", "payloads", "scope")
+
+    def __init__(self, kinds: list[str], payloads: list[bytes]) -> None:
+        self.kinds = kinds
+        self.payloads = payloads
+        self.binary: list[bool] | None = None
+        self.key: list[str | None] | None = None
+        self.scope: list[str | None] | None = None
+        self.headers: list[Mapping[str, str] | None] | None = None
+        self.occurred: list[int | None] | None = None
+        self.correlation: list[str | None] | None = None
+        self.causation: list[str | None] | None = None
+        self.chain: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def extend(self, other: Columns) -> None:
+        """Adds the events of `other` after these."""
+        before, more = len(self.kinds), len(other.kinds)
+        self.kinds.extend(other.kinds)
+        self.payloads.extend(other.payloads)
+        for name in _OPTIONAL:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None and theirs is None:
+                continue
+            if mine is None:
+                mine = [None] * before
+                setattr(self, name, mine)
+            mine.extend([None] * more if theirs is None else theirs)
+
+    def take(self, start: int, stop: int) -> Columns:
+        """The events start … stop-1."""
+        part = Columns(self.kinds[start:stop], self.payloads[start:stop])
+        for name in _OPTIONAL:
+            column = getattr(self, name)
+            if column is not None:
+                setattr(part, name, column[start:stop])
+        return part
+
+
+_OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
+
+
+def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
+    """The bytes of a block that holds one commit's events, at positions first, first+1, …"""
+    kinds, payloads = columns.kinds, columns.payloads
+    count = len(kinds)
+    if count == 1:
+        distinct, codes, lengths, data = kinds, 0, len(payloads[0]), payloads[0]
+    else:
+        kind = kinds[0]
+        if kinds.count(kind) == count:
+            distinct, codes = [kind], 0
+        else:
+            code_of: dict[str, int] = {}
+            numbers = [code_of.setdefault(kind, len(code_of)) for kind in kinds]
+            distinct, codes = list(code_of), pack_ints(numbers)  # type: ignore[assignment]
+        lengths, data = pack_ints(list(map(len, payloads))), b"".join(payloads)  # type: ignore[assignment]
+    wire = Wire(
+        FORMAT,
+        count,
+        first,
+        count,
+        recorded_ms,
+        0,
+        (base_id & _ID_MASK).to_bytes(_ID_BYTES),
+        distinct,
+        codes,
+        lengths,
+        memoryview(data),
+    )
+    if columns.binary is not None and any(columns.binary):
+        wire.binary = bytes(map(bool, columns.binary))
+    if columns.occurred is not None:
+        wire.occurred = pack_signed([recorded_ms if ms is None else ms for ms in columns.occurred])
+    if columns.key is not None:
+        wire.key = pack_text(columns.key)
+    if columns.scope is not None:
+        wire.scope = pack_text(columns.scope)
+    if columns.headers is not None:
+        wire.headers = _pack_headers(columns.headers)
+    if columns.correlation is not None:
+        wire.correlation = pack_text(columns.correlation)
+    if columns.causation is not None:
+        wire.causation = pack_text(columns.causation)
+    if columns.chain is not None:
+        wire.chain = b"".join(columns.chain)
+    return seal(wire)
+
+
+def seal(wire: Wire) -> bytes:
+    """The stored form of a block: its bytes and their checksum."""
+    body = _encode(wire)
+    return body + zlib.crc32(body).to_bytes(4)
+
+
+def read_block(value: bytes, topic: str) -> Block:
+    """Opens a stored block; `Corrupt` when its checksum or its form is wrong."""
+    body = memoryview(value)[:-4]
+    if zlib.crc32(body) != int.from_bytes(value[-4:]) or len(value) < 5:
+        raise Corrupt("a block fails its checksum", topic=topic)
+    try:
+        wire = _decode(body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
+    if wire.format != FORMAT:
+        raise Corrupt(f"a block has format {wire.format}; this version reads {FORMAT}", topic=topic)
+    return Block(wire, topic)
+
+
+class Block:
+    """A stored block, opened for reading; columns are unpacked when first asked for."""
+
+    def __init__(self, wire: Wire, topic: str) -> None:
+        self.wire = wire
+        self.topic = topic
+        self.count = wire.count
+        self.first = wire.first
+        self.payload = memoryview(wire.payload)
+
+    # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @cached_property
+    def seqs(self) -> Sequence[int]:
+        """The positions of the events, ascending."""
+        if self.wire.seqs is None:
+            return range(self.first, self.first + self.count)
+        return unpack_signed(self.wire.seqs, self.count)
+
+    def seq(self, row: int) -> int:
+        return self.seqs[row]
+
+    @property
+    def last(self) -> int:
+        """The position of the newest event."""
+        return self.seqs[self.count - 1]
+
+    def row_after(self, seq: int) -> int:
+        """The first row whose position is above `seq`."""
+        return bisect_right(self.seqs, seq)
+
+    def row_of(self, seq: int) -> int | None:
+        """The row of a position, or None where compaction removed it."""
+        row = bisect_left(self.seqs, seq)
+        return row if row < self.count and self.seqs[row] == seq else None
+
+    def events(self, start: int = 0, stop: int | None = None) -> list[Event]:
+        """The events of rows start … stop-1."""
+        return [Event(self, row) for row in range(start, self.count if stop is None else stop)]
+
+    # ── runs: recording times and ids ────────────────────────────────────────────────────────────────────────────────
+    @cached_property
+    def run_starts(self) -> list[int]:
+        """The first row of every run."""
+        counts = self.wire.run_counts
+        if counts == self.count:
+            return [0]
+        runs = len(self.wire.run_ids) // _ID_BYTES
+        return list(accumulate(unpack_ints(counts, runs), initial=0))[:-1]
+
+    @cached_property
+    def run_times(self) -> list[int]:
+        """When each run was recorded, in milliseconds."""
+        start = self.wire.run_time
+        return [start + delta for delta in unpack_ints(self.wire.run_times, len(self.run_starts))]
+
+    @cached_property
+    def run_ids(self) -> list[int]:
+        """The id of the first event of every run."""
+        tails = self.wire.run_ids
+        return [
+            (ms << 80) | int.from_bytes(tails[at : at + _ID_BYTES])
+            for ms, at in zip(self.run_times, range(0, len(tails), _ID_BYTES), strict=True)
+        ]
+
+    def _run(self, row: int) -> int:
+        return bisect_right(self.run_starts, row) - 1 if len(self.run_starts) > 1 else 0
+
+    def recorded_ms(self, row: int) -> int:
+        return self.run_times[self._run(row)]
+
+    def id_number(self, row: int) -> int:
+        run = self._run(row)
+        return self.run_ids[run] + row - self.run_starts[run]
+
+    def row_of_id(self, number: int) -> int | None:
+        """The row that has an id, or None."""
+        run = bisect_right(self.run_ids, number) - 1
+        if run < 0:
+            return None
+        row = self.run_starts[run] + number - self.run_ids[run]
+        end = self.run_starts[run + 1] if run + 1 < len(self.run_starts) else self.count
+        return row if row < end else None
+
+    @property
+    def last_recorded_ms(self) -> int:
+        return self.run_times[-1]
+
+    @property
+    def last_id(self) -> int:
+        return self.id_number(self.count - 1)
+
+    # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @cached_property
+    def kind_codes(self) -> Sequence[int]:
+        return unpack_ints(self.wire.kind_codes, self.count)
+
+    def kind(self, row: int) -> str:
+        return self.wire.kinds[self.kind_codes[row]]
+
+    @cached_property
+    def payload_offsets(self) -> Sequence[int]:
+        found = offsets(self.wire.lengths, self.count)
+        if found[-1] != len(self.payload):
+            raise Corrupt("a block's payload does not fit its lengths", topic=self.topic, seq=self.first)
+        return found
+
+    def raw_payload(self, row: int) -> memoryview:
+        bounds = self.payload_offsets
+        return self.payload[bounds[row] : bounds[row + 1]]
+
+    def is_binary(self, row: int) -> bool:
+        return self.wire.binary is not None and bool(self.wire.binary[row])
+
+    @cached_property
+    def _occurred(self) -> Sequence[int] | None:
+        return None if self.wire.occurred is None else unpack_signed(self.wire.occurred, self.count)
+
+    def occurred_ms(self, row: int) -> int:
+        return self.recorded_ms(row) if self._occurred is None else self._occurred[row]
+
+    @cached_property
+    def key(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.key, self.count)
+
+    @cached_property
+    def scope(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.scope, self.count)
+
+    @cached_property
+    def correlation(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.correlation, self.count)
+
+    @cached_property
+    def causation(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.causation, self.count)
+
+    @cached_property
+    def _headers(self) -> tuple[Sequence[int], Callable[[int], str | None], Callable[[int], str | None]] | None:
+        if self.wire.headers is None:
+            return None
+        counts, total, names, values = self.wire.headers
+        return offsets(counts, self.count), text_reader(names, total), text_reader(values, total)
+
+    def headers(self, row: int) -> Mapping[str, str]:
+        if self._headers is None:
+            return NO_HEADERS
+        starts, name, value = self._headers
+        found = {name(at): value(at) for at in range(starts[row], starts[row + 1])}
+        return MappingProxyType(found) if found else NO_HEADERS  # type: ignore[arg-type]
+
+    def chain(self, row: int) -> bytes | None:
+        """The event's link in its entity's hash chain, where the topic keeps one."""
+        return None if self.wire.chain is None else self.wire.chain[32 * row : 32 * row + 32]
+
+    def extract(self, row: int) -> bytes:
+        """A block of this one event."""
+        return select(self, [row])
+
+
+def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...]:
+    names: list[str | None] = []
+    values: list[str | None] = []
+    counts = []
+    for one in headers:
+        counts.append(len(one) if one else 0)
+        if one:
+            names.extend(one)
+            values.extend(one.values())
+    if not names:
+        return 0, 0, None, None
+    return pack_ints(counts), len(names), pack_text(names), pack_text(values)
+
+
+def columns_of(block: Block, rows: Sequence[int]) -> Columns:
+    """Some events of a block as columns, to be written again."""
+    raw, kind = block.raw_payload, block.kind
+    columns = Columns([kind(row) for row in rows], [bytes(raw(row)) for row in rows])
+    wire = block.wire
+    if wire.binary is not None:
+        columns.binary = [bool(wire.binary[row]) for row in rows]
+    if wire.occurred is not None:
+        columns.occurred = [block.occurred_ms(row) for row in rows]
+    if wire.headers is not None:
+        columns.headers = [block.headers(row) for row in rows]
+    if wire.chain is not None:
+        columns.chain = [wire.chain[32 * row : 32 * row + 32] for row in rows]
+    for name in ("key", "scope", "correlation", "causation"):
+        column = getattr(wire, name)
+        if column is not None:
+            values = text_values(column, block.count)
+            setattr(columns, name, [values[row] for row in rows])
+    return columns
+
+
+def select(block: Block, rows: Sequence[int]) -> bytes:
+    """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
+    columns = columns_of(block, rows)
+    built = _decode(memoryview(build_block(columns, block.seq(rows[0]), 0, 0))[:-4])
+    ids = [block.id_number(row) for row in rows]
+    starts = [0] + [at for at in range(1, len(ids)) if ids[at] != ids[at - 1] + 1 or ids[at] >> 80 != ids[at - 1] >> 80]
+    times = [block.recorded_ms(rows[at]) for at in starts]
+    built.run_counts = pack_ints([stop - start for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True)])
+    built.run_time = times[0]
+    built.run_times = pack_ints([ms - times[0] for ms in times])
+    built.run_ids = b"".join((ids[at] & _ID_MASK).to_bytes(_ID_BYTES) for at in starts)
+    seqs = [block.seq(row) for row in rows]
+    if seqs[-1] - seqs[0] != len(seqs) - 1:
+        built.seqs = _pack_seqs(seqs)
+    return seal(built)
+
+
+def merge(blocks: Sequence[Block]) -> bytes:
+    """The bytes of one block that holds the events of several, in order. Work per block, not per event, where it can be."""
+    wires = [block.wire for block in blocks]
+    counts = [wire.count for wire in wires]
+    code_of: dict[str, int] = {}
+    for wire in wires:
+        for kind in wire.kinds:
+            code_of.setdefault(kind, len(code_of))
+    codes: Ints = 0
+    if len(code_of) > 1:
+        numbers: list[int] = []
+        for block in blocks:
+            mapped = [code_of[kind] for kind in block.wire.kinds]
+            numbers.extend([mapped[code] for code in block.kind_codes])
+        codes = pack_ints(numbers)
+    run_counts: list[int] = []
+    run_times: list[int] = []
+    for block in blocks:
+        starts = block.run_starts
+        run_counts.extend(stop - start for start, stop in zip(starts, [*starts[1:], block.count], strict=True))
+        run_times.extend(block.run_times)
+    merged = Wire(
+        FORMAT,
+        sum(counts),
+        wires[0].first,
+        pack_ints(run_counts),
+        run_times[0],
+        pack_ints([ms - run_times[0] for ms in run_times]),
+        b"".join([wire.run_ids for wire in wires]),
+        list(code_of),
+        codes,
+        join_ints([(wire.lengths, wire.count) for wire in wires]),
+        memoryview(b"".join([wire.payload for wire in wires])),
+    )
+    if blocks[-1].last - blocks[0].first != merged.count - 1:
+        merged.seqs = _pack_seqs([seq for block in blocks for seq in block.seqs])
+    if any(wire.binary for wire in wires):
+        merged.binary = b"".join([wire.binary or bytes(wire.count) for wire in wires])
+    if any(wire.occurred is not None for wire in wires):
+        merged.occurred = pack_signed([block.occurred_ms(row) for block in blocks for row in range(block.count)])
+    if any(wire.headers is not None for wire in wires):
+        merged.headers = _pack_headers([block.headers(row) for block in blocks for row in range(block.count)])
+    if any(wire.chain is not None for wire in wires):
+        merged.chain = b"".join([wire.chain or bytes(32 * wire.count) for wire in wires])
+    for name in ("key", "scope", "correlation", "causation"):
+        parts = [getattr(wire, name) for wire in wires]
+        if any(part is not None for part in parts):
+            values = [value for part, count in zip(parts, counts, strict=True) for value in text_values(part, count)]
+            setattr(merged, name, pack_text(values))
+    return seal(merged)
+
+
+def _pack_seqs(seqs: Sequence[int]) -> bytes:
+    packed = pack_signed(seqs)
+    return packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)

@@ -1,0 +1,141 @@
+"""Columns inside a block: integers in the narrowest width, text as lengths and bytes, or as a dictionary with codes.
+
+Every column can be a constant. Lengths rather than offsets are stored, because neighbouring blocks then merge by
+joining bytes; the offsets that Arrow and readers want are one running sum away.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from penstock.errors import Corrupt
+
+Ints = int | bytes
+"""A column of non-negative integers: one number for a constant, else packed little-endian, 1, 2, 4 or 8 bytes each."""
+
+Text = tuple[Any, ...]
+"""A column of optional strings: (0, lengths, bytes, nulls or None), or (1, values, codes) when few values repeat."""
+
+_WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_BIG_ENDIAN = sys.byteorder == "big"
+
+
+def pack_ints(values: Sequence[int]) -> Ints:
+    """Packs at least one integer."""
+    high = max(values)
+    if min(values) == high:
+        return high
+    return _pack(values, "B" if high < 1 << 8 else "H" if high < 1 << 16 else "I" if high < 1 << 32 else "Q")
+
+
+def pack_signed(values: Sequence[int]) -> Ints:
+    """Packs signed 64-bit integers (times may lie before 1970); `unpack_signed` reads them."""
+    first = values[0]
+    return first if values.count(first) == len(values) else _pack(values, "q")
+
+
+def _pack(values: Sequence[int], code: str) -> bytes:
+    packed = array(code, values)
+    if _BIG_ENDIAN:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ints(column: Ints, count: int) -> Sequence[int]:
+    """The integers of a column, indexable."""
+    if isinstance(column, int):
+        return [column] * count
+    width, rest = divmod(len(column), count) if count else (0, 1)
+    code = _WIDTHS.get(width)
+    if rest or code is None:
+        raise Corrupt(f"an integer column of {len(column)} bytes cannot hold {count} values")
+    return _view(column, code)
+
+
+def unpack_signed(column: Ints, count: int) -> Sequence[int]:
+    if isinstance(column, int):
+        return [column] * count
+    if len(column) != 8 * count:
+        raise Corrupt(f"a time column of {len(column)} bytes cannot hold {count} values")
+    return _view(column, "q")
+
+
+def _view(column: bytes, code: str) -> Sequence[int]:
+    if _BIG_ENDIAN:
+        values = array(code, column)
+        values.byteswap()
+        return values
+    return memoryview(column).cast(code)  # type: ignore[call-overload, no-any-return]
+
+
+def offsets(lengths: Ints, count: int) -> Sequence[int]:
+    """Where each of `count` values begins, and, last, where they end."""
+    if isinstance(lengths, int):
+        return range(0, lengths * count + 1, lengths) if lengths else [0] * (count + 1)
+    return list(accumulate(unpack_ints(lengths, count), initial=0))
+
+
+def join_ints(parts: Iterable[tuple[Ints, int]]) -> Ints:
+    """The column of several columns end to end."""
+    whole = list(parts)
+    first = whole[0][0]
+    if isinstance(first, int) and all(part == first for part, _ in whole):
+        return first
+    values: list[int] = []
+    for part, count in whole:
+        values.extend(unpack_ints(part, count))
+    return pack_ints(values)
+
+
+def pack_text(values: Sequence[str | None]) -> Text:
+    """Packs optional strings; the dictionary form where each value stands four times or more on average."""
+    distinct = set(values)
+    if len(distinct) * 4 <= len(values) or len(distinct) == 1:
+        ordered = list(dict.fromkeys(values))
+        code_of = {value: code for code, value in enumerate(ordered)}
+        return 1, ordered, pack_ints(list(map(code_of.__getitem__, values)))
+    nulls = bytes(value is None for value in values) if None in distinct else None
+    encoded = [value.encode() if value is not None else b"" for value in values]
+    return 0, pack_ints(list(map(len, encoded))), b"".join(encoded), nulls
+
+
+def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
+    """A function from row to string."""
+    if column is None:
+        return _nothing
+    if column[0] == 1:
+        _, values, codes = column
+        if isinstance(codes, int):
+            only = values[codes]
+            return lambda row: only  # type: ignore[no-any-return]
+        indexes = unpack_ints(codes, count)
+        return lambda row: values[indexes[row]]  # type: ignore[no-any-return]
+    _, lengths, data, nulls = column
+    starts = offsets(lengths, count)
+    if starts[-1] != len(data):
+        raise Corrupt(f"a text column of {len(data)} bytes should have {starts[-1]}")
+
+    def read(row: int) -> str | None:
+        if nulls is not None and nulls[row]:
+            return None
+        return data[starts[row] : starts[row + 1]].decode()  # type: ignore[no-any-return]
+
+    return read
+
+
+def text_values(column: Text | None, count: int) -> list[str | None]:
+    """All strings of a column."""
+    if column is None:
+        return [None] * count
+    if column[0] == 1:
+        _, values, codes = column
+        return [values[code] for code in unpack_ints(codes, count)]
+    return list(map(text_reader(column, count), range(count)))
+
+
+def _nothing(row: int) -> None:
+    return None

@@ -1,0 +1,264 @@
+"""The journal: an engine, a writer, and the topics in it, with one commit order."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.clock import Clock, SystemClock
+from penstock.engine.contract import Engine
+from penstock.errors import Closed, ConfigError
+from penstock.event import Draft, Event, parse_id
+from penstock.journal import keys
+from penstock.journal.catalog import Head
+from penstock.journal.commit import Commit
+from penstock.journal.compaction import Hold, cursor_holds
+from penstock.journal.keeper import Keeper
+from penstock.journal.names import check_name
+from penstock.journal.reading import TopicView
+from penstock.journal.signal import Hub
+from penstock.journal.topic import BaseTopic
+from penstock.journal.transaction import BaseTransaction
+from penstock.journal.worker import Worker
+from penstock.journal.writer import Operation, Writer
+
+FORMAT = 1
+"""The key layout and block format of this version; written into every store."""
+
+Guard = Callable[[str, Sequence[Draft]], None]
+"""Sees the drafts of an append, in the caller's thread, and may refuse them by raising."""
+
+
+class StoreRecord(msgspec.Struct, array_like=True, frozen=True):
+    """What a store says of itself."""
+
+    format: int
+    id: str
+    created_ms: int
+
+
+class Pressure(msgspec.Struct, frozen=True):
+    """How far the writer is behind."""
+
+    queued: int
+    capacity: int
+
+    @property
+    def headroom(self) -> int:
+        """How many more submissions fit before `submit` waits."""
+        return max(0, self.capacity - self.queued)
+
+    @property
+    def utilization(self) -> float:
+        """Queued submissions as a share of the capacity."""
+        return self.queued / self.capacity
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        return self.queued == 0
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a journal is made of."""
+
+    engine: str
+    location: str | None
+    size_bytes: int
+    durability: str
+    read_only: bool
+    topics: list[str]
+    queues: list[str]
+    writer_capacity: int
+    gates: dict[str, list[str]] = {}
+
+
+class BaseJournal:
+    """A set of topics in one store. Thread-safe; close it, or use it as a context manager."""
+
+    topic_type: type[BaseTopic] = BaseTopic
+    transaction_type: type[BaseTransaction] = BaseTransaction
+
+    def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
+        self._engine = engine
+        self.clock: Clock = clock or SystemClock()
+        watched = engine.scheme != "memory" and (engine.shared or engine.read_only)
+        self._hub = Hub(engine.changes if watched else None)
+        self._writer = Writer(
+            engine, self.clock, self._generation, capacity=capacity, pressure=pressure, committed=self._committed
+        )
+        self._keeper = Keeper(engine, self._writer)
+        self._topics: dict[str, BaseTopic] = {}
+        self._guards: list[Guard] = []
+        self._holds: list[Hold] = [cursor_holds]
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self.closed = False
+        self._record = self._claim_store()
+
+    def __repr__(self) -> str:
+        return f"<journal {self._engine.scheme}:{self._engine.location or ''}{' (closed)' if self.closed else ''}>"
+
+    def _claim_store(self) -> StoreRecord:
+        """Reads (or, in a new store, writes) the store's own record."""
+        with self._engine.read() as snap:
+            value = snap.get(keys.STORE)
+        if value is None and not self._engine.read_only:
+            with self._engine.write() as tx:
+                value = tx.get(keys.STORE)
+                if value is None:
+                    value = msgspec.msgpack.encode(StoreRecord(FORMAT, str(uuid.uuid4()), self.clock.now_ms()))
+                    tx.put(keys.STORE, value)
+        if value is None:
+            return StoreRecord(FORMAT, "", 0)
+        try:
+            record = msgspec.msgpack.decode(value, type=StoreRecord)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{self._engine.location} holds no penstock journal: {error}") from error
+        if record.format != FORMAT:
+            raise ConfigError(
+                f"{self._engine.location} was written in format {record.format}; this version of penstock reads format "
+                f"{FORMAT}: open it with the version that wrote it"
+            )
+        return record
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def topic(self, name: str) -> BaseTopic:
+        """A handle on a topic; the topic exists from its first append."""
+        handle = self._topics.get(name)
+        if handle is None:
+            handle = self._topics[name] = self.topic_type(self, check_name(name))
+        return handle
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        with self._engine.read() as snap:
+            return [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return []
+
+    # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def transaction(self) -> BaseTransaction:
+        """All or nothing across topics, with its own writes visible inside."""
+        return self.transaction_type(self)
+
+    def mark(self, name: str) -> int | None:
+        """The newest committed value of a mark (see `Transaction.set_mark`)."""
+        with self._engine.read() as snap:
+            value = snap.get(keys.mark_key(name))
+        return None if value is None else int.from_bytes(value, signed=True)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def pressure(self) -> Pressure:
+        """How many submissions wait for the writer."""
+        return Pressure(self._writer.pending(), self._writer.capacity)
+
+    def describe(self) -> Description:
+        """What this journal is: engine, place, size, durability, topics, queues."""
+        engine = self._engine
+        return Description(
+            engine.scheme,
+            engine.location,
+            engine.size(),
+            engine.durability,
+            engine.read_only,
+            self.topics(),
+            self.queues(),
+            self._writer.capacity,
+        )
+
+    def flush(self) -> None:
+        """Returns when everything submitted so far is on disk, whatever the durability."""
+        if not self._engine.read_only:
+            self._writer.drain()
+        self._engine.flush()
+
+    def maintain(self) -> None:
+        """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
+        for name in self.topics():
+            self._keeper.keep(name, fan_in=2)
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Writes a consistent copy while the journal is in use; the same engine opens it."""
+        self._check_open()
+        self._engine.backup(destination)
+
+    def close(self) -> None:
+        """Stops workers, commits what is pending, lets go of the store. A second call does nothing."""
+        if self.closed:
+            return
+        self._before_close()
+        failures: list[BaseException] = []
+        for worker in list(self._workers):
+            try:
+                worker.stop()
+            except Exception as error:
+                failures.append(error)
+        self._keeper.close()
+        self.closed = True
+        if not self._engine.read_only:
+            self._writer.close()
+        self._hub.close()
+        self._engine.close()
+        if failures:
+            raise failures[0]
+
+    def _before_close(self) -> None:
+        """For the layers above: their last chance to act on an open journal."""
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the journal is closed")
+
+    def __enter__(self) -> BaseJournal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── for the layers ───────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, apply: Callable[[Commit], Any], *, relaxed: bool = False) -> Any:
+        """Does something inside a group commit; see `Operation`."""
+        return self._writer.run(Operation(apply, relaxed=relaxed))
+
+    def _committed(self, touched: dict[str, int]) -> None:
+        for name in touched:
+            self._hub.notify(name)
+            self._keeper.note(name)
+
+    def _generation(self, commit: Commit, head: Head, key: str) -> int:
+        """The position of an entity's newest event, this commit's own included."""
+        lot = commit.lot(head.name)
+        newest = lot.newest_of(key) if lot else 0
+        if newest:
+            return newest
+        view = TopicView.open(commit.tx, head.name)
+        if view is None:
+            return 0
+        for block in view.blocks_back(0, keys.MAX_SEQ):
+            if block.wire.key is None:
+                continue
+            for row in range(block.count - 1, -1, -1):
+                if block.key(row) == key:
+                    return block.seq(row)
+        return 0
+
+    def _find_cause(self, id: str) -> Event | None:
+        """The event with an id, in whichever topic it is."""
+        number = parse_id(id)
+        if number is None:
+            return None
+        with self._engine.read() as snap:
+            for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
+                view = TopicView.open(snap, key[1:].decode())
+                found = view.find(number) if view else None
+                if found is not None:
+                    return found
+        return None
+

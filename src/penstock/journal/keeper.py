@@ -1,0 +1,115 @@
+"""The housekeeper: merging, retention and compaction by key, in a thread of its own that sleeps until there is work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+
+from penstock.engine.contract import Engine
+from penstock.errors import Closed, PenstockError
+from penstock.journal import keys
+from penstock.journal.catalog import load_state
+from penstock.journal.commit import Commit, _bucket
+from penstock.journal.compaction import compact, compact_by_key, retention_bound
+from penstock.journal.settle import settle_tail
+from penstock.journal.writer import Operation, Writer
+from penstock.limits import MERGE_FAN_IN
+
+log = logging.getLogger("penstock.keeper")
+
+
+class Keeper:
+    """Does a topic's housekeeping after every few dozen commits to it."""
+
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._commits: dict[str, int] = defaultdict(int)
+        self._due: set[str] = set()
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def note(self, topic: str) -> None:
+        """A commit touched a topic."""
+        count = self._commits[topic] + 1
+        self._commits[topic] = count
+        if count >= MERGE_FAN_IN:
+            self._commits[topic] = 0
+            self.request(topic)
+
+    def request(self, topic: str) -> None:
+        """Asks for a topic's housekeeping soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._due.add(topic)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-keeper", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def keep(self, topic: str, *, fan_in: int = MERGE_FAN_IN) -> None:
+        """Does one topic's housekeeping now."""
+        with self._turn:
+            while settle_tail(self._engine, self._writer, topic, fan_in=fan_in) and fan_in > 2:
+                pass
+            if self._writer.run(Operation(lambda commit: _retain(commit, topic), relaxed=True)):
+                self._engine.reclaim()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while not self._closed:
+                with self._lock:
+                    if not self._due:
+                        break
+                    topic = self._due.pop()
+                try:
+                    self.keep(topic)
+                except Closed:
+                    return
+                except PenstockError as error:
+                    # Housekeeping is an optimisation: the next commits, which report their own failures, ask again.
+                    log.warning("housekeeping of topic %r failed: %s", topic, error)
+                except Exception:
+                    log.exception("housekeeping of topic %r failed", topic)
+            if self._closed:
+                return
+
+
+def _retain(commit: Commit, topic: str) -> bool:
+    """Applies a topic's settings; True when space was freed."""
+    head = commit.head(topic)
+    if head is None:
+        return False
+    settings = head.settings
+    freed = False
+    bucket = _bucket(settings.dedup_window, commit.now_ms)
+    if bucket > 1:
+        start, stop = keys.dedup_range(head.number, bucket - 1)
+        if next(iter(commit.tx.scan(start, stop)), None) is not None:
+            commit.writes += 1
+            commit.tx.delete_range(start, stop)
+    if settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None:
+        bound = retention_bound(commit, topic, settings, commit.now_ms)
+        if bound:
+            freed = compact(commit, topic, bound, ()).removed > 0
+    if settings.by_key:
+        state = load_state(commit.tx, head.number, topic)
+        live = head.latest - state.removed
+        # As many new events as kept ones: each pass then costs no more than the appends that called for it.
+        if (head.latest - state.compacted) * 2 >= live:
+            freed = compact_by_key(commit, topic) > 0 or freed
+    return freed

@@ -1,0 +1,91 @@
+"""The key layout: what lies where in the engine's ordered map.
+
+    m                         the store: format, id (msgpack)
+    i                         the next topic number
+    t name                    a topic: number, settings (msgpack)
+    s topic                   a topic's counters that compaction changes: trimmed, removed, high water (msgpack)
+    b topic first             a block: the events first … first+n of one or more commits
+    c topic consumer          a cursor: a position
+    d topic bucket dedup      a dedup key: position and id of its event
+    n name                    a mark: a named number that commits with a transaction
+    k …                       the entity index        (entity layer)
+    p …                       projections' snapshots  (entity layer)
+    q …                       queues                  (queue layer)
+
+`topic` is its number, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order.
+"""
+
+from __future__ import annotations
+
+import struct
+
+STORE = b"m"
+NEXT_TOPIC = b"i"
+TOPIC = b"t"
+STATE = b"s"
+BLOCK = b"b"
+CURSOR = b"c"
+DEDUP = b"d"
+MARK = b"n"
+
+_block = struct.Struct(">cIQ")
+_topic = struct.Struct(">cI")
+_dedup = struct.Struct(">cII")
+_seq = struct.Struct(">Q")
+
+MAX_SEQ = (1 << 63) - 1
+
+
+def block_key(topic: int, first: int) -> bytes:
+    return _block.pack(BLOCK, topic, first)
+
+
+def block_first(key: bytes) -> int:
+    """The first position of the block under a block key."""
+    return _seq.unpack_from(key, 5)[0]  # type: ignore[no-any-return]
+
+
+def block_range(topic: int) -> tuple[bytes, bytes]:
+    return _topic.pack(BLOCK, topic), _topic.pack(BLOCK, topic + 1)
+
+
+def topic_key(name: str) -> bytes:
+    return TOPIC + name.encode()
+
+
+def state_key(topic: int) -> bytes:
+    return _topic.pack(STATE, topic)
+
+
+def cursor_key(topic: int, consumer: str) -> bytes:
+    return _topic.pack(CURSOR, topic) + consumer.encode()
+
+
+def cursor_range(topic: int) -> tuple[bytes, bytes]:
+    return _topic.pack(CURSOR, topic), _topic.pack(CURSOR, topic + 1)
+
+
+def dedup_key(topic: int, bucket: int, dedup: str) -> bytes:
+    return _dedup.pack(DEDUP, topic, bucket) + dedup.encode()
+
+
+def dedup_range(topic: int, stop_bucket: int) -> tuple[bytes, bytes]:
+    """Every dedup key in buckets before `stop_bucket`."""
+    return _topic.pack(DEDUP, topic), _dedup.pack(DEDUP, topic, stop_bucket)
+
+
+def mark_key(name: str) -> bytes:
+    return MARK + name.encode()
+
+
+def pack_seq(seq: int) -> bytes:
+    return _seq.pack(seq)
+
+
+def unpack_seq(value: bytes) -> int:
+    return _seq.unpack(value)[0]  # type: ignore[no-any-return]
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The smallest key after every key that begins with `prefix` (whose last byte is not 255)."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,0 +1,85 @@
+"""What may be called what: names, kinds, keys, checked before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import ConfigError, InvalidName
+from penstock.limits import MAX_HEADERS, MAX_KEY_BYTES, MAX_KIND_LENGTH, MAX_NAME_LENGTH
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+
+
+def check_name(name: str, what: str = "topic") -> str:
+    """A topic's or queue's name: 1–255 of A–Z a–z 0–9 . _ - and not . or .."""
+    if not isinstance(name, str):
+        raise InvalidName(f"a {what} name must be text, not {type(name).__name__}")
+    if not name or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name) or name in (".", ".."):
+        shown = name if len(name) <= 40 else name[:40] + "…"
+        raise InvalidName(
+            f"{what} name {shown!r} cannot be used: 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -, "
+            "and not '.' or '..'"
+        )
+    return name
+
+
+def check_consumer(name: str, what: str = "consumer") -> str:
+    """A consumer's or group's name: any text that is not blank."""
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidName(f"a {what} name must be text that is not blank, not {name!r}")
+    check_text(name, f"{what} name", InvalidName)
+    return name
+
+
+def check_kind(kind: Any) -> str:
+    if not isinstance(kind, str) or not kind or len(kind) > MAX_KIND_LENGTH:
+        raise ConfigError(f"an event's kind must be text of 1 to {MAX_KIND_LENGTH} characters, not {kind!r:.80}")
+    _encoded(kind, "kind")
+    return kind
+
+
+def check_text(text: Any, what: str, error: type[ConfigError] = ConfigError) -> str:
+    """A key, scope or dedup key: text of 1 to 400 bytes."""
+    if not isinstance(text, str) or not text:
+        raise error(f"{what} must be text that is not empty, not {text!r:.80}")
+    size = len(_encoded(text, what, error))
+    if size > MAX_KEY_BYTES:
+        raise error(f"{what} is {size} bytes long; at most {MAX_KEY_BYTES} are allowed: {text[:40]!r}…")
+    return text
+
+
+def check_headers(headers: Any) -> Mapping[str, str]:
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers must be a mapping of text to text, not {type(headers).__name__}")
+    if len(headers) > MAX_HEADERS:
+        raise ConfigError(f"{len(headers)} headers are too many; at most {MAX_HEADERS} are allowed")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name:
+            raise ConfigError(f"headers must map text to text; {name!r:.80} → {value!r:.80} does not")
+        _encoded(name, "header name")
+        _encoded(value, f"header {name!r:.80}")
+    return dict(headers)
+
+
+def check_limit(limit: int | None, name: str = "limit") -> int | None:
+    """None for no limit, else a whole number that is not negative."""
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise ConfigError(f"{name} must be None or a whole number of at least 0, not {limit!r}")
+    return limit
+
+
+def check_position(seq: int, name: str) -> int:
+    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
+        raise ConfigError(f"{name} must be a position (a whole number of at least 0), not {seq!r}")
+    return seq
+
+
+def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as cause:
+        raise error(f"{what} {text[:40]!r} is not valid Unicode text: {cause.reason}") from cause

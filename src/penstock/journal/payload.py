@@ -1,0 +1,56 @@
+"""Payloads to bytes: JSON text for JSON-like values, bytes as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.limits import MAX_PAYLOAD_BYTES
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_payload(payload: Any) -> bytes:
+    """The stored bytes of a payload; ConfigError when it has no JSON form."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        encoded = bytes(payload)
+    else:
+        try:
+            encoded = _encode(payload)
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"a payload of type {type(payload).__name__} cannot be written as JSON: {error}; "
+                "give JSON-like values (or bytes)"
+            ) from error
+        # NaN and infinities have no JSON form: the encoder writes null for them, which would lose them silently.
+        if b"null" in encoded and _has_non_finite(payload):
+            raise ConfigError("a payload holds NaN or an infinity, which JSON cannot say; use None or text instead")
+    if len(encoded) > MAX_PAYLOAD_BYTES:
+        raise ConfigError(
+            f"a payload of {len(encoded):,} bytes is too large; at most {MAX_PAYLOAD_BYTES:,} are allowed: "
+            "store it elsewhere and append a reference"
+        )
+    return encoded
+
+
+def is_binary(payload: Any) -> bool:
+    """Whether a payload is kept as bytes rather than as JSON."""
+    return isinstance(payload, bytes | bytearray | memoryview)
+
+
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, Mapping):
+        return any(_has_non_finite(item) for item in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_has_non_finite, value))
+    if isinstance(value, msgspec.Struct):
+        return any(map(_has_non_finite, msgspec.structs.astuple(value)))
+    if hasattr(value, "__dataclass_fields__"):
+        return any(_has_non_finite(getattr(value, name)) for name in value.__dataclass_fields__)
+    return False

@@ -1,0 +1,194 @@
+"""Finding and streaming blocks in a snapshot: the one reader under reads, subscriptions, workers and transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from penstock.engine.contract import Snapshot
+from penstock.errors import PositionTrimmed
+from penstock.event import Event
+from penstock.journal import keys
+from penstock.journal.block import Block
+from penstock.journal.catalog import TopicRecord, first_block, last_block, load_record, load_state, open_block
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which events a reader wants besides their positions."""
+
+    key: str | None = None
+    kinds: frozenset[str] | None = None
+    scope: str | None = None
+
+    @property
+    def everything(self) -> bool:
+        return self.key is None and self.kinds is None and self.scope is None
+
+    def rows(self, block: Block, start: int, stop: int) -> Sequence[int]:
+        """The wanted rows among start … stop-1 of a block."""
+        rows: Sequence[int] = range(start, stop)
+        if self.kinds is not None:
+            codes = {code for code, kind in enumerate(block.wire.kinds) if kind in self.kinds}
+            if not codes:
+                return ()
+            if len(codes) < len(block.wire.kinds):
+                kind_codes = block.kind_codes
+                rows = [row for row in rows if kind_codes[row] in codes]
+        if self.key is not None:
+            if block.wire.key is None:
+                return ()
+            key = block.key
+            rows = [row for row in rows if key(row) == self.key]
+        if self.scope is not None:
+            if block.wire.scope is None:
+                return ()
+            scope = block.scope
+            rows = [row for row in rows if scope(row) == self.scope]
+        return rows
+
+
+EVERYTHING = Filter()
+
+
+class TopicView:
+    """One topic in one snapshot."""
+
+    __slots__ = ("name", "number", "record", "snap")
+
+    def __init__(self, snap: Snapshot, name: str, record: TopicRecord) -> None:
+        self.snap = snap
+        self.name = name
+        self.record = record
+        self.number = record.number
+
+    @classmethod
+    def open(cls, snap: Snapshot, name: str) -> TopicView | None:
+        """The topic, or None when nothing was ever appended to it."""
+        record = load_record(snap, name)
+        return None if record is None else cls(snap, name, record)
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def latest(self) -> int:
+        """The highest position ever assigned."""
+        block = last_block(self.snap, self.number, self.name)
+        stored = block.last if block else 0
+        return max(stored, load_state(self.snap, self.number, self.name).latest)
+
+    def oldest(self) -> int:
+        """The first position still stored; 0 for none."""
+        block = first_block(self.snap, self.number, self.name)
+        return block.first if block else 0
+
+    def count(self) -> int:
+        return self.latest() - load_state(self.snap, self.number, self.name).removed
+
+    def check_not_trimmed(self, after: int) -> None:
+        """PositionTrimmed when the event after `after` was removed by compaction."""
+        trimmed = load_state(self.snap, self.number, self.name).trimmed
+        if 0 < after < trimmed:
+            raise PositionTrimmed(
+                f"topic {self.name!r} was compacted through {trimmed}; nothing after position {after} can be read from "
+                f"there: start again at {trimmed} (or at 0 for the oldest)",
+                oldest=trimmed + 1,
+            )
+
+    # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def block_holding(self, seq: int) -> Block | None:
+        """The newest block that begins at or before a position."""
+        low, _ = keys.block_range(self.number)
+        for key, value in self.snap.scan(low, keys.block_key(self.number, seq + 1), reverse=True):
+            return open_block(key, value, self.name)
+        return None
+
+    def blocks(self, after: int, through: int) -> Iterator[Block]:
+        """The blocks with events in after < position ≤ through, ascending."""
+        start = after + 1
+        if start > through:
+            return
+        opening = self.block_holding(start) if after else None
+        if opening is not None:
+            if opening.last >= start:
+                yield opening
+            start = opening.last + 1
+        stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
+        low = keys.block_key(self.number, start) if after else keys.block_range(self.number)[0]
+        for key, value in self.snap.scan(low, stop):
+            yield open_block(key, value, self.name)
+
+    def blocks_back(self, after: int, through: int) -> Iterator[Block]:
+        """The same, descending."""
+        low, _ = keys.block_range(self.number)
+        stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
+        for key, value in self.snap.scan(low, stop, reverse=True):
+            block = open_block(key, value, self.name)
+            if block.last <= after:
+                return
+            yield block
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def events(
+        self, after: int, through: int, limit: int | None, wanted: Filter = EVERYTHING, *, reverse: bool = False
+    ) -> Iterator[Event]:
+        """The wanted events, streamed."""
+        left = keys.MAX_SEQ if limit is None else limit
+        if left <= 0:
+            return
+        plain = wanted.everything
+        for block in (self.blocks_back if reverse else self.blocks)(after, through):
+            start = block.row_after(after) if block.first <= after else 0
+            stop = block.row_after(through) if block.last > through else block.count
+            rows = range(start, stop) if plain else wanted.rows(block, start, stop)
+            if reverse:
+                rows = rows[::-1]
+            if len(rows) >= left:
+                yield from [Event(block, row) for row in rows[:left]]
+                return
+            yield from [Event(block, row) for row in rows]
+            left -= len(rows)
+
+    def get(self, seq: int) -> Event | None:
+        block = self.block_holding(seq)
+        row = block.row_of(seq) if block else None
+        return None if row is None or block is None else Event(block, row)
+
+    # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
+        """The last block for which a condition holds that is true of a prefix of the blocks; by halving positions."""
+        first, last = first_block(self.snap, self.number, self.name), last_block(self.snap, self.number, self.name)
+        if first is None or last is None or not at_or_before(first):
+            return None
+        if at_or_before(last):
+            return last
+        found, low, high = first, first.last + 1, last.first
+        while low < high:
+            middle = (low + high) // 2
+            block = self.block_holding(middle)
+            assert block is not None
+            if at_or_before(block):
+                found, low = block, max(block.last + 1, middle + 1)
+            else:
+                high = block.first
+        return found
+
+    def find(self, number: int) -> Event | None:
+        """The event that has an id. Ids increase with positions, so halving finds it."""
+        block = self._search(lambda block: block.run_ids[0] <= number)
+        row = block.row_of_id(number) if block else None
+        return None if row is None or block is None else Event(block, row)
+
+    def position_before(self, ms: int) -> int:
+        """The last position recorded before a time; 0 for none."""
+        block = self._search(lambda block: block.run_times[0] < ms)
+        if block is None:
+            state = load_state(self.snap, self.number, self.name)
+            return state.trimmed if state.recorded_ms and state.recorded_ms < ms else 0
+        rows = range(block.count)
+        low, high = 0, len(rows)
+        while low < high:
+            middle = (low + high) // 2
+            if block.recorded_ms(middle) < ms:
+                low = middle + 1
+            else:
+                high = middle
+        return block.seq(low - 1)

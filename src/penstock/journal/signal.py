@@ -1,0 +1,156 @@
+"""Waking those who wait for something new: in process at once, across processes by a shared look every few milliseconds.
+
+Nobody misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
+anything was signalled since the note was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from penstock.limits import POLL_INTERVAL
+
+
+class Signal:
+    """A number that grows, and threads and event loops that wait for it to grow."""
+
+    __slots__ = ("_waiters", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._waiters: list[Any] = []
+
+    def notify(self) -> None:
+        """Wakes everybody who waits."""
+        self.version += 1
+        waiters = self._waiters
+        loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        while waiters:
+            try:
+                waiter = waiters.pop()
+            except IndexError:
+                break
+            if isinstance(waiter, tuple):
+                loops.setdefault(waiter[0], []).append(waiter[1])
+            else:
+                waiter.release()
+        for loop, futures in loops.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, futures)
+            except RuntimeError:  # the loop was closed: nobody waits there any more
+                continue
+
+    def wait(self, seen: int, timeout: float | None = None) -> bool:
+        """Waits until the version is another than `seen`; False after `timeout` seconds."""
+        if self.version != seen:
+            return True
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiters.append(lock)
+        if self.version != seen or lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            return True
+        self._leave(lock)
+        return self.version != seen
+
+    async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
+        """`wait` for an event loop."""
+        if self.version != seen:
+            return True
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        waiter = (loop, future)
+        self._waiters.append(waiter)
+        if self.version != seen:
+            return True
+        try:
+            await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            return self.version != seen
+        finally:
+            self._leave(waiter)
+        return True
+
+    def _leave(self, waiter: Any) -> None:
+        try:
+            self._waiters.remove(waiter)
+        except ValueError:
+            pass
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+class Hub:
+    """One signal per topic, and a watcher that looks for other processes' commits while anybody waits."""
+
+    def __init__(self, changes: Callable[[], int] | None) -> None:
+        self._signals: dict[str, Signal] = {}
+        self._changes = changes
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._wanted = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self.closed = False
+
+    def signal(self, topic: str) -> Signal:
+        signal = self._signals.get(topic)
+        if signal is None:
+            signal = self._signals.setdefault(topic, Signal())
+        return signal
+
+    def notify(self, topic: str) -> None:
+        signal = self._signals.get(topic)
+        if signal is not None:
+            signal.notify()
+
+    def notify_all(self) -> None:
+        for signal in list(self._signals.values()):
+            signal.notify()
+
+    def close(self) -> None:
+        """Wakes everybody for good."""
+        self.closed = True
+        self._wanted.set()
+        self.notify_all()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+
+    def __enter__(self) -> Hub:
+        """While a block is entered, other processes' commits wake waiters here too."""
+        if self._changes is not None:
+            with self._lock:
+                self._waiting += 1
+                if self._waiting == 1:
+                    self._wanted.set()
+                if self._watcher is None and not self.closed:
+                    self._watcher = threading.Thread(target=self._watch, name="penstock-watcher", daemon=True)
+                    self._watcher.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._changes is not None:
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting and not self.closed:
+                    self._wanted.clear()
+
+    def _watch(self) -> None:
+        assert self._changes is not None
+        pause = threading.Event()
+        seen = None
+        while not self.closed:
+            self._wanted.wait()
+            try:
+                now = self._changes()
+            except Exception:  # closing, or a passing failure that the waiters' own reads will report
+                now = None
+            if now != seen:
+                seen = now
+                self.notify_all()
+            pause.wait(POLL_INTERVAL)

@@ -1,0 +1,154 @@
+"""Subscriptions: a topic's history, then what comes, by reading the log whenever something new was signalled.
+
+A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
+slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Literal
+
+from penstock.clock import Seconds, seconds
+from penstock.errors import Closed, ConfigError, Lagged
+from penstock.event import Event
+from penstock.journal import keys
+from penstock.journal.reading import TopicView
+from penstock.limits import SUBSCRIPTION_BUFFER
+
+if TYPE_CHECKING:
+    from penstock.journal.topic import BaseTopic
+
+OnLag = Literal["catch_up", "raise", "drop"]
+_READ_AHEAD = 1024
+
+
+class Subscription:
+    """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
+
+    def __init__(
+        self,
+        topic: BaseTopic,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: OnLag = "catch_up",
+    ) -> None:
+        if on_lag not in ("catch_up", "raise", "drop"):
+            raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
+        if not isinstance(buffer, int) or buffer < 1:
+            raise ConfigError(f"buffer must be a whole number of at least 1, not {buffer!r}")
+        self._topic = topic
+        self._journal = topic.journal
+        self._signal = topic.journal._hub.signal(topic.name)
+        self._buffer = buffer
+        self._on_lag: OnLag = on_lag
+        self._ahead: deque[Event] = deque()
+        self._live = after == "latest"
+        self._position = topic.latest if after == "latest" else after
+        self._closed = False
+        self.missed = 0
+        """Events skipped so far, with on_lag="drop"."""
+
+    @property
+    def position(self) -> int:
+        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+        return self._position
+
+    def next(self, timeout: Seconds | None = None) -> Event | None:
+        """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
+        deadline = None if timeout is None else self._journal.clock.monotonic() + seconds(timeout, "timeout")
+        while not self._closed:
+            seen = self._signal.version
+            event = self._take()
+            if event is not None:
+                return event
+            left = None if deadline is None else deadline - self._journal.clock.monotonic()
+            if left is not None and left <= 0:
+                return None
+            with self._journal._hub:
+                self._signal.wait(seen, left)
+        return None
+
+    async def next_async(self, timeout: Seconds | None = None) -> Event | None:
+        """`next` for an event loop."""
+        deadline = None if timeout is None else self._journal.clock.monotonic() + seconds(timeout, "timeout")
+        while not self._closed:
+            seen = self._signal.version
+            event = self._take()
+            if event is not None:
+                return event
+            left = None if deadline is None else deadline - self._journal.clock.monotonic()
+            if left is not None and left <= 0:
+                return None
+            with self._journal._hub:
+                await self._signal.wait_async(seen, left)
+        return None
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.next()) is not None:
+            yield event
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while (event := await self.next_async()) is not None:
+            yield event
+
+    def close(self) -> None:
+        """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
+        self._closed = True
+        self._ahead.clear()
+        self._signal.notify()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _take(self) -> Event | None:
+        """The next event that is already stored."""
+        if not self._ahead and not self._refill():
+            return None
+        try:
+            event = self._ahead.popleft()
+        except IndexError:  # closed meanwhile
+            return None
+        self._position = event.seq
+        return event
+
+    def _refill(self) -> bool:
+        if self._journal.closed:
+            if self._closed:
+                return False
+            raise Closed("the journal was closed under this subscription")
+        with self._journal._engine.read() as snap:
+            view = TopicView.open(snap, self._topic.name)
+            if view is None:
+                self._live = True
+                return False
+            if self._on_lag != "catch_up" and self._live:
+                self._mind_the_lag(view)
+            view.check_not_trimmed(self._position)
+            self._ahead.extend(view.events(self._position, keys.MAX_SEQ, max(self._buffer, _READ_AHEAD)))
+        if not self._ahead:
+            self._live = True
+            return False
+        if len(self._ahead) < max(self._buffer, _READ_AHEAD):
+            self._live = True
+        return True
+
+    def _mind_the_lag(self, view: TopicView) -> None:
+        behind = view.latest() - self._position
+        if behind <= self._buffer:
+            return
+        if self._on_lag == "raise":
+            raise Lagged(
+                f"this subscriber of topic {self._topic.name!r} is {behind} events behind (buffer {self._buffer}); "
+                f"subscribe again after {self._position} to go on without a gap",
+                last_seq=self._position,
+            )
+        skipped = behind - self._buffer
+        self.missed += skipped
+        self._position += skipped

@@ -1,0 +1,342 @@
+"""Topics: append, read, follow, remember how far a consumer has come, and remove what nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from penstock.clock import Seconds, seconds, to_ms
+from penstock.errors import ConfigError
+from penstock.event import Draft, Event, Receipt, parse_id
+from penstock.journal import keys
+from penstock.journal.catalog import Settings, TopicRecord, load_record, save_record
+from penstock.journal.commit import Commit
+from penstock.journal.compaction import CompactReport, compact, compact_by_key
+from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
+from penstock.journal.names import check_consumer, check_limit, check_position
+from penstock.journal.prepare import Batch, prepare, prepare_one
+from penstock.journal.reading import Filter, TopicView
+from penstock.journal.subscription import OnLag, Subscription
+from penstock.journal.worker import TopicWorker, Worker
+from penstock.journal.writer import Operation
+from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.ticket import Ticket
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.journal.journal import BaseJournal
+
+T = TypeVar("T")
+
+
+class BaseTopic:
+    """A log: events in order, from position 1. A cheap handle; the topic exists from its first append."""
+
+    def __init__(self, journal: BaseJournal, name: str) -> None:
+        self.journal = journal
+        self.name = name
+        self._writer = journal._writer
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r} of {self.journal!r}>"
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+        """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
+        batch = self._prepare(kind, payload, draft)
+        name = self.name
+        return self._writer.run(Operation(lambda commit: commit.append(name, batch)[0], batch.size))
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
+        batch = self._prepare_many(drafts)
+        name = self.name
+        return self._writer.run(Operation(lambda commit: commit.append(name, batch), batch.size))
+
+    def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+        """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
+        return self._submit_one(self._prepare(kind, payload, draft), patient=True)
+
+    def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
+        """Hands a batch over: `append_many` with a ticket."""
+        return self._submit_many(self._prepare_many(drafts), patient=True)
+
+    def try_submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+        """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
+        return self._submit_one(self._prepare(kind, payload, draft), patient=False)
+
+    def try_submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
+        """Like `submit_many`, but raises Backpressure(retry_after) instead of waiting."""
+        return self._submit_many(self._prepare_many(drafts), patient=False)
+
+    def _submit_one(self, batch: Batch, *, patient: bool) -> Ticket[Receipt]:
+        name = self.name
+        return self._writer.submit(Operation(lambda commit: commit.append(name, batch)[0], batch.size), patient=patient)
+
+    def _submit_many(self, batch: Batch, *, patient: bool) -> Ticket[list[Receipt]]:
+        name = self.name
+        return self._writer.submit(Operation(lambda commit: commit.append(name, batch), batch.size), patient=patient)
+
+    def _prepare(self, kind: Any, payload: Any, draft: dict[str, Any]) -> Batch:
+        """Checks and encodes one event, and asks whoever may refuse it."""
+        journal = self.journal
+        if journal._guards:
+            made = Draft(kind, payload, **draft)
+            for guard in journal._guards:
+                guard(self.name, (made,))
+        if draft:
+            return prepare((Draft(kind, payload, **draft),), self.name, journal._find_cause)
+        return prepare_one(kind, payload)
+
+    def _prepare_many(self, drafts: Iterable[Draft]) -> Batch:
+        journal = self.journal
+        if journal._guards:
+            drafts = list(drafts)
+            for guard in journal._guards:
+                guard(self.name, drafts)
+        return prepare(drafts, self.name, journal._find_cause)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def latest(self) -> int:
+        """The highest position ever assigned (0: none); compaction never lowers it."""
+        return self._look(TopicView.latest, 0)
+
+    @property
+    def oldest(self) -> int:
+        """The first position still stored (0: none)."""
+        return self._look(TopicView.oldest, 0)
+
+    def __len__(self) -> int:
+        return self._look(TopicView.count, 0)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def read(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        key: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        since: datetime | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Event]:
+        """Streams events of one consistent snapshot: those after a position, oldest first (newest first: `reverse`).
+
+        `after=0` starts at the oldest stored event; a position whose next event compaction removed raises
+        PositionTrimmed. The snapshot is held until the iterator is exhausted or closed.
+        """
+        check_position(after, "after")
+        check_limit(limit)
+        if through is not None:
+            check_position(through, "through")
+        wanted = _filter(key, kind, scope)
+        since_ms = None if since is None else to_ms(since, "since")
+        if limit == 0:
+            return iter(())
+        return self._read(after, limit, keys.MAX_SEQ if through is None else through, wanted, since_ms, reverse)
+
+    def _read(
+        self, after: int, limit: int | None, through: int, wanted: Filter, since_ms: int | None, reverse: bool
+    ) -> Iterator[Event]:
+        with self.journal._engine.read() as snap:
+            view = TopicView.open(snap, self.name)
+            if view is not None:
+                yield from read_view(view, after, limit, through, wanted, since_ms, reverse)
+
+    def read_arrow(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        batch_rows: int = ARROW_BATCH_ROWS,
+    ) -> Iterator[pa.RecordBatch]:
+        """Streams events as Arrow record batches of up to `batch_rows` rows, without touching rows one by one."""
+        from penstock.journal.arrow import read_batches
+
+        check_position(after, "after")
+        check_limit(limit)
+        if through is not None:
+            check_position(through, "through")
+        if not isinstance(batch_rows, int) or batch_rows < 1:
+            raise ConfigError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
+        if limit == 0:
+            return iter(())
+        return read_batches(
+            self.journal._engine, self.name, after, limit, keys.MAX_SEQ if through is None else through, batch_rows
+        )
+
+    def get(self, seq: int) -> Event | None:
+        """The event at a position, or None."""
+        check_position(seq, "seq")
+        return self._look(lambda view: view.get(seq), None)
+
+    def find(self, id: str) -> Event | None:
+        """The event with an id, or None."""
+        number = parse_id(id)
+        return None if number is None else self._look(lambda view: view.find(number), None)
+
+    def position_at(self, time: datetime) -> int:
+        """The last position recorded before a time; 0 for none."""
+        ms = to_ms(time, "time")
+        return self._look(lambda view: view.position_before(ms), 0)
+
+    def subscribe(
+        self,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: OnLag = "catch_up",
+    ) -> Subscription:
+        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
+        if after != "latest":
+            check_position(after, "after")
+        return Subscription(self, after, buffer=buffer, on_lag=on_lag)
+
+    # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def commit(self, consumer: str, seq: int) -> None:
+        """Remembers durably that a consumer has handled everything through `seq`; a smaller position changes nothing."""
+        self._move_cursor(consumer, seq, back=False)
+
+    def seek(self, consumer: str, seq: int) -> None:
+        """Moves a consumer's cursor anywhere, also back."""
+        self._move_cursor(consumer, seq, back=True)
+
+    def _move_cursor(self, consumer: str, seq: int, *, back: bool) -> None:
+        check_consumer(consumer)
+        check_position(seq, "seq")
+        name = self.name
+        self._writer.run(Operation(lambda commit: move_cursor(commit, name, consumer, seq, back=back)))
+
+    def forget(self, consumer: str) -> bool:
+        """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
+        check_consumer(consumer)
+        name = self.name
+        return self._writer.run(Operation(lambda commit: drop_cursor(commit, name, consumer)))
+
+    def cursor(self, consumer: str) -> int | None:
+        """How far a consumer has come, or None when it never committed."""
+        check_consumer(consumer)
+        return self._look(lambda view: read_cursor(view.snap, view.number, consumer), None)
+
+    def cursors(self) -> dict[str, int]:
+        """Every consumer and how far it has come."""
+        return self._look(lambda view: read_cursors(view.snap, view.number), {})
+
+    def lag(self, consumer: str) -> int:
+        """How many positions a consumer is behind the newest event."""
+        check_consumer(consumer)
+        return self._look(lambda view: view.latest() - (read_cursor(view.snap, view.number, consumer) or 0), 0)
+
+    def worker(
+        self,
+        consumer: str,
+        handler: Callable[[list[Event]], Any],
+        *,
+        batch: int = WORKER_BATCH,
+        idle: Seconds = WORKER_IDLE,
+        restarts: int = WORKER_RESTARTS,
+    ) -> Worker:
+        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it."""
+        check_consumer(consumer)
+        worker = TopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        self.journal._workers.add(worker)
+        return worker
+
+    # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def settings(self) -> Settings:
+        """What the topic keeps and for how long."""
+        return self._look(lambda view: view.record.settings, Settings())
+
+    def configure(self, **changes: Any) -> Settings:
+        """Changes the topic's settings (see `Settings`): retention, compaction by key, how long dedup keys are known."""
+        changes = _checked_settings(changes)
+        name = self.name
+
+        def apply(commit: Commit) -> Settings:
+            head = commit.ensure(name)
+            settings = msgspec.structs.replace(head.settings, **changes)
+            if settings != head.settings:
+                commit.writes += 1
+                save_record(commit.tx, name, TopicRecord(head.number, settings))
+                head.settings = settings
+            return settings
+
+        settings = self._writer.run(Operation(apply))
+        self.journal._keeper.request(name)
+        return settings
+
+    def compact(self, through: int, *, force: bool = False) -> CompactReport:
+        """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
+        check_position(through, "through")
+        name, holds = self.name, () if force else self.journal._holds
+        report = self._writer.run(Operation(lambda commit: compact(commit, name, through, holds)))
+        if report.removed:
+            self.journal._engine.reclaim()
+        return report
+
+    def compact_keys(self) -> int:
+        """Keeps only the newest event of every key, now; returns how many events went. See also `configure(by_key=True)`."""
+        name = self.name
+        removed = self._writer.run(Operation(lambda commit: compact_by_key(commit, name)))
+        if removed:
+            self.journal._engine.reclaim()
+        return removed
+
+    # ── the way to the store ─────────────────────────────────────────────────────────────────────────────────────────
+    def _look(self, question: Callable[[TopicView], T], otherwise: T) -> T:
+        """Asks the newest committed state; a topic nobody wrote to answers `otherwise`."""
+        with self.journal._engine.read() as snap:
+            record = load_record(snap, self.name)
+            return otherwise if record is None else question(TopicView(snap, self.name, record))
+
+
+def read_view(
+    view: TopicView,
+    after: int,
+    limit: int | None,
+    through: int,
+    wanted: Filter,
+    since_ms: int | None,
+    reverse: bool,
+) -> Iterator[Event]:
+    """The events a `read` wants from one view of a topic."""
+    view.check_not_trimmed(after)
+    if since_ms is not None:
+        after = max(after, view.position_before(since_ms))
+    return view.events(after, through, limit, wanted, reverse=reverse)
+
+
+def _filter(key: str | None, kind: str | Sequence[str] | None, scope: str | None) -> Filter:
+    kinds = None if kind is None else frozenset((kind,) if isinstance(kind, str) else kind)
+    return Filter(key, kinds, scope)
+
+
+def _checked_settings(changes: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(changes) - set(Settings.__struct_fields__)
+    if unknown:
+        raise ConfigError(
+            f"a topic has no setting {sorted(unknown)[0]!r}; there are {', '.join(sorted(Settings.__struct_fields__))}"
+        )
+    checked = dict(changes)
+    for name in ("max_age", "dedup_window"):
+        if checked.get(name) is not None:
+            checked[name] = seconds(checked[name], name)
+    for name in ("max_events", "max_bytes"):
+        value = checked.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"{name} must be None or a whole number of at least 1, not {value!r}")
+    for name in ("by_key", "chained"):
+        if name in checked and not isinstance(checked[name], bool):
+            raise ConfigError(f"{name} must be True or False, not {checked[name]!r}")
+    return checked
