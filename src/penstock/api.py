@@ -57,8 +57,8 @@ def open(
 ) -> Journal:
     """Opens a journal, making it when it is not there.
 
-    `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, lmdb:shop, rocksdb:shop, file:shop. Without it,
-    PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for arguments
+    `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, lmdb:shop, rocksdb:shop, file:shop. Without
+    it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for arguments
     not given.
     """
     if url is None:

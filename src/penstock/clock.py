@@ -12,6 +12,8 @@ Seconds = float | timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 
 
 class Clock(Protocol):
@@ -81,7 +83,10 @@ def to_ms(moment: datetime, name: str) -> int:
         raise ConfigError(f"{name} must be a datetime, not {moment!r}")
     if moment.tzinfo is None:
         raise ConfigError(f"{name} must be an aware datetime (with a time zone), not {moment!r}")
-    return (moment - _EPOCH) // _MILLISECOND
+    ms = (moment - _EPOCH) // _MILLISECOND
+    if not _FIRST_MS <= ms <= _LAST_MS:
+        raise ConfigError(f"{name} must lie in the years 1 to 9999 of UTC, not {moment!r}")
+    return ms
 
 
 def from_ms(ms: int) -> datetime:

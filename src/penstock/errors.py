@@ -22,11 +22,15 @@
     ├── Fenced                             another consumer took over
     ├── OutOfOrder                         an acknowledgement out of sequence
     └── StorageError                       the disk or the object store refused
+        └── Unflushed                      a producer was closed before the store took everything
 
 Errors carry what a program needs as attributes, and what a person needs in their text.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class PenstockError(Exception):
@@ -175,3 +179,14 @@ class StorageError(PenstockError):
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class Unflushed(StorageError):
+    """A producer was closed before the store took everything; `batches` holds the entries, so that none need be lost.
+
+    The store may have taken the last attempt without answering: those entries can turn up after all.
+    """
+
+    def __init__(self, message: str, *, batches: Sequence[Any] = ()) -> None:
+        super().__init__(message, retryable=True)
+        self.batches = tuple(batches)

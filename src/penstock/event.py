@@ -66,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
 
     @property
     def payload(self) -> Any:
-        """The payload, decoded: a JSON-like value, or bytes when bytes were appended. PoisonMessage if it does not decode."""
+        """The payload, decoded: a JSON-like value, or bytes when bytes were appended; PoisonMessage if it cannot be."""
         raw = self._rows.raw_payload(self._row)
         if self._rows.is_binary(self._row):
             return bytes(raw)

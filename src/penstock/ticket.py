@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from penstock.clock import Seconds, seconds
@@ -36,12 +37,16 @@ class Ticket(Generic[T]):
     def result(self, timeout: Seconds | None = None) -> T:
         """Waits for the outcome and returns it, or raises what went wrong; TimeoutError after `timeout`."""
         if not self._done:
+            limit = -1.0 if timeout is None else min(seconds(timeout, "timeout"), threading.TIMEOUT_MAX)
             parked = threading.Lock()
             parked.acquire()
             self._waiters.append(parked)
             # Checked again after enlisting: a resolver that missed us has already set _done.
-            if not self._done and not parked.acquire(timeout=-1 if timeout is None else seconds(timeout, "timeout")):
-                raise TimeoutError(f"not done after {timeout} s")
+            if not self._done and not parked.acquire(timeout=limit):
+                with suppress(ValueError):
+                    self._waiters.remove(parked)
+                if not self._done:
+                    raise TimeoutError(f"not done after {timeout} s")
         return self._outcome()
 
     def exception(self, timeout: Seconds | None = None) -> BaseException | None:

@@ -29,6 +29,7 @@ class Kind:
 KINDS = [
     Kind("memory", on_disk=False, second_open=True, reads_beside_writer=False),
     Kind("sqlite", shared=True, second_open=True),
+    Kind("file"),
 ]
 
 

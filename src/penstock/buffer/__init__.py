@@ -1,0 +1,38 @@
+"""The buffer: many stateless writers and one fenced reader, through object storage.
+
+    producer ──► {prefix}/{ULID}.batch ──► manifest (one conditional put) ──► consumer ──► ack ──► collector
+
+A `Producer` uploads batches of entries and appends their locations to a manifest; the one `Consumer` of that manifest
+reads it in order, fetches, and removes what it acknowledged. Nobody talks to anybody: the store is the only meeting
+place. Bytes are opendata's (`format`), so its producers and consumers can share a manifest with these.
+
+What holds:
+
+- a ticket resolves only when the manifest names the batch, and the manifest only names batches that are stored;
+- sequences are contiguous per manifest, start at 0 and are never used again;
+- only the consumer that took the newest epoch can remove entries; all others get `Fenced`;
+- the collector deletes nothing that a manifest names, or that a producer may still append.
+
+`store` holds the object stores, `manifest` the shared object, `pipeline` and `lane` what a producer does, `running` and
+`collector` what a consumer does beside reading, and `draining` the way into a journal, exactly once.
+"""
+
+from penstock.buffer.batch import Batch
+from penstock.buffer.consumer import Consumer
+from penstock.buffer.fetcher import Fetcher
+from penstock.buffer.format.descriptor import Descriptor, Metadata
+from penstock.buffer.outgoing import Produced, UnflushedBatch
+from penstock.buffer.producer import Producer
+from penstock.buffer.running import RunReport
+
+__all__ = [
+    "Batch",
+    "Consumer",
+    "Descriptor",
+    "Fetcher",
+    "Metadata",
+    "Produced",
+    "Producer",
+    "RunReport",
+    "UnflushedBatch",
+]

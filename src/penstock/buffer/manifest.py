@@ -2,14 +2,15 @@
 
 Beside it stands the **trail** (`<manifest>.trail`), which a consumer writes before it removes entries: the sequence and
 location of what was removed lately. A producer whose put got no answer looks for its own entry to learn whether the put
-was done; the trail lets it find the entry even when a consumer was faster. What the trail says is always true (an entry's
-location never changes), so a missing or outdated one costs certainty, never correctness.
+was done; the trail lets it find the entry even when a consumer was faster. What the trail says is always true (an
+entry's location never changes), so a missing, damaged or outdated one costs certainty, never correctness.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from penstock.buffer.backoff import Backoff
@@ -19,8 +20,9 @@ from penstock.buffer.format.manifest import empty_manifest
 from penstock.buffer.measures import ManifestMeasures
 from penstock.buffer.naming import batch_time_ms
 from penstock.buffer.store import Store, Stored, VersionConflict
+from penstock.buffer.store.contract import Buffer
 from penstock.clock import Clock
-from penstock.errors import Corrupt, Fenced
+from penstock.errors import Corrupt, Fenced, OutOfOrder
 
 log = logging.getLogger("penstock.buffer")
 
@@ -47,7 +49,9 @@ class ManifestObject:
         self._measures = measures
         self._trail = Trail(store, f"{path}.trail", clock)
         self._known: Snapshot | None = None
-        self._backoff = Backoff()
+        self._backoff = Backoff(most=0.25)
+        #: The sequence the last `append` would give its first entry; None when it did not get as far as writing.
+        self.expected_sequence: int | None = None
 
     @property
     def length(self) -> int:
@@ -81,33 +85,33 @@ class ManifestObject:
 
         `VersionConflict` and `StorageError` leave it open whether it was done: ask `find` with `expected_sequence`.
         """
+        self.expected_sequence = None
         snapshot = self._known or self._load()
-        self.expected_sequence = snapshot.manifest.next_sequence
+        data = append(snapshot.manifest, entries)
+        first = self.expected_sequence = snapshot.manifest.next_sequence
         try:
-            self._replace(snapshot, append(snapshot.manifest, entries))
+            self._replace(snapshot, data)
         except VersionConflict:
             self._measures.lost()
             raise
-        return self.expected_sequence
+        return first
 
-    #: The sequence the last `append` would give its first entry.
-    expected_sequence: int = 0
-
-    def find(self, first: int, names: Sequence[Collection[str]]) -> int:
+    def find(self, first: int, names: Sequence[Collection[str]]) -> int | None:
         """How many batches are in the queue (or were, lately), in this order from sequence `first`.
 
-        Each batch is given by every location it was ever appended under. 0 also when nobody can tell any more.
+        Each batch is given by every location it was ever appended under. None while that sequence is still to come; 0
+        when others have it, or nobody can tell any more.
         """
         manifest = self.load()
         if manifest.next_sequence <= first:
-            return 0
+            return None
         wanted = range(first, first + len(names))
         there = {sequence: location for sequence, location in manifest.locations() if sequence in wanted}
         if first not in there:
             there.update((sequence, location) for sequence, location in self._trail.read() if sequence in wanted)
         if first not in there:
             log.warning(
-                "%s: entry %d was consumed and forgotten before its producer could see it; the batch may be delivered twice",
+                "%s: entry %d was consumed and forgotten before its producer saw it; a batch may be delivered twice",
                 self.path,
                 first,
             )
@@ -147,9 +151,11 @@ class ManifestObject:
         """Removes every entry up to `through`; `Fenced` when another consumer has taken the manifest."""
         for _ in self._backoff.attempts():
             manifest = self.load_owned(epoch)
+            if through >= manifest.next_sequence:
+                raise OutOfOrder(f"{self.path} has no entry {through} yet: {manifest.next_sequence} is next")
             snapshot = self._known
             assert snapshot is not None
-            removed = [(each, location) for each, location in manifest.locations() if each <= through]
+            removed = list(takewhile(lambda entry: entry[0] <= through, manifest.locations()))
             if not removed:
                 return
             try:
@@ -181,11 +187,12 @@ class Trail:
         if not self._loaded:
             self._load()
         known = self._known
-        manifest = known.manifest if known else empty_manifest(0)
-        fresh = [(sequence, location) for sequence, location in removed if sequence >= manifest.next_sequence]
+        manifest = known.manifest if known else empty_manifest(removed[0][0])
+        there = dict(manifest.locations())
+        fresh = [entry for entry in removed if entry not in there.items()]
         if not fresh:
             return
-        if manifest.next_sequence != fresh[0][0]:
+        if fresh[0][0] != manifest.next_sequence:  # a gap, or a manifest that began anew: what was known says nothing
             manifest = empty_manifest(fresh[0][0])
         data = append(manifest, [(location, ()) for _, location in fresh])
         data = self._trim(Manifest(data))
@@ -199,7 +206,7 @@ class Trail:
         if stored is None:
             self._known = None
         elif self._known is None or stored is not self._known.stored:
-            self._known = Snapshot(_parse(stored.data, self._path), stored)
+            self._known = Snapshot(_advice(stored), stored)
         self._loaded = True
 
     def _trim(self, manifest: Manifest) -> bytes:
@@ -215,8 +222,19 @@ class Trail:
         return bytes(manifest.data) if through is None else dequeue(manifest, through)
 
 
-def _parse(data: bytes | None, path: str) -> Manifest:
+def _parse(data: Buffer | None, path: str) -> Manifest:
     try:
         return parse_manifest(data)
     except Corrupt as error:
         raise Corrupt(str(error), file=path) from None
+
+
+def _advice(stored: Stored) -> Manifest:
+    """A trail's contents; damage makes it an empty one, to be written over."""
+    try:
+        manifest = parse_manifest(stored.data)
+        for _ in manifest.locations():
+            pass
+    except Corrupt:
+        return empty_manifest(0)
+    return manifest

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 V = TypeVar("V")
 
@@ -51,6 +51,12 @@ class Frozen(Generic[V]):
         source, self._map = self._map, None
         if source is not None:
             source._released.append(self._stamp)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         self.close()

@@ -14,10 +14,9 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -26,7 +25,9 @@ from penstock.event import Event
 from penstock.journal.columns import (
     Ints,
     Text,
+    join_codes,
     join_ints,
+    join_text,
     offsets,
     pack_ints,
     pack_signed,
@@ -37,10 +38,26 @@ from penstock.journal.columns import (
     unpack_signed,
 )
 
+T = TypeVar("T")
+
 FORMAT = 1
 _ID_BYTES = 10
 _ID_MASK = (1 << 80) - 1
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class lazy(Generic[T]):
+    """An attribute computed when first asked for. functools' own takes a lock, which here would cost more than the work."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type[Any]) -> T:
+        value = self._compute(instance)
+        instance.__dict__[self._name] = value
+        return value
 
 
 class Wire(msgspec.Struct, array_like=True, gc=False):
@@ -75,19 +92,19 @@ _decode = msgspec.msgpack.Decoder(Wire).decode
 class Columns:
     """Events on their way into a block, as columns; an optional column is None until an event needs it."""
 
-    __slots__ = ("binary", "causation", "chain", "correlation", "headers", "key", "kinds", "occurred", "payloads", "scope")
+    # Class-level defaults: a batch of one event sets two attributes, not ten.
+    binary: list[bool] | None = None
+    key: list[str | None] | None = None
+    scope: list[str | None] | None = None
+    headers: list[Mapping[str, str] | None] | None = None
+    occurred: list[int | None] | None = None
+    correlation: list[str | None] | None = None
+    causation: list[str | None] | None = None
+    chain: list[bytes] | None = None
 
     def __init__(self, kinds: list[str], payloads: list[bytes]) -> None:
         self.kinds = kinds
         self.payloads = payloads
-        self.binary: list[bool] | None = None
-        self.key: list[str | None] | None = None
-        self.scope: list[str | None] | None = None
-        self.headers: list[Mapping[str, str] | None] | None = None
-        self.occurred: list[int | None] | None = None
-        self.correlation: list[str | None] | None = None
-        self.causation: list[str | None] | None = None
-        self.chain: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -197,7 +214,7 @@ class Block:
         self.payload = memoryview(wire.payload)
 
     # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
-    @cached_property
+    @lazy
     def seqs(self) -> Sequence[int]:
         """The positions of the events, ascending."""
         if self.wire.seqs is None:
@@ -226,7 +243,7 @@ class Block:
         return [Event(self, row) for row in range(start, self.count if stop is None else stop)]
 
     # ── runs: recording times and ids ────────────────────────────────────────────────────────────────────────────────
-    @cached_property
+    @lazy
     def run_starts(self) -> list[int]:
         """The first row of every run."""
         counts = self.wire.run_counts
@@ -235,13 +252,13 @@ class Block:
         runs = len(self.wire.run_ids) // _ID_BYTES
         return list(accumulate(unpack_ints(counts, runs), initial=0))[:-1]
 
-    @cached_property
+    @lazy
     def run_times(self) -> list[int]:
         """When each run was recorded, in milliseconds."""
         start = self.wire.run_time
         return [start + delta for delta in unpack_ints(self.wire.run_times, len(self.run_starts))]
 
-    @cached_property
+    @lazy
     def run_ids(self) -> list[int]:
         """The id of the first event of every run."""
         tails = self.wire.run_ids
@@ -278,14 +295,14 @@ class Block:
         return self.id_number(self.count - 1)
 
     # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @cached_property
+    @lazy
     def kind_codes(self) -> Sequence[int]:
         return unpack_ints(self.wire.kind_codes, self.count)
 
     def kind(self, row: int) -> str:
         return self.wire.kinds[self.kind_codes[row]]
 
-    @cached_property
+    @lazy
     def payload_offsets(self) -> Sequence[int]:
         found = offsets(self.wire.lengths, self.count)
         if found[-1] != len(self.payload):
@@ -299,30 +316,36 @@ class Block:
     def is_binary(self, row: int) -> bool:
         return self.wire.binary is not None and bool(self.wire.binary[row])
 
-    @cached_property
-    def _occurred(self) -> Sequence[int] | None:
-        return None if self.wire.occurred is None else unpack_signed(self.wire.occurred, self.count)
+    @lazy
+    def occurred_times(self) -> Sequence[int]:
+        """The producers' times, in milliseconds."""
+        if self.wire.occurred is not None:
+            return unpack_signed(self.wire.occurred, self.count)
+        times: list[int] = []
+        for start, stop, ms in zip(self.run_starts, [*self.run_starts[1:], self.count], self.run_times, strict=True):
+            times.extend([ms] * (stop - start))
+        return times
 
     def occurred_ms(self, row: int) -> int:
-        return self.recorded_ms(row) if self._occurred is None else self._occurred[row]
+        return self.recorded_ms(row) if self.wire.occurred is None else self.occurred_times[row]
 
-    @cached_property
+    @lazy
     def key(self) -> Callable[[int], str | None]:
         return text_reader(self.wire.key, self.count)
 
-    @cached_property
+    @lazy
     def scope(self) -> Callable[[int], str | None]:
         return text_reader(self.wire.scope, self.count)
 
-    @cached_property
+    @lazy
     def correlation(self) -> Callable[[int], str | None]:
         return text_reader(self.wire.correlation, self.count)
 
-    @cached_property
+    @lazy
     def causation(self) -> Callable[[int], str | None]:
         return text_reader(self.wire.causation, self.count)
 
-    @cached_property
+    @lazy
     def _headers(self) -> tuple[Sequence[int], Callable[[int], str | None], Callable[[int], str | None]] | None:
         if self.wire.headers is None:
             return None
@@ -345,6 +368,21 @@ class Block:
         return select(self, [row])
 
 
+_NO_HEADERS: tuple[Any, ...] = (0, 0, None, None)
+
+
+def _join_headers(parts: Sequence[tuple[tuple[Any, ...], int]]) -> tuple[Any, ...]:
+    total = sum([headers[1] for headers, _ in parts])
+    if not total:
+        return _NO_HEADERS
+    return (
+        join_ints([(headers[0], count) for headers, count in parts]),
+        total,
+        join_text([(headers[2], headers[1]) for headers, _ in parts if headers[1]]),
+        join_text([(headers[3], headers[1]) for headers, _ in parts if headers[1]]),
+    )
+
+
 def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...]:
     names: list[str | None] = []
     values: list[str | None] = []
@@ -355,7 +393,7 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...
             names.extend(one)
             values.extend(one.values())
     if not names:
-        return 0, 0, None, None
+        return _NO_HEADERS
     return pack_ints(counts), len(names), pack_text(names), pack_text(values)
 
 
@@ -398,55 +436,53 @@ def select(block: Block, rows: Sequence[int]) -> bytes:
 
 
 def merge(blocks: Sequence[Block]) -> bytes:
-    """The bytes of one block that holds the events of several, in order. Work per block, not per event, where it can be."""
+    """The bytes of one block that holds the events of several, in order."""
+    return seal(join_blocks(blocks).wire)
+
+
+def join_blocks(blocks: Sequence[Block]) -> Block:
+    """One block, in memory, of several neighbours. Work per block, not per event, where the columns allow it."""
     wires = [block.wire for block in blocks]
-    counts = [wire.count for wire in wires]
-    code_of: dict[str, int] = {}
-    for wire in wires:
-        for kind in wire.kinds:
-            code_of.setdefault(kind, len(code_of))
-    codes: Ints = 0
-    if len(code_of) > 1:
-        numbers: list[int] = []
-        for block in blocks:
-            mapped = [code_of[kind] for kind in block.wire.kinds]
-            numbers.extend([mapped[code] for code in block.kind_codes])
-        codes = pack_ints(numbers)
     run_counts: list[int] = []
     run_times: list[int] = []
     for block in blocks:
+        wire = block.wire
+        if wire.run_counts == wire.count:
+            run_counts.append(wire.count)
+            run_times.append(wire.run_time)
+            continue
         starts = block.run_starts
-        run_counts.extend(stop - start for start, stop in zip(starts, [*starts[1:], block.count], strict=True))
+        run_counts.extend([stop - start for start, stop in zip(starts, [*starts[1:], block.count], strict=True)])
         run_times.extend(block.run_times)
-    merged = Wire(
+    kinds, codes = join_codes([(wire.kinds, wire.kind_codes, wire.count) for wire in wires])
+    joined = Wire(
         FORMAT,
-        sum(counts),
+        sum([wire.count for wire in wires]),
         wires[0].first,
         pack_ints(run_counts),
         run_times[0],
         pack_ints([ms - run_times[0] for ms in run_times]),
         b"".join([wire.run_ids for wire in wires]),
-        list(code_of),
+        kinds,
         codes,
         join_ints([(wire.lengths, wire.count) for wire in wires]),
         memoryview(b"".join([wire.payload for wire in wires])),
     )
-    if blocks[-1].last - blocks[0].first != merged.count - 1:
-        merged.seqs = _pack_seqs([seq for block in blocks for seq in block.seqs])
+    if blocks[-1].last - blocks[0].first != joined.count - 1:
+        joined.seqs = _pack_seqs([seq for block in blocks for seq in block.seqs])
     if any(wire.binary for wire in wires):
-        merged.binary = b"".join([wire.binary or bytes(wire.count) for wire in wires])
+        joined.binary = b"".join([wire.binary or bytes(wire.count) for wire in wires])
     if any(wire.occurred is not None for wire in wires):
-        merged.occurred = pack_signed([block.occurred_ms(row) for block in blocks for row in range(block.count)])
+        joined.occurred = pack_signed([ms for block in blocks for ms in block.occurred_times])
     if any(wire.headers is not None for wire in wires):
-        merged.headers = _pack_headers([block.headers(row) for block in blocks for row in range(block.count)])
+        joined.headers = _join_headers([(wire.headers or _NO_HEADERS, wire.count) for wire in wires])
     if any(wire.chain is not None for wire in wires):
-        merged.chain = b"".join([wire.chain or bytes(32 * wire.count) for wire in wires])
+        joined.chain = b"".join([wire.chain or bytes(32 * wire.count) for wire in wires])
     for name in ("key", "scope", "correlation", "causation"):
-        parts = [getattr(wire, name) for wire in wires]
-        if any(part is not None for part in parts):
-            values = [value for part, count in zip(parts, counts, strict=True) for value in text_values(part, count)]
-            setattr(merged, name, pack_text(values))
-    return seal(merged)
+        parts = [(getattr(wire, name), wire.count) for wire in wires]
+        if any(part is not None for part, _ in parts):
+            setattr(joined, name, join_text(parts))
+    return Block(joined, blocks[0].topic)
 
 
 def _pack_seqs(seqs: Sequence[int]) -> bytes:

@@ -128,10 +128,13 @@ class Catalog:
 
     def __init__(self) -> None:
         self._heads: dict[str, Head] = {}
+        self.reshaped = 0
+        """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
 
     def forget(self) -> None:
         """Everything cached may be wrong: another process wrote, or a commit failed."""
         self._heads.clear()
+        self.reshaped += 1
 
     def head(self, tx: WriteTx, name: str) -> Head | None:
         """The head of a topic, or None when it does not exist."""

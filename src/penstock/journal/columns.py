@@ -111,9 +111,9 @@ def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
         _, values, codes = column
         if isinstance(codes, int):
             only = values[codes]
-            return lambda row: only  # type: ignore[no-any-return]
+            return lambda row: only
         indexes = unpack_ints(codes, count)
-        return lambda row: values[indexes[row]]  # type: ignore[no-any-return]
+        return lambda row: values[indexes[row]]
     _, lengths, data, nulls = column
     starts = offsets(lengths, count)
     if starts[-1] != len(data):
@@ -135,6 +135,46 @@ def text_values(column: Text | None, count: int) -> list[str | None]:
         _, values, codes = column
         return [values[code] for code in unpack_ints(codes, count)]
     return list(map(text_reader(column, count), range(count)))
+
+
+def join_codes(parts: Sequence[tuple[Sequence[Any], Ints, int]]) -> tuple[list[Any], Ints]:
+    """One dictionary and its codes for several columns of (values, codes, count) end to end."""
+    code_of: dict[Any, int] = {}
+    for values, _, _ in parts:
+        for value in values:
+            code_of.setdefault(value, len(code_of))
+    merged = list(code_of)
+    if len(merged) == 1:
+        return merged, 0
+    if len(merged) <= 256:  # one byte a code: the remapping is a translation of bytes
+        pieces = []
+        for values, codes, count in parts:
+            mapped = [code_of[value] for value in values]
+            if isinstance(codes, int):
+                pieces.append(bytes((mapped[codes],)) * count)
+            else:
+                pieces.append(codes.translate(bytes(mapped).ljust(256, b"\0")))
+        return merged, b"".join(pieces)
+    numbers: list[int] = []
+    for values, codes, count in parts:
+        mapped = [code_of[value] for value in values]
+        numbers.extend([mapped[code] for code in unpack_ints(codes, count)])
+    return merged, pack_ints(numbers)
+
+
+def join_text(parts: Sequence[tuple[Text | None, int]]) -> Text:
+    """The column of several columns end to end; without decoding a value where the forms allow it."""
+    if all(column is None or column[0] == 1 for column, _ in parts):
+        values, codes = join_codes([(*(column[1:] if column else ([None], 0)), count) for column, count in parts])
+        return 1, values, codes
+    if not all(column is not None and column[0] == 0 for column, _ in parts):
+        return pack_text([value for column, count in parts for value in text_values(column, count)])
+    plain = [(column, count) for column, count in parts if column is not None]
+    nulls = None
+    if any(column[3] is not None for column, _ in plain):
+        nulls = b"".join([bytes(count) if column[3] is None else column[3] for column, count in plain])
+    lengths = join_ints([(column[1], count) for column, count in plain])
+    return 0, lengths, b"".join([column[2] for column, _ in plain]), nulls
 
 
 def _nothing(row: int) -> None:

@@ -120,6 +120,16 @@ class Commit:
         head = self.head(name)
         return head.latest if head else 0
 
+    @property
+    def reshaped(self) -> int:
+        """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
+        return self._catalog.reshaped
+
+    def reshape(self) -> None:
+        """Says that this commit exchanges or removes blocks."""
+        self._catalog.reshaped += 1
+        self.writes += 1
+
     def lot(self, name: str) -> Lot | None:
         return self._lots.get(name)
 
@@ -173,7 +183,9 @@ class Commit:
                     actual=actual,
                 )
 
-    def _link_causes(self, lot: Lot, columns: Columns, cause_rows: dict[int, int], ids: Sequence[int] | None = None) -> None:
+    def _link_causes(
+        self, lot: Lot, columns: Columns, cause_rows: dict[int, int], ids: Sequence[int] | None = None
+    ) -> None:
         """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
         if not cause_rows:
             return

@@ -71,7 +71,7 @@ def _remove_prefix(commit: Commit, topic: str, number: int, state: TopicState, t
         removed = through - state.trimmed
     boundary = view.block_holding(through)
     low, _ = keys.block_range(number)
-    commit.writes += 1
+    commit.reshape()
     commit.tx.delete_range(low, keys.block_key(number, through + 1))
     if boundary is not None and boundary.last > through:
         rows = range(boundary.row_after(through), boundary.count)
@@ -127,7 +127,7 @@ def compact_by_key(commit: Commit, topic: str) -> int:
             continue
         kept.reverse()
         removed += block.count - len(kept)
-        commit.writes += 1
+        commit.reshape()
         commit.tx.delete(keys.block_key(head.number, block.first))
         if kept:
             commit.tx.put(keys.block_key(head.number, block.seq(kept[0])), select(block, kept))

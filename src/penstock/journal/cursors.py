@@ -21,9 +21,7 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bo
     """Sets a cursor; only `back` lets it move to a smaller position. A position nobody has written yet is refused."""
     latest = commit.latest(topic)
     if seq > latest:
-        raise ConfigError(
-            f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}"
-        )
+        raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")
     head = commit.ensure(topic)
     current = read_cursor(commit.tx, head.number, consumer)
     if current is None or seq > current or (back and seq != current):

@@ -182,7 +182,7 @@ class BaseJournal:
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
         for name in self.topics():
-            self._keeper.keep(name, fan_in=2)
+            self._keeper.keep(name, thorough=True)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a consistent copy while the journal is in use; the same engine opens it."""
@@ -261,4 +261,3 @@ class BaseJournal:
                 if found is not None:
                     return found
         return None
-

@@ -14,7 +14,7 @@ from penstock.journal.commit import Commit, _bucket
 from penstock.journal.compaction import compact, compact_by_key, retention_bound
 from penstock.journal.settle import settle_tail
 from penstock.journal.writer import Operation, Writer
-from penstock.limits import MERGE_FAN_IN
+from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
 
 log = logging.getLogger("penstock.keeper")
 
@@ -26,6 +26,7 @@ class Keeper:
         self._engine = engine
         self._writer = writer
         self._commits: dict[str, int] = defaultdict(int)
+        self._merges: dict[str, int] = defaultdict(int)
         self._due: set[str] = set()
         self._wanted = threading.Event()
         self._lock = threading.Lock()
@@ -52,13 +53,24 @@ class Keeper:
                 self._thread.start()
         self._wanted.set()
 
-    def keep(self, topic: str, *, fan_in: int = MERGE_FAN_IN) -> None:
-        """Does one topic's housekeeping now."""
+    def keep(self, topic: str, *, thorough: bool = False) -> None:
+        """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
         with self._turn:
-            while settle_tail(self._engine, self._writer, topic, fan_in=fan_in) and fan_in > 2:
-                pass
+            self._merge(topic, thorough)
             if self._writer.run(Operation(lambda commit: _retain(commit, topic), relaxed=True)):
                 self._engine.reclaim()
+
+    def _merge(self, topic: str, thorough: bool) -> None:
+        """Merges the smallest blocks; and, when that has left enough middling ones, those."""
+        if thorough:
+            settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES, fan_in=2)
+            return
+        small = settle_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
+        # Without small blocks to merge, the commits since the last look left middling ones themselves.
+        self._merges[topic] += 1 if small else MERGE_FAN_IN
+        if self._merges[topic] >= MERGE_FAN_IN:
+            self._merges[topic] = 0
+            settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES)
 
     def close(self) -> None:
         with self._lock:

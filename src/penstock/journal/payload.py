@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -46,11 +47,13 @@ def _has_non_finite(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, Mapping):
-        return any(_has_non_finite(item) for item in value.values())
+        return any(map(_has_non_finite, value)) or any(map(_has_non_finite, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(_has_non_finite, value))
-    if isinstance(value, msgspec.Struct):
-        return any(map(_has_non_finite, msgspec.structs.astuple(value)))
-    if hasattr(value, "__dataclass_fields__"):
-        return any(_has_non_finite(getattr(value, name)) for name in value.__dataclass_fields__)
-    return False
+    if value is None or isinstance(value, str | int | bytes):
+        return isinstance(value, Enum) and _has_non_finite(value.value)
+    try:
+        plain = msgspec.to_builtins(value)
+    except (TypeError, ValueError, OverflowError):
+        return False  # it was encoded, so it is something that cannot hold a number
+    return isinstance(plain, float | dict | list | tuple | set | frozenset) and _has_non_finite(plain)

@@ -72,10 +72,11 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     except TypeError:
         wrong = next(row for row in rows if not isinstance(row, Draft))
         raise ConfigError(f"append_many takes Draft objects, not {type(wrong).__name__}") from None
-    kinds, payloads, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects = fields
+    kinds, given, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects = fields
     count = len(rows)
     header_list = list(headers) if _some(headers) else None
     kind_list = list(kinds)
+    payloads: Sequence[Any] = given
     if set(map(type, kinds)) != {str}:
         kind_list, payloads, header_list = _typed(kind_list, payloads, header_list)
     for kind in set(kind_list) - _known_kinds:
@@ -136,7 +137,9 @@ def _remember_kind(kind: Any) -> None:
     _known_kinds.add(kind)
 
 
-def _typed(kinds: list[Any], payloads: Sequence[Any], headers: list[Any] | None) -> tuple[list[str], list[Any], list[Any] | None]:
+def _typed(
+    kinds: list[Any], payloads: Sequence[Any], headers: list[Any] | None
+) -> tuple[list[str], list[Any], list[Any] | None]:
     """Replaces instances of declared event types by their kind, payload and version header."""
     from penstock.schema import encode_event
 
@@ -164,7 +167,9 @@ def _resolve_causes(batch: Batch, causes: Sequence[Any], count: int, find_cause:
             continue
         if isinstance(cause, int) and not isinstance(cause, bool):
             if not 0 <= cause < row:
-                raise ConfigError(f"cause={cause} of draft {row} must be the index of an earlier draft of the same batch")
+                raise ConfigError(
+                    f"cause={cause} of draft {row} must be the index of an earlier draft of the same batch"
+                )
             rows[row] = cause
             continue
         inherited: str | None

@@ -1,8 +1,9 @@
 """Merging small blocks of a topic's tail, in passing.
 
 One commit makes one block, so that many small commits leave many small blocks. When enough small neighbours have
-gathered they become one: first the smallest among themselves, later the results. The reading and joining happens
-beside the writer; only the exchange takes its turn, in a commit that need not be on disk (losing a merge loses nothing).
+gathered they become one: first the smallest among themselves, and when enough of the results have gathered, those. A
+block of `SETTLED_BYTES` or more is left alone. The reading and joining happens beside the writer; only the exchange
+takes its turn, in a commit that need not be on disk (a lost merge loses nothing).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 from penstock.engine.contract import Engine
 from penstock.journal import keys
-from penstock.journal.block import merge
+from penstock.journal.block import Block, merge
 from penstock.journal.catalog import load_record, open_block
 from penstock.journal.commit import Commit
 from penstock.journal.writer import Operation, Writer
@@ -21,64 +22,61 @@ _TAIL_BLOCKS = 16 * MERGE_FAN_IN
 _Stored = tuple[bytes, bytes]
 
 
-def settle_tail(engine: Engine, writer: Writer, topic: str, *, fan_in: int = MERGE_FAN_IN) -> int:
-    """Merges what is worth merging at the end of a topic; returns how many blocks went into merges."""
-    merged = 0
+def settle_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
+    """Merges the trailing blocks smaller than `below` bytes if there are `fan_in` of them; returns how many were."""
+    noted = writer.catalog.reshaped
+    tail: list[_Stored] = []
     with engine.read() as snap:
         record = load_record(snap, topic)
         if record is None:
             return 0
-        tail: list[_Stored] = []
         for key, value in snap.scan(*keys.block_range(record.number), reverse=True):
-            if len(value) >= SETTLED_BYTES or len(tail) == _TAIL_BLOCKS:
+            if len(value) >= below or len(tail) == _TAIL_BLOCKS:
                 break
             tail.append((key, value))
+    if len(tail) < max(2, fan_in):
+        return 0
     tail.reverse()
-    for run in _worthwhile(tail, fan_in):
-        joined = merge([open_block(key, value, topic) for key, value in run])
-        if writer.run(Operation(_Exchange(run, joined), len(joined), relaxed=True)):
+    merged = 0
+    for run, blocks in _chunks(tail, topic):
+        joined = merge(blocks)
+        if writer.run(Operation(_Exchange(run, joined, noted), len(joined), relaxed=True)):
             merged += len(run)
     return merged
 
 
-def _worthwhile(tail: list[_Stored], fan_in: int) -> Iterator[list[_Stored]]:
-    """Runs of neighbours to be merged: the trailing small ones, else the whole tail."""
-    small = 0
-    while small < len(tail) and len(tail[-1 - small][1]) < SMALL_BYTES:
-        small += 1
-    if len(tail) - (small if small < fan_in else 0) >= fan_in and small != len(tail):
-        yield from _chunks(tail[: len(tail) - small] if small < fan_in else tail)
-    elif small >= fan_in:
-        yield from _chunks(tail[len(tail) - small :])
 
 
-def _chunks(run: list[_Stored]) -> Iterator[list[_Stored]]:
+def _chunks(run: list[_Stored], topic: str) -> Iterator[tuple[list[_Stored], list[Block]]]:
     """Cuts a run where a merged block would grow past the usual size."""
     chunk: list[_Stored] = []
+    blocks: list[Block] = []
     size = events = 0
     for key, value in run:
-        count = open_block(key, value, "").count
-        if chunk and (size + len(value) > BLOCK_BYTES or events + count > BLOCK_EVENTS):
+        block = open_block(key, value, topic)
+        if chunk and (size + len(value) > BLOCK_BYTES or events + block.count > BLOCK_EVENTS):
             if len(chunk) > 1:
-                yield chunk
-            chunk, size, events = [], 0, 0
+                yield chunk, blocks
+            chunk, blocks, size, events = [], [], 0, 0
         chunk.append((key, value))
+        blocks.append(block)
         size += len(value)
-        events += count
+        events += block.count
     if len(chunk) > 1:
-        yield chunk
+        yield chunk, blocks
 
 
 class _Exchange:
     """Puts a merged block in the place of its parts, unless they have changed since they were read."""
 
-    def __init__(self, run: list[_Stored], joined: bytes) -> None:
+    def __init__(self, run: list[_Stored], joined: bytes, noted: int) -> None:
         self._run = run
         self._joined = joined
+        self._noted = noted
 
     def __call__(self, commit: Commit) -> bool:
         first, last = self._run[0][0], self._run[-1][0]
-        if list(commit.tx.scan(first, last + b"\0")) != self._run:
+        if commit.reshaped != self._noted and list(commit.tx.scan(first, last + b"\0")) != self._run:
             return False
         commit.writes += 1
         commit.tx.delete_range(first + b"\0", last + b"\0")

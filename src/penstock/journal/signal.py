@@ -1,4 +1,4 @@
-"""Waking those who wait for something new: in process at once, across processes by a shared look every few milliseconds.
+"""Waking those who wait for something new: in process at once, across processes by looking every few milliseconds.
 
 Nobody misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
 anything was signalled since the note was made.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from penstock.limits import POLL_INTERVAL
@@ -74,10 +75,8 @@ class Signal:
         return True
 
     def _leave(self, waiter: Any) -> None:
-        try:
+        with suppress(ValueError):
             self._waiters.remove(waiter)
-        except ValueError:
-            pass
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:

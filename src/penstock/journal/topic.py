@@ -204,7 +204,7 @@ class BaseTopic:
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:
-        """Remembers durably that a consumer has handled everything through `seq`; a smaller position changes nothing."""
+        """Remembers durably that a consumer is done with everything through `seq`; a smaller one changes nothing."""
         self._move_cursor(consumer, seq, back=False)
 
     def seek(self, consumer: str, seq: int) -> None:
@@ -259,7 +259,7 @@ class BaseTopic:
         return self._look(lambda view: view.record.settings, Settings())
 
     def configure(self, **changes: Any) -> Settings:
-        """Changes the topic's settings (see `Settings`): retention, compaction by key, how long dedup keys are known."""
+        """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
         changes = _checked_settings(changes)
         name = self.name
 
@@ -286,7 +286,7 @@ class BaseTopic:
         return report
 
     def compact_keys(self) -> int:
-        """Keeps only the newest event of every key, now; returns how many events went. See also `configure(by_key=True)`."""
+        """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
         name = self.name
         removed = self._writer.run(Operation(lambda commit: compact_by_key(commit, name)))
         if removed:

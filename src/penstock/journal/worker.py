@@ -50,7 +50,9 @@ class Worker:
             return
         thread.join(None if timeout is None else seconds(timeout, "timeout"))
         if thread.is_alive():
-            raise TimeoutError(f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns")
+            raise TimeoutError(
+                f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns"
+            )
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

@@ -14,6 +14,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from penstock.clock import Clock
@@ -30,18 +31,20 @@ T = TypeVar("T")
 class Operation(Generic[T]):
     """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
 
-    __slots__ = ("apply", "done", "error", "lead", "parked", "relaxed", "size", "ticket", "value")
+    # Class-level defaults: most operations are never parked, ticketed or led.
+    relaxed = False
+    value: T | None = None
+    error: BaseException | None = None
+    done = False
+    lead = False
+    parked: threading.Lock | None = None
+    ticket: Ticket[T] | None = None
 
     def __init__(self, apply: Callable[[Commit], T], size: int = 0, *, relaxed: bool = False) -> None:
         self.apply = apply
         self.size = size
-        self.relaxed = relaxed
-        self.value: T | None = None
-        self.error: BaseException | None = None
-        self.done = False
-        self.lead = False
-        self.parked: threading.Lock | None = None
-        self.ticket: Ticket[T] | None = None
+        if relaxed:
+            self.relaxed = True
 
 
 class _Spoiled(Exception):
@@ -95,7 +98,7 @@ class Writer:
         return operation.value  # type: ignore[return-value]
 
     def submit(self, operation: Operation[T], *, patient: bool = True) -> Ticket[T]:
-        """Hands an operation over and returns at once; waits (or, impatient, raises Backpressure) when too many wait."""
+        """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait."""
         if self._closed:
             raise Closed("the journal is closed")
         waiting = len(self._pending)
@@ -181,7 +184,8 @@ class Writer:
         self._wake(batch)
 
     def _gather(self) -> list[Operation[Any]]:
-        pending, batch, size = self._pending, [], 0
+        pending, size = self._pending, 0
+        batch: list[Operation[Any]] = []
         while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
             operation = pending.popleft()
             batch.append(operation)
@@ -403,7 +407,5 @@ def _for_others(error: BaseException) -> BaseException:
 
 
 def _release(lock: threading.Lock) -> None:
-    try:
+    with suppress(RuntimeError):  # woken already
         lock.release()
-    except RuntimeError:  # woken already
-        pass

@@ -1,0 +1,40 @@
+# The two commands that matter: `make run` shows what penstock does, `make test` proves it.
+# Both need only Python 3.11+ and make; they set up .venv themselves and use uv when it is there.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.ready
+EXTRAS := all
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fast check format bench docs clean
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml scripts/setup.py
+	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS)
+	@touch $(STAMP)
+
+run: $(STAMP)  ## run the main job and show a summary
+	@$(PY) -m examples.main_job
+
+test: $(STAMP)  ## run all tests
+	@$(PY) -m pytest $(ARGS)
+
+check: $(STAMP)  ## lint, format check, types, layers
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports
+
+format: $(STAMP)  ## put the code into shape
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: $(STAMP)  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
+	@$(PY) -m benchmarks $(BENCH)
+
+clean:  ## remove what was made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache out site

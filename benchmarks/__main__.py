@@ -1,0 +1,23 @@
+"""Runs one benchmark by name, or says which there are."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+NOT_BENCHMARKS = {"__init__", "__main__", "harness"}
+
+
+def main() -> None:
+    folder = Path(__file__).parent
+    names = sorted(path.stem for path in folder.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    chosen = sys.argv[1] if len(sys.argv) > 1 else ""
+    if chosen not in names:
+        sys.exit(f"which benchmark? {', '.join(names)}   (python -m benchmarks NAME)")
+    sys.argv = sys.argv[1:]
+    importlib.import_module(f"benchmarks.{chosen}").main()
+
+
+if __name__ == "__main__":
+    main()

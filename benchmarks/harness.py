@@ -1,0 +1,95 @@
+"""What the benchmarks share: the machine's own rate as the measure, tables of ratios, results that say how they came about."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def raw_rate(folder: Path, count: int = 600) -> float:
+    """How many 100-byte appends with fdatasync the machine does in a second: 1.0 in the tables."""
+    descriptor = os.open(folder / "raw", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    try:
+        start = time.perf_counter()
+        for _ in range(count):
+            os.write(descriptor, b"x" * 100)
+            os.fdatasync(descriptor)
+        return count / (time.perf_counter() - start)
+    finally:
+        os.close(descriptor)
+
+
+def rate(work: Callable[[], int]) -> float:
+    """Units of work per second, where `work` returns how many it did."""
+    start = time.perf_counter()
+    count = work()
+    return count / (time.perf_counter() - start)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def median_ratio(rounds: int, base: Callable[[], float], work: Callable[[], float]) -> float:
+    """The median of work ÷ base over several rounds, the two measured next to each other each time."""
+    return statistics.median(work() / base() for _ in range(rounds))
+
+
+class Table:
+    """Rows of name, result and goal, printed as they come and written as Markdown at the end."""
+
+    def __init__(self, name: str, title: str, notes: str) -> None:
+        self._name = name
+        self._lines = [
+            f"# {title}",
+            "",
+            notes.strip(),
+            "",
+            _machine(),
+            "",
+            "| work | result | goal | |",
+            "|---|---|---|---|",
+        ]
+
+    def row(self, work: str, result: str, goal: str = "", holds: bool | None = None) -> None:
+        verdict = "" if holds is None else "holds" if holds else "short"
+        self._lines.append(f"| {work} | {result} | {goal} | {verdict} |")
+        sys.stdout.write(f"{work:<58} {result:<44} {goal:<18} {verdict}\n")
+        sys.stdout.flush()
+
+    def text(self, line: str) -> None:
+        self._lines += ["", line]
+        sys.stdout.write(line + "\n")
+
+    def save(self) -> Path:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self._name}.md"
+        path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
+        sys.stdout.write(f"written to {path.relative_to(Path.cwd())}\n" if path.is_relative_to(Path.cwd()) else "")
+        return path
+
+
+def versions(*packages: str) -> str:
+    found = []
+    for package in packages:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{package} (not installed)")
+    return ", ".join(found)
+
+
+def _machine() -> str:
+    return (
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
+        f"{versions('penstock', 'apsw', 'lmdb', 'rocksdict', 'pyarrow')}."
+    )

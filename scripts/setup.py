@@ -1,0 +1,60 @@
+"""Makes the development environment: a virtual environment with penstock, every extra, and the tools.
+
+    python3 scripts/setup.py .venv all
+
+Uses uv when it is there, else venv and pip. Needs nothing but Python 3.11 or newer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 11)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"penstock: {text}\n")
+    sys.stdout.flush()
+
+
+def call(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    if done.returncode:
+        sys.exit(f"penstock: this failed: {' '.join(command)}")
+
+
+def tools() -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        groups: dict[str, list[str]] = tomllib.load(file)["dependency-groups"]
+    return groups["dev"]
+
+
+def main() -> None:
+    folder, extras = Path(sys.argv[1]), sys.argv[2]
+    if sys.version_info < OLDEST:
+        sys.exit(
+            f"penstock needs Python {OLDEST[0]}.{OLDEST[1]} or newer; this is {sys.version.split()[0]}. "
+            "Say which one to use: make PYTHON=python3.12 …"
+        )
+    python = folder / "bin" / "python"
+    uv = shutil.which("uv")
+    say(f"setting up {folder} with {'uv' if uv else 'pip'} (once; about a minute with a fast network)")
+    if uv:
+        if not python.exists():
+            call(uv, "venv", "--quiet", "--python", sys.executable, str(folder))
+        installer = [uv, "pip", "install", "--quiet", "--python", str(python)]
+    else:
+        if not python.exists():
+            call(sys.executable, "-m", "venv", str(folder))
+        installer = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    call(*installer, "-e", f".[{extras}]", *tools())
+    say("ready")
+
+
+if __name__ == "__main__":
+    main()

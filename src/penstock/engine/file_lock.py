@@ -1,0 +1,51 @@
+"""The lock that keeps a store to one writing process: a file beside the data, locked with flock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from penstock.errors import Locked
+
+_held: set[int] = set()
+
+
+class FolderLock:
+    """Holds the lock of a store's folder until `release` (or until it is forgotten)."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._descriptor = -1
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            who = "this process" if holder == str(os.getpid()) else f"process {holder}"
+            raise Locked(
+                f"{name} is open for writing in {who}, and its engine allows one writer: "
+                "close it there, or open it with read_only=True"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._descriptor = descriptor
+        _held.add(descriptor)
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor in _held:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares its parent's locks and would keep them when the parent ends: it lets go of its copies."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
