@@ -4,6 +4,7 @@ Append events to topics in-process, follow them, take them as a queue, fold them
 them exactly once. Start with `penstock.open()`.
 """
 
+from penstock import errors
 from penstock.api import Journal, Topic, Transaction, current, open, use
 from penstock.clock import Clock, ManualClock
 from penstock.event import Draft, Event, Receipt
@@ -31,6 +32,7 @@ __all__ = [
     "Transaction",
     "Worker",
     "current",
+    "errors",
     "open",
     "use",
 ]

@@ -16,6 +16,10 @@ MAX_KEY_BYTES: Final = 400
 """UTF-8 bytes in an event's key, scope or dedup key, and in a consumer's or group's name."""
 MAX_HEADERS: Final = 256
 """Headers on one event."""
+MAX_HEADER_BYTES: Final = 64 << 10
+"""UTF-8 bytes of all header names and values of one event."""
+MAX_POSITION: Final = (1 << 63) - 1
+"""The highest position a topic could reach."""
 MAX_PAYLOAD_BYTES: Final = 256 << 20
 """One encoded payload."""
 MAX_BATCH_BYTES: Final = 1 << 30

@@ -2,8 +2,8 @@
 
 An object goes only if all of this holds: it stands directly under the prefix and its name is a ULID's; the manifest
 does not name it; it is older than every batch the manifest names; and its age has reached the grace. The objects are
-listed *before* the manifest is read, so a batch appended in between is seen as named. A producer never appends an object
-whose age has come near the grace (it uploads it again under a new name first).
+listed *before* the manifest is read, so a batch appended in between is seen as named. A producer never appends an
+object whose age has come near the grace (it uploads it again under a new name first).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def collect(
     measures: Measures | None = None,
     dry_run: bool = False,
 ) -> Collection:
-    """Deletes what nobody can need; `Fenced` when an `epoch` is given and the manifest has another. `dry_run` counts."""
+    """Deletes what nobody can need; `Fenced` when the manifest has another `epoch`. `dry_run` only counts."""
     started = perf_counter()
     counted = measures or Measures()
     times = {path: batch_time_ms(path) for path in store.list(place.prefix)}

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from penstock.buffer.backoff import Backoff
 from penstock.buffer.batch import Batch
@@ -264,7 +264,8 @@ class Run:
         not_before = 0.0
         while (frontier := self._frontier_to_ack(not_before)) is not None:
             try:
-                self._consumer.ack_through(frontier)
+                if self._consumer.acked is None or self._consumer.acked < frontier:  # the handler may have done it
+                    self._consumer.ack_through(frontier)
             except StorageError as error:
                 failures += 1
                 if not error.retryable or (self._handled and failures > _LAST_ACK_TRIES):
@@ -312,8 +313,7 @@ class _Caller:
 
     def _call(self, batch: Batch) -> None:
         assert self._runner is not None
-        waiting: Coroutine[Any, Any, Any] = self._handler(batch)
-        self._runner.run(waiting)
+        self._runner.run(cast("Coroutine[Any, Any, Any]", self._handler(batch)))
 
 
 def _nothing(batch: Batch) -> None:

@@ -103,8 +103,11 @@ class Engine(ABC):
         """A snapshot of the newest committed state."""
 
     @abstractmethod
-    def write(self) -> WriteTx:
-        """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading."""
+    def write(self, *, sync: bool = True) -> WriteTx:
+        """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading.
+
+        `sync=False` says in advance what `relax` says inside: the commit need not be on disk when the block ends.
+        """
 
     @abstractmethod
     def changes(self) -> int:

@@ -5,7 +5,7 @@ The schema is the one the Spark source offers; payloads are JSON text, or bytes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, Literal
 
@@ -71,7 +71,7 @@ def read_batches(
             return
         view.check_not_trimmed(after)
         left = limit
-        for block in _joined(view.blocks(after, through), batch_rows):
+        for block in joined(view.blocks(after, through), batch_rows):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count
             if left is not None:
@@ -85,7 +85,7 @@ def read_batches(
                 return
 
 
-def _joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
+def joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
     """The same events in fewer, larger blocks where blocks are small."""
     small: list[Block] = []
     rows = size = 0
@@ -104,26 +104,41 @@ def _joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
         yield small[0] if len(small) == 1 else join_blocks(small)
 
 
-def record_batch(block: Block, payload: PayloadType = "string") -> pa.RecordBatch:
-    """All events of a block as one record batch."""
+def record_batch(block: Block, payload: PayloadType = "string", names: Sequence[str] | None = None) -> pa.RecordBatch:
+    """All events of a block as one record batch; of the columns only those named, when names are given."""
+    schema = arrow_schema(payload)
+    if names is not None:
+        schema = pa.schema([schema.field(name) for name in names])
+    return pa.RecordBatch.from_arrays([_column(block, name, payload) for name in schema.names], schema=schema)
+
+
+def _column(block: Block, name: str, payload: PayloadType) -> pa.Array:
     count, wire = block.count, block.wire
-    recorded = _recorded(block)
-    occurred = recorded if wire.occurred is None else _times(wire.occurred, count)
-    columns = [
-        _positions(block),
-        _constant(block.topic, count),
-        _coded(wire.kinds, wire.kind_codes, count),
-        _text(wire.key, count),
-        _text(wire.scope, count),
-        _payloads(block, payload),
-        _headers(wire.headers, count),
-        occurred,
-        recorded,
-        _ids(block),
-        _text(wire.correlation, count),
-        _text(wire.causation, count),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(payload))
+    match name:
+        case "seq":
+            return _positions(block)
+        case "topic":
+            return _constant(block.topic, count)
+        case "kind":
+            return _coded(wire.kinds, wire.kind_codes, count)
+        case "key":
+            return _text(wire.key, count)
+        case "scope":
+            return _text(wire.scope, count)
+        case "payload":
+            return _payloads(block, payload)
+        case "headers":
+            return _headers(wire.headers, count)
+        case "occurred_at" if wire.occurred is not None:
+            return _times(wire.occurred, count)
+        case "occurred_at" | "recorded_at":
+            return _recorded(block)
+        case "id":
+            return _ids(block)
+        case "correlation_id":
+            return _text(wire.correlation, count)
+        case _:
+            return _text(wire.causation, count)
 
 
 def _numbers(column: Ints, count: int) -> Any:

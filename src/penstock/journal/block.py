@@ -123,6 +123,15 @@ class Columns:
                 setattr(self, name, mine)
             mine.extend([None] * more if theirs is None else theirs)
 
+    def weights(self) -> list[int]:
+        """The bytes each event brings along, nearly: its payload and its headers."""
+        sizes = list(map(len, self.payloads))
+        if self.headers is not None:
+            for row, headers in enumerate(self.headers):
+                if headers:
+                    sizes[row] += sum(map(len, headers)) + sum(map(len, headers.values()))
+        return sizes
+
     def take(self, start: int, stop: int) -> Columns:
         """The events start … stop-1."""
         part = Columns(self.kinds[start:stop], self.payloads[start:stop])

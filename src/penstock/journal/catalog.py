@@ -128,12 +128,15 @@ class Catalog:
 
     def __init__(self) -> None:
         self._heads: dict[str, Head] = {}
+        self.epoch = 0
+        """Another number after every `forget`: the layers above know by it when to drop what they cached."""
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
 
     def forget(self) -> None:
         """Everything cached may be wrong: another process wrote, or a commit failed."""
         self._heads.clear()
+        self.epoch += 1
         self.reshaped += 1
 
     def head(self, tx: WriteTx, name: str) -> Head | None:

@@ -83,7 +83,7 @@ class Lot:
 class Commit:
     """A write transaction under way, with its own view of every topic's end."""
 
-    __slots__ = ("_catalog", "_generation", "_lots", "_new_heads", "now_ms", "touched", "tx", "writes")
+    __slots__ = ("_catalog", "_generation", "_lots", "_new_heads", "late", "now_ms", "touched", "tx", "writes")
 
     def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, generation: Generation) -> None:
         self._catalog = catalog
@@ -94,6 +94,8 @@ class Commit:
         self.now_ms = now_ms
         self.writes = 0
         """Grows with everything written; whoever fails after it has grown spoils the whole transaction."""
+        self.late: dict[object, Callable[[Commit], None]] = {}
+        """What is written once, at the end, however often it changed meanwhile; by whose it is."""
         self.touched: dict[str, int] = {}
         """Topics whose waiters should look again after the commit, with how many events were added."""
         if tx.foreign:
@@ -119,6 +121,11 @@ class Commit:
             return lot.first + len(lot) - 1
         head = self.head(name)
         return head.latest if head else 0
+
+    @property
+    def epoch(self) -> int:
+        """What was cached under another epoch may be wrong by now."""
+        return self._catalog.epoch
 
     @property
     def reshaped(self) -> int:
@@ -290,6 +297,8 @@ class Commit:
 
     def flush(self) -> None:
         """Writes the gathered events into the transaction, so that its reads see them."""
+        while self.late:
+            self.late.popitem()[1](self)
         for name, lot in self._lots.items():
             count = len(lot)
             if not count:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, PenstockError
@@ -33,6 +34,8 @@ class Keeper:
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.chores: list[Callable[[str], None]] = []
+        """What the layers above do for a topic in passing, in the housekeeper's thread."""
 
     def note(self, topic: str) -> None:
         """A commit touched a topic."""
@@ -59,6 +62,8 @@ class Keeper:
             self._merge(topic, thorough)
             if self._writer.run(Operation(lambda commit: _retain(commit, topic), relaxed=True)):
                 self._engine.reclaim()
+            for chore in self.chores:
+                chore(topic)
 
     def _merge(self, topic: str, thorough: bool) -> None:
         """Merges the smallest blocks; and, when that has left enough middling ones, those."""

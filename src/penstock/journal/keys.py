@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import struct
 
+from penstock.limits import MAX_POSITION
+
 STORE = b"m"
 NEXT_TOPIC = b"i"
 TOPIC = b"t"
@@ -33,7 +35,7 @@ _topic = struct.Struct(">cI")
 _dedup = struct.Struct(">cII")
 _seq = struct.Struct(">Q")
 
-MAX_SEQ = (1 << 63) - 1
+MAX_SEQ = MAX_POSITION
 
 
 def block_key(topic: int, first: int) -> bytes:

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import ConfigError, InvalidName
-from penstock.limits import MAX_HEADERS, MAX_KEY_BYTES, MAX_KIND_LENGTH, MAX_NAME_LENGTH
+from penstock.limits import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_KEY_BYTES,
+    MAX_KIND_LENGTH,
+    MAX_NAME_LENGTH,
+    MAX_POSITION,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 
@@ -55,11 +62,16 @@ def check_headers(headers: Any) -> Mapping[str, str]:
         raise ConfigError(f"headers must be a mapping of text to text, not {type(headers).__name__}")
     if len(headers) > MAX_HEADERS:
         raise ConfigError(f"{len(headers)} headers are too many; at most {MAX_HEADERS} are allowed")
+    size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str) or not name:
             raise ConfigError(f"headers must map text to text; {name!r:.80} → {value!r:.80} does not")
-        _encoded(name, "header name")
-        _encoded(value, f"header {name!r:.80}")
+        size += len(_encoded(name, "header name")) + len(_encoded(value, f"header {name!r:.80}"))
+    if size > MAX_HEADER_BYTES:
+        raise ConfigError(
+            f"headers of {size:,} bytes are too large; at most {MAX_HEADER_BYTES:,} are allowed on one event: "
+            "put the rest into the payload"
+        )
     return dict(headers)
 
 
@@ -75,6 +87,8 @@ def check_limit(limit: int | None, name: str = "limit") -> int | None:
 def check_position(seq: int, name: str) -> int:
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
         raise ConfigError(f"{name} must be a position (a whole number of at least 0), not {seq!r}")
+    if seq > MAX_POSITION:
+        raise ConfigError(f"{name} is beyond the last possible position, {MAX_POSITION}: {seq!r:.80}")
     return seq
 
 

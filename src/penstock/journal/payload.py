@@ -47,7 +47,7 @@ def _has_non_finite(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, Mapping):
-        return any(map(_has_non_finite, value)) or any(map(_has_non_finite, value.values()))
+        return any(map(_has_non_finite, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(_has_non_finite, value))
     if value is None or isinstance(value, str | int | bytes):

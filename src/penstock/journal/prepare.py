@@ -67,11 +67,11 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     rows = list(drafts)
     if not rows:
         return Batch(Columns([], []), 0)
-    try:
-        fields = list(zip(*map(astuple, rows), strict=True))
-    except TypeError:
-        wrong = next(row for row in rows if not isinstance(row, Draft))
-        raise ConfigError(f"append_many takes Draft objects, not {type(wrong).__name__}") from None
+    if set(map(type, rows)) != {Draft}:
+        for row in rows:
+            if not isinstance(row, Draft):
+                raise ConfigError(f"append_many takes Draft objects, not {type(row).__name__}")
+    fields = list(zip(*map(astuple, rows), strict=True))
     kinds, given, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects = fields
     count = len(rows)
     header_list = list(headers) if _some(headers) else None
@@ -87,12 +87,8 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
             f"a draft for topic {other!r} was given to topic {topic!r}; use journal.outbox() for several topics"
         )
     encoded = list(map(encode_payload, payloads))
-    size = sum(map(len, encoded))
-    if size > MAX_BATCH_BYTES:
-        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
     columns = Columns(kind_list, encoded)
-    types = set(map(type, payloads))
-    if not types.isdisjoint(_BYTES_LIKE):
+    if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
         columns.binary = list(map(is_binary, payloads))
     if _some(keys):
         columns.key = _texts(keys, "key")
@@ -102,6 +98,9 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         columns.headers = [None if one is None else check_headers(one) for one in header_list]
     if _some(occurred):
         columns.occurred = [None if at is None else to_ms(at, "occurred_at") for at in occurred]
+    size = sum(columns.weights())
+    if size > MAX_BATCH_BYTES:
+        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
     batch = Batch(columns, size)
     if _some(dedups):
         batch.dedups = _texts(dedups, "dedup")
@@ -124,7 +123,11 @@ def _some(column: Sequence[Any]) -> bool:
 
 
 def _texts(column: Sequence[Any], what: str) -> list[str | None]:
-    for text in set(column):
+    try:
+        distinct: Iterable[Any] = set(column)
+    except TypeError:  # something unhashable, which the check below will name
+        distinct = column
+    for text in distinct:
         if text is not None:
             check_text(text, what)
     return list(column)

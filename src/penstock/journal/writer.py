@@ -283,8 +283,9 @@ class Writer:
             self._committed(touched)
 
     def _attempt(self, batch: Sequence[Operation[Any]]) -> dict[str, int]:
-        relaxed = True
-        with self.engine.write() as tx:
+        # Said in advance: SQLite fixes at its start how a transaction syncs.
+        relaxed = all([operation.relaxed for operation in batch])
+        with self.engine.write(sync=not relaxed) as tx:
             commit = Commit(self.catalog, tx, self.clock.now_ms(), self._generation)
             for operation in batch:
                 before = commit.writes
@@ -296,11 +297,7 @@ class Writer:
                     if commit.writes != before:
                         raise
                     operation.error = error
-                    continue
-                relaxed = relaxed and operation.relaxed
             commit.flush()
-            if relaxed and commit.writes:
-                tx.relax()
         commit.publish()
         self.commits += 1
         self.operations += len(batch)

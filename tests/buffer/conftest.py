@@ -1,0 +1,115 @@
+"""Every store the suite runs over, and short ways to fill a buffer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.buffer import Consumer, Descriptor, Metadata
+from penstock.buffer.format import encode_batch, parse_manifest
+from penstock.buffer.manifest import ManifestObject
+from penstock.buffer.measures import Measures
+from penstock.buffer.store import Store, open_store
+from penstock.clock import ManualClock, SystemClock
+from penstock.metrics import Registry
+
+from .emulator import Emulator
+
+MANIFEST = "ingest/manifest"
+_names = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Iterator[Emulator]:
+    running = Emulator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of each kind."""
+    if request.param == "memory":
+        return open_store(f"memory://test-{next(_names)}")
+    if request.param == "file":
+        return open_store(f"file://{tmp_path}/store")
+    emulator: Emulator = request.getfixturevalue("emulator")
+    return open_store(emulator.bucket(), emulator.options)
+
+
+@pytest.fixture
+def memory() -> Store:
+    return open_store(f"memory://test-{next(_names)}")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+class Buffer:
+    """A buffer under test: enqueues batches directly, opens consumers, looks into the manifest."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.registry = Registry()
+        self._writer = ManifestObject(store, MANIFEST, SystemClock(), Measures(Registry()).for_role("producer"))
+        self._consumers: list[Consumer] = []
+
+    def enqueue(self, location: str, entries: Sequence[bytes], metadata: Sequence[Metadata] = ()) -> None:
+        self.store.put(location, encode_batch(entries))
+        self.enqueue_entry(location, metadata)
+
+    def enqueue_entry(self, location: str, metadata: Sequence[Metadata] = ()) -> None:
+        self._writer.load()
+        self._writer.append([(location, metadata)])
+
+    def fill(self, count: int) -> list[str]:
+        """Batches of two entries each: `data{n}-a`, `data{n}-b`."""
+        locations = [f"ingest/{n}.batch" for n in range(count)]
+        for n, location in enumerate(locations):
+            self.store.put(location, encode_batch([f"data{n}-a".encode(), f"data{n}-b".encode()]))
+        self._writer.load()
+        self._writer.append([(location, (Metadata(0, 1000 + n, b""),)) for n, location in enumerate(locations)])
+        return locations
+
+    def consumer(self, after: int | None = None, **options: Any) -> Consumer:
+        options.setdefault("gc_interval", None)
+        options.setdefault("metrics", self.registry)
+        consumer = Consumer(self.store, after=after, **options)
+        self._consumers.append(consumer)
+        return consumer
+
+    def length(self) -> int:
+        return parse_manifest(self.store.get(MANIFEST)).count
+
+    def entries(self) -> list[Descriptor]:
+        return list(parse_manifest(self.store.get(MANIFEST)))
+
+
+@pytest.fixture
+def buffer(store: Store) -> Buffer:
+    return Buffer(store)
+
+
+@pytest.fixture
+def memory_buffer(memory: Store) -> Buffer:
+    return Buffer(memory)
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits, generously, for something another thread does."""
+    import time
+
+    def wait(condition: Callable[[], bool], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen"
+            time.sleep(0.002)
+
+    return wait

@@ -1,0 +1,63 @@
+"""Starts the S3 emulator and gives out buckets."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+
+class Emulator:
+    """A running S3 emulator."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("s3_emulator.py")), str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._buckets = 0
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self._put("/ready")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self.stop()
+                    raise RuntimeError("the S3 emulator did not start") from None
+                time.sleep(0.05)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint,
+            "region": "us-east-1",
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "virtual_hosted_style_request": "false",
+        }
+
+    def bucket(self) -> str:
+        """The url of a new bucket."""
+        self._buckets += 1
+        self._put(f"/bucket-{self._buckets}")
+        return f"s3://bucket-{self._buckets}"
+
+    def _put(self, path: str) -> None:
+        request = urllib.request.Request(self.endpoint + path, method="PUT")
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
