@@ -11,26 +11,26 @@ from typing import cast
 from penstock.clock import Clock
 from penstock.engine.contract import Durability
 from penstock.engine.url import open_engine
+from penstock.entity.journal import EntityJournal
+from penstock.entity.topic import EntityTopic
 from penstock.errors import ConfigError
-from penstock.journal.journal import BaseJournal
-from penstock.journal.topic import BaseTopic
-from penstock.journal.transaction import BaseTransaction
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
+from penstock.queue.journal import QueueJournal, QueueTransaction
 
 
-class Topic(BaseTopic):
+class Topic(EntityTopic):
     """A log of events, in order, from position 1."""
 
 
-class Transaction(BaseTransaction):
-    """All or nothing across topics; a clean exit commits, an exception rolls back."""
+class Transaction(QueueTransaction):
+    """All or nothing across topics and queues; a clean exit commits, an exception rolls back."""
 
     def __enter__(self) -> Transaction:
         super().__enter__()
         return self
 
 
-class Journal(BaseJournal):
+class Journal(EntityJournal, QueueJournal):
     """A set of topics and queues in one store, with one commit order."""
 
     topic_type = Topic
@@ -62,9 +62,9 @@ def open(
     not given.
     """
     if url is None:
-        url = os.environ.get("PENSTOCK_URL") or DEFAULT_URL
+        url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
     if durability is None:
-        durability = cast(Durability, os.environ.get("PENSTOCK_DURABILITY") or "disk")
+        durability = cast(Durability, _from_environment("PENSTOCK_DURABILITY") or "disk")
     if durability not in ("disk", "process"):
         raise ConfigError(f'durability is "disk" or "process", not {durability!r}')
     if writer_capacity is None:
@@ -81,8 +81,13 @@ def open(
         raise
 
 
+def _from_environment(name: str) -> str:
+    """A variable's text; a blank one counts as not set."""
+    return os.environ.get(name, "").strip()
+
+
 def _capacity_from_environment() -> int:
-    text = os.environ.get("PENSTOCK_WRITER_CAPACITY")
+    text = _from_environment("PENSTOCK_WRITER_CAPACITY")
     if not text:
         return WRITER_CAPACITY
     try:
@@ -104,7 +109,7 @@ def current() -> Journal:
 
 @contextmanager
 def use(journal: Journal) -> Iterator[Journal]:
-    """Installs a journal for `current()` within the block, for this thread or task and those it starts."""
+    """Installs a journal for `current()` within the block, for this thread or task and the tasks it starts."""
     token = _current.set(journal)
     try:
         yield journal

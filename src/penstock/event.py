@@ -6,6 +6,7 @@ fields are looked up when asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _json_decode = msgspec.json.Decoder().decode
+_HEX_ID = re.compile("[0-9a-fA-F]{32}")
 
 
 class EventRows(Protocol):
@@ -127,6 +129,12 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
         """The id of the event that caused this one."""
         return self._rows.causation(self._row)  # type: ignore[no-any-return]
 
+    @property
+    def link(self) -> str | None:
+        """In a topic that keeps hash chains: the link to its predecessors in its entity's stream, in hexadecimal."""
+        found = self._rows.chain(self._row)
+        return found.hex() if found is not None and any(found) else None
+
     def as_(self, type: type[T]) -> T:
         """The payload as a value of a declared event type, upcast to its newest version."""
         from penstock.schema import decode_event
@@ -204,6 +212,12 @@ class Receipt(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
     _number: int
     correlation_id: str | None = None
     duplicate: bool = False
+    _link: bytes | None = None
+
+    @property
+    def link(self) -> str | None:
+        """In a topic that keeps hash chains: the event's link, in hexadecimal, to check the event by later."""
+        return None if self._link is None else self._link.hex()
 
     @property
     def id(self) -> str:
@@ -232,9 +246,4 @@ def format_id(number: int) -> str:
 def parse_id(text: str) -> int | None:
     """The number behind an id's text, or None when it is not a UUID."""
     plain = text.replace("-", "")
-    if len(plain) != 32:
-        return None
-    try:
-        return int(plain, 16)
-    except ValueError:
-        return None
+    return int(plain, 16) if _HEX_ID.fullmatch(plain) else None

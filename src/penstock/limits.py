@@ -51,6 +51,24 @@ MERGE_FAN_IN: Final = 64
 SMALL_BYTES: Final = 6 << 10
 """The first merging tier: blocks below this size are merged among themselves before they meet larger ones."""
 
+# ── the index of entities ────────────────────────────────────────────────────────────────────────────────────────────
+INDEX_RUN_BYTES: Final = 4 << 20
+"""How many bytes of a topic's newest events are indexed in memory only, before they become a run on disk."""
+INDEX_RUN_EVENTS: Final = 16_384
+"""The same in events."""
+INDEX_FAN_IN: Final = 8
+"""How many runs of one level are merged into one of the next."""
+INDEX_CHUNK_BYTES: Final = 16 << 10
+"""What a chunk of a run holds: several small entities, or a part of a large one."""
+INDEX_LARGE_CHUNK_BYTES: Final = 64 << 10
+"""The chunks of an entity that is larger than one."""
+INDEX_STEP_BYTES: Final = 1 << 20
+"""What building a run writes in one commit, so that nobody else waits long for the writer."""
+INDEX_FILTER_TERMS: Final = 262_144
+"""Runs with more entities than this have no filter: they are large, and most look-ups find something there."""
+INDEX_MEMORY_BYTES: Final = 64 << 20
+"""The most bytes of one topic's newest events kept in memory for look-ups by key, when building runs is behind."""
+
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 TOPIC_DEDUP_WINDOW: Final = 7 * 24 * 3600.0
 """How long a topic remembers a dedup key, unless its settings say otherwise."""
@@ -61,5 +79,10 @@ WORKER_IDLE: Final = 0.01
 WORKER_RESTARTS: Final = 1
 ARROW_BATCH_ROWS: Final = 65_536
 """Rows in a record batch handed out by `read_arrow`, at the most."""
-POLL_INTERVAL: Final = 0.003
+POLL_FIRST: Final = 0.001
+"""How soon a waiting process looks again after a sign that another one wrote; the pauses then grow to the next two."""
+POLL_IDLE: Final = 0.05
+"""The longest pause where the kernel tells of writes (inotify)."""
+POLL_BLIND: Final = 0.01
+"""The longest pause where it does not."""
 """How often a waiting process looks for what other processes committed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import random
@@ -14,8 +15,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.format import decode_batch, encode_batch, encode_entries, open_batch, seal_batch
 from penstock.buffer.format import batch as batch_format
+from penstock.buffer.format import decode_batch, encode_batch, encode_entries, open_batch, seal_batch
 from penstock.errors import ConfigError, Corrupt
 
 GOLDEN = {
@@ -72,7 +73,7 @@ def test_any_entries_round_trip_as_list_iterator_and_arrow(entries, compression)
 @given(entry_lists, st.lists(st.integers(0, 60), max_size=3))
 def test_encoded_parts_concatenate_into_one_batch(entries, cuts):
     bounds = [0, *sorted(min(cut, len(entries)) for cut in cuts), len(entries)]
-    parts = [encode_entries(entries[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [encode_entries(entries[a:b]) for a, b in itertools.pairwise(bounds)]
     assert seal_batch(parts, len(entries)) == encode_batch(entries)
 
 

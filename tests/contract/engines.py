@@ -22,6 +22,8 @@ class Kind:
     """Several processes may write one store."""
     second_open: bool = False
     """Two engine objects of one process may have one store open for writing."""
+    shrinks: bool = True
+    """`reclaim` makes the store smaller."""
     reads_beside_writer: bool = True
     """A reader in another process can have the store open while a writer has."""
 
@@ -29,6 +31,8 @@ class Kind:
 KINDS = [
     Kind("memory", on_disk=False, second_open=True, reads_beside_writer=False),
     Kind("sqlite", shared=True, second_open=True),
+    Kind("lmdb", shared=True, second_open=True, shrinks=False),
+    Kind("rocksdb"),
     Kind("file"),
 ]
 

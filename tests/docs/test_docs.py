@@ -28,7 +28,7 @@ def test_the_code_on_this_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_there_are_pages_with_code() -> None:
     assert ROOT / "README.md" in PAGES
-    assert len(PAGES) > 3
+    assert len(PAGES) >= 3
 
 
 def test_links_between_pages_lead_somewhere() -> None:

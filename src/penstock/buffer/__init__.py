@@ -19,6 +19,7 @@ What holds:
 
 from penstock.buffer.batch import Batch
 from penstock.buffer.consumer import Consumer
+from penstock.buffer.draining import DrainReport, drain
 from penstock.buffer.fetcher import Fetcher
 from penstock.buffer.format.descriptor import Descriptor, Metadata
 from penstock.buffer.outgoing import Produced, UnflushedBatch
@@ -29,10 +30,12 @@ __all__ = [
     "Batch",
     "Consumer",
     "Descriptor",
+    "DrainReport",
     "Fetcher",
     "Metadata",
     "Produced",
     "Producer",
     "RunReport",
     "UnflushedBatch",
+    "drain",
 ]

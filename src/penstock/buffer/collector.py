@@ -2,8 +2,12 @@
 
 An object goes only if all of this holds: it stands directly under the prefix and its name is a ULID's; the manifest
 does not name it; it is older than every batch the manifest names; and its age has reached the grace. The objects are
-listed *before* the manifest is read, so a batch appended in between is seen as named. A producer never appends an
-object whose age has come near the grace (it uploads it again under a new name first).
+listed *before* the manifest is read, so a batch appended in between is seen as named.
+
+What if a producer appends an object just as it is being deleted? It looks at the age of its objects after it has read
+the manifest it will replace, and uploads those that are no longer young again, under a new name. A consumer's collector
+changes the manifest (its own epoch) before it deletes, so an append prepared before that cannot succeed, and one
+prepared after it no longer names what is doomed.
 """
 
 from __future__ import annotations
@@ -11,11 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from time import perf_counter
 from typing import NamedTuple
 
-from penstock.buffer.format import parse_manifest
-from penstock.buffer.measures import Measures
+from penstock.buffer.format import Manifest, parse_manifest
 from penstock.buffer.naming import Place, batch_time_ms
 from penstock.buffer.store import Store
 from penstock.errors import Fenced, PenstockError
@@ -37,28 +39,30 @@ def collect(
     *,
     now_ms: int,
     grace_ms: int,
-    epoch: int | None = None,
-    measures: Measures | None = None,
+    settle: Callable[[Callable[[Manifest], list[str] | None]], list[str] | None] | None = None,
     dry_run: bool = False,
 ) -> Collection:
-    """Deletes what nobody can need; `Fenced` when the manifest has another `epoch`. `dry_run` only counts."""
-    started = perf_counter()
-    counted = measures or Measures()
-    times = {path: batch_time_ms(path) for path in store.list(place.prefix)}
-    batches = {path: time for path, time in times.items() if time is not None}
-    manifest = parse_manifest(store.get(place.manifest))
-    if epoch is not None and manifest.epoch != epoch:
-        raise Fenced(f"another consumer took over {place.manifest}", epoch=manifest.epoch)
-    named = {location for _, location in manifest.locations()}
-    horizon = _horizon(named, now_ms - grace_ms)
-    doomed = sorted(path for path, time in batches.items() if path not in named and time < horizon)
-    failed = 0 if dry_run else store.delete(doomed)
-    deleted = len(doomed) - failed
-    if not dry_run:
-        store.sweep(place.prefix, now_ms - grace_ms)
-        counted.gc_files_deleted.inc(deleted)
-        counted.gc_files_failed.inc(failed)
-        counted.gc_duration.observe(perf_counter() - started)
+    """Deletes what nobody can need; `dry_run` only counts.
+
+    `settle` is the consumer's way to make a choice stand (`OwnedManifest.settle`). Without one, as from the command
+    line beside a running consumer, an object is safe from a producer that stops for no longer than the grace.
+    """
+    batches = {path: time for path in store.list(place.prefix) if (time := batch_time_ms(path)) is not None}
+
+    def doomed_by(manifest: Manifest) -> list[str] | None:
+        named = {location for _, location in manifest.locations()}
+        horizon = _horizon(named, now_ms - grace_ms)
+        return sorted(path for path, time in batches.items() if path not in named and time < horizon) or None
+
+    if settle is None or dry_run:
+        doomed = doomed_by(parse_manifest(store.get(place.manifest)))
+    else:
+        doomed = settle(doomed_by)
+    if dry_run:
+        return Collection(len(doomed or ()), 0, len(batches) - len(doomed or ()))
+    failed = store.delete(doomed) if doomed else 0
+    deleted = len(doomed or ()) - failed
+    store.sweep(place.prefix, now_ms - grace_ms)
     return Collection(deleted, failed, len(batches) - deleted)
 
 

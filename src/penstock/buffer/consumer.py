@@ -14,9 +14,10 @@ from penstock.buffer.collector import Collector, collect
 from penstock.buffer.fetcher import Fetcher
 from penstock.buffer.format.batch import MAX_BATCH_BYTES
 from penstock.buffer.format.descriptor import Descriptor
-from penstock.buffer.manifest import ManifestObject
+from penstock.buffer.format.manifest import Manifest
 from penstock.buffer.measures import Measures
 from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, place, shard_place
+from penstock.buffer.ownership import OwnedManifest
 from penstock.buffer.running import Run, RunReport
 from penstock.buffer.store import Store, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
@@ -69,7 +70,7 @@ class Consumer:
         self._clock = clock or SystemClock()
         self._measures = Measures(metrics)
         self._manifest_measures = self._measures.for_role("consumer")
-        self._manifest = ManifestObject(self._store, self.place.manifest, self._clock, self._manifest_measures)
+        self._manifest = OwnedManifest(self._store, self.place.manifest, self._clock, self._manifest_measures)
         self._fetcher = Fetcher(self._store, self.place.manifest, max_batch_bytes, self._measures)
         self._reading = threading.Lock()  # one read at a time; taken before _lock
         self._lock = threading.RLock()  # the manifest and the cursors
@@ -78,11 +79,8 @@ class Consumer:
         self._unwritten = 0
         self._closed = False
         self._run: Run | None = None
-        self.epoch = self._manifest.take_epoch()
-        if after is not None:
-            there = self._manifest.load_owned(self.epoch).next_sequence
-            if there:
-                self._manifest.dequeue(min(after, there - 1), self.epoch)
+        if after is not None and (there := self._manifest.load_owned().next_sequence) > 0:
+            self._manifest.dequeue(min(after, there - 1))
         self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
         if self._collector is not None:
             self._collector.start()
@@ -117,7 +115,7 @@ class Consumer:
 
     def _after_handed_out(self, limit: int) -> list[Descriptor]:
         self._check_open()
-        manifest = self._manifest.load_owned(self.epoch)
+        manifest = self._manifest.load_owned()
         try:
             return manifest.after(self._handed_out, limit)
         except Corrupt as error:
@@ -157,7 +155,7 @@ class Consumer:
                 expected = f"{self._unacked[0]} is next" if self._unacked else "nothing handed out waits for one"
                 raise OutOfOrder(f"out-of-order ack of {sequence}: {expected}")
             if self._unwritten + 1 >= ACKS_PER_WRITE:
-                self._manifest.dequeue(sequence, self.epoch)
+                self._manifest.dequeue(sequence)
                 self._unwritten = 0
             else:
                 self._unwritten += 1
@@ -176,7 +174,7 @@ class Consumer:
                 raise OutOfOrder(f"non-monotonic ack_through of {sequence}: {self._acked} is acknowledged already")
             if sequence < 0:
                 raise OutOfOrder(f"sequences begin at 0, not {sequence}")
-            self._manifest.dequeue(sequence, self.epoch)
+            self._manifest.dequeue(sequence)
             while self._unacked and self._unacked[0] <= sequence:
                 self._unacked.popleft()
             advanced = sequence + 1 if self._acked is None else sequence - self._acked
@@ -194,7 +192,7 @@ class Consumer:
     def _flush(self) -> None:
         if self._unwritten:
             assert self._acked is not None
-            self._manifest.dequeue(self._acked, self.epoch)
+            self._manifest.dequeue(self._acked)
             self._unwritten = 0
 
     # ── running ──
@@ -258,15 +256,22 @@ class Consumer:
     # ── the rest ──
 
     def collect_garbage(self) -> int:
-        """Deletes batch objects nobody can need any more, and returns how many."""
-        return collect(
-            self._store,
-            self.place,
-            now_ms=self._clock.now_ms(),
-            grace_ms=self._grace_ms,
-            epoch=self.epoch,
-            measures=self._measures,
-        ).deleted
+        """Deletes batch objects nobody can need any more, and returns how many. Runs by itself every `gc_interval`."""
+        with self._measures.gc_duration.time():
+            done = collect(
+                self._store,
+                self.place,
+                now_ms=self._clock.now_ms(),
+                grace_ms=self._grace_ms,
+                settle=self._settle,
+            )
+        self._measures.gc_files_deleted.inc(done.deleted)
+        self._measures.gc_files_failed.inc(done.failed)
+        return done.deleted
+
+    def _settle(self, choose: Callable[[Manifest], list[str] | None]) -> list[str] | None:
+        with self._lock:
+            return self._manifest.settle(choose)
 
     def close(self) -> None:
         """Writes outstanding acknowledgements and ends; a second close does nothing."""
@@ -287,6 +292,16 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the consumer is closed")
+
+    @property
+    def identity(self) -> str:
+        """Which manifest of which store this is: the same for everyone who reads it."""
+        return f"{self.place.manifest} in {self._store.identity}"
+
+    @property
+    def epoch(self) -> int:
+        """What the manifest carries while this consumer owns it."""
+        return self._manifest.epoch
 
     @property
     def acked(self) -> int | None:

@@ -36,7 +36,7 @@ class Lane:
 
     def __init__(self, pipeline: Pipeline, place: Place, manifest: ManifestObject) -> None:
         self.place = place
-        self.filling = Filling()
+        self.filling = Filling(pipeline.slabs.take())
         self.queue: deque[Outgoing] = deque()
         self.sealed = 0
         self.done = 0
@@ -75,19 +75,21 @@ class Lane:
             self.wake.notify()
 
     def _put(self, batch: Outgoing) -> None:
-        if self._stale(batch):
-            batch.location = self.place.new_batch(self._pipeline.clock.now_ms())
+        if self._stale(batch.name):
+            batch.name = self.place.new_batch(self._pipeline.clock.now_ms())
         data = batch.data(self._pipeline.compression)
-        self._pipeline.store.put(batch.location, data)
+        batch.attempts += 1
+        self._pipeline.store.put(batch.name, data)
+        batch.location = batch.name
         self._pipeline.measures.bytes_written.inc(len(data))
 
-    def _stale(self, batch: Outgoing) -> bool:
-        """Whether a collector may soon delete the batch's object, because no manifest has named it for too long.
+    def _stale(self, name: str) -> bool:
+        """Whether that is no name yet, or one so old that a collector may soon delete its unreferenced object.
 
         Such a batch is uploaded again under a new name: what is appended cannot have been collected.
         """
-        named_at = batch_time_ms(batch.location) or 0
-        return self._pipeline.clock.now_ms() - named_at >= self._pipeline.renew_after_ms
+        named_at = batch_time_ms(name)
+        return named_at is None or self._pipeline.clock.now_ms() - named_at >= self._pipeline.renew_after_ms
 
     # ── the manifest's thread ──
 
@@ -129,8 +131,10 @@ class Lane:
             if found:
                 self._settle(ready[:found])
                 return
+        # Known before the names are looked at: whatever a collector decides from now on makes the append conflict.
+        self._manifest.latest_known()
         for batch in ready:
-            if self._stale(batch):
+            if self._stale(batch.location):
                 self._put(batch)
             batch.locations.add(batch.location)
         try:
@@ -161,3 +165,6 @@ class Lane:
             for call in batch.calls:
                 call.settle(None, None)
             wake(batch.calls)
+        with pipeline.lock:
+            for batch in batches:
+                batch.release(pipeline.slabs)

@@ -46,10 +46,9 @@ class ManifestMeasures:
         self.writes = 0
         self.conflicts = 0
 
-    def wrote(self, length: int) -> None:
+    def wrote(self) -> None:
         self.writes += 1
         self._writes.inc()
-        self.queue_length.set(length)
 
     def lost(self) -> None:
         self.conflicts += 1

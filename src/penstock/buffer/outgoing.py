@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.buffer.format.batch import Compression, decode_batch, seal_batch
+from penstock.buffer.format.batch import FOOTER_SIZE, Compression, batch_footer, compress_entries, decode_batch
 from penstock.buffer.format.descriptor import Metadata
 from penstock.ticket import Ticket
 
@@ -54,13 +54,30 @@ class Part(Produced):
         self._whole.part_settled(error)
 
 
+class Slabs:
+    """Memory for batches, used again: fresh pages cost more than copying into them does."""
+
+    _FIRST = 64 << 10
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._free: list[bytearray] = []
+
+    def take(self) -> bytearray:
+        return self._free.pop() if self._free else bytearray(self._FIRST)
+
+    def give_back(self, slab: bytearray) -> None:
+        if sum(map(len, self._free)) + len(slab) <= self._most_bytes:
+            self._free.append(slab)
+
+
 class Filling:
     """The batch that takes entries now."""
 
-    __slots__ = ("calls", "count", "due_at", "encoded", "metadata", "size")
+    __slots__ = ("calls", "count", "due_at", "metadata", "size", "slab")
 
-    def __init__(self) -> None:
-        self.encoded: list[bytes] = []
+    def __init__(self, slab: bytearray) -> None:
+        self.slab = slab
         self.metadata: list[Metadata] = []
         self.calls: list[Produced] = []
         self.count = 0
@@ -68,11 +85,19 @@ class Filling:
         self.due_at = 0.0
 
     def add(self, encoded: bytes, count: int, payload: bytes, call: Produced) -> None:
-        self.encoded.append(encoded)
+        end = self.size + len(encoded)
+        if end + FOOTER_SIZE > len(self.slab):
+            self._grow(end + FOOTER_SIZE)
+        self.slab[self.size : end] = encoded
+        self.size = end
         self.metadata.append(Metadata(self.count, call.ingested_at_ms, payload))
         self.calls.append(call)
         self.count += count
-        self.size += len(encoded)
+
+    def _grow(self, needed: int) -> None:
+        larger = bytearray(max(needed, 2 * len(self.slab)))
+        larger[: self.size] = memoryview(self.slab)[: self.size]
+        self.slab = larger
 
 
 class Outgoing:
@@ -80,39 +105,54 @@ class Outgoing:
 
     __slots__ = (
         "_data",
-        "_encoded",
+        "attempts",
         "calls",
         "count",
         "due_at",
         "location",
         "locations",
         "metadata",
+        "name",
         "size",
+        "slab",
         "uploaded",
     )
 
     def __init__(self, filled: Filling, due_at: float) -> None:
         self.due_at = due_at
-        self._encoded = filled.encoded
-        self._data: bytes | None = None
+        self.slab = filled.slab
+        self._data: bytes | memoryview | None = None
         self.metadata = tuple(filled.metadata)
         self.calls = filled.calls
         self.count = filled.count
         self.size = filled.size
-        self.location = ""
+        self.attempts = 0  # to upload it
+        self.name = ""  # what it is uploaded as
+        self.location = ""  # where it is: the name, once the upload succeeded
         self.locations: set[str] = set()  # every one a manifest write may have carried
         self.uploaded = False
 
-    def data(self, compression: Compression) -> bytes:
+    def data(self, compression: Compression) -> bytes | memoryview:
         """The whole object."""
         if self._data is None:
-            self._data = seal_batch(self._encoded, self.count, compression)
-            self._encoded = []
+            footer = batch_footer(self.count, compression)
+            if compression == "none":
+                end = self.size + len(footer)
+                self.slab[self.size : end] = footer
+                self._data = memoryview(self.slab)[:end]
+            else:
+                self._data = compress_entries(memoryview(self.slab)[: self.size]) + footer
         return self._data
 
     def entries(self) -> list[bytes]:
         """The entries back, for whoever must save what could not be written."""
         return decode_batch(self.data("none") if self._data is None else self._data)
+
+    def release(self, slabs: Slabs) -> None:
+        """Gives the memory back, unless an attempt that failed may still be reading it."""
+        if self.attempts == 1:
+            self._data = None
+            slabs.give_back(self.slab)
 
 
 class UnflushedBatch(NamedTuple):

@@ -11,7 +11,7 @@ from time import monotonic
 from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
 from penstock.buffer.lane import Lane
 from penstock.buffer.measures import Measures
-from penstock.buffer.outgoing import Filling, Outgoing, Produced
+from penstock.buffer.outgoing import Filling, Outgoing, Produced, Slabs
 from penstock.buffer.store import Store
 from penstock.clock import Clock
 from penstock.errors import Backpressure, Closed, StorageError
@@ -51,6 +51,7 @@ class Pipeline:
         self.measures = measures
         self.compression: Compression = compression
         self.renew_after_ms = renew_after_ms
+        self.slabs = Slabs(inflight_bytes)
         self.lock = threading.Lock()
         self.given_up = threading.Event()
         self.stopped = False
@@ -127,7 +128,7 @@ class Pipeline:
         if not lane.filling.calls:
             return
         batch = Outgoing(lane.filling, monotonic())
-        lane.filling = Filling()
+        lane.filling = Filling(self.slabs.take())
         lane.queue.append(batch)
         lane.sealed += 1
         lane.start()

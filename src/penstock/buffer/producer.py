@@ -23,7 +23,6 @@ from penstock.ticket import wake
 
 Key = Callable[[bytes], bytes | str | int]
 
-_ONLY_BYTES = {bytes}
 #: An object that no manifest names is uploaded again after this share of the collector's grace.
 _RENEW_SHARE = 0.4
 
@@ -101,18 +100,18 @@ class Producer:
         them, uninterpreted, with the time of this call. Blocks when `max_buffered` calls wait; after `timeout` seconds
         of that raises `Backpressure`, and nothing was taken.
         """
-        if set(map(type, entries)) != _ONLY_BYTES:
-            entries = _as_bytes(entries)
         wait = None if timeout is None else seconds(timeout, "timeout")
         now = self._clock.now_ms()
         if self._key is not None and len(self._lanes) > 1:
-            return self._produce_sharded(entries, _payload(metadata), now, wait)
+            return self._produce_sharded(_as_bytes(entries), _payload(metadata), now, wait)
         call = Produced(now)
         self._pipeline.add(((self._lanes[0], _encoded(entries), len(entries), call),), _payload(metadata), wait)
         return call
 
     def _produce_sharded(self, entries: Sequence[bytes], payload: bytes, now: int, wait: float | None) -> Produced:
         assert self._key is not None
+        if not entries:
+            raise ConfigError("produce needs at least one entry")
         by_lane: dict[int, list[bytes]] = {}
         for entry in entries:
             by_lane.setdefault(shard_of(self._key(entry), len(self._lanes)), []).append(entry)
@@ -199,9 +198,14 @@ class Producer:
 
 
 def _encoded(entries: Sequence[bytes]) -> bytes:
-    encoded = encode_entries(entries)
+    try:
+        encoded = encode_entries(entries)
+    except TypeError:  # rarely: other kinds of bytes, or no bytes at all
+        encoded = encode_entries(_as_bytes(entries))
     if len(encoded) > MAX_BATCH_BYTES:
         raise ConfigError(f"one call may produce {MAX_BATCH_BYTES} bytes, not {len(encoded)}: split it")
+    if not encoded:
+        raise ConfigError("produce needs at least one entry")
     return encoded
 
 
@@ -214,8 +218,6 @@ def _as_bytes(entries: Sequence[Any]) -> list[bytes]:
         if not isinstance(entry, bytes | bytearray | memoryview):
             raise ConfigError(f"entry {index} must be bytes, not {type(entry).__name__}: encode it first")
         copied.append(bytes(entry))
-    if not copied:
-        raise ConfigError("produce needs at least one entry")
     return copied
 
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine
-from penstock.errors import Closed, ConfigError, PenstockError, ReadOnly
+from penstock.errors import Closed, ConfigError, PenstockError, ReadOnly, StorageError
 
 
 class BaseEngine(Engine):
@@ -73,7 +73,10 @@ def check_backup_target(destination: str | os.PathLike[str]) -> Path:
     target = Path(destination).absolute()
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the folder of {target} cannot be made: {error}") from error
     return target
 
 

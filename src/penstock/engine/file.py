@@ -13,93 +13,27 @@ grows and change to the new one; they can see a commit as soon as it is written,
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
-from penstock.engine.base import BaseEngine, check_backup_target, transaction_is_over
+from penstock.engine.base import BaseEngine, check_backup_target
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.file_copy import Cancelled, Copy, create_data_file
 from penstock.engine.file_disk import Disk
-from penstock.engine.file_index import Index, load_index, save_index
+from penstock.engine.file_index import Index, load_index
 from penstock.engine.file_lock import FolderLock
 from penstock.engine.file_log import HEAD, START, DataFile, Operation, encode
 from penstock.engine.file_recovery import Position, check_end, follow
+from penstock.engine.file_snapshot import FileRead, FileSnapshot
+from penstock.engine.file_upkeep import Upkeep
 from penstock.engine.overlay import OverlayWrite
-from penstock.engine.sorted_map import Frozen, SortedMap
-from penstock.errors import Closed, ConfigError, Corrupt, PenstockError, StorageError
+from penstock.errors import ConfigError, Corrupt, PenstockError, StorageError
 
 RESERVE_BYTES = 4 << 20, 64 << 20
 """The least and the most space reserved ahead of the end, an eighth of the file in between."""
-GARBAGE_BYTES = 16 << 20
-"""Less garbage than this is not worth a compaction."""
-INDEX_BYTES, INDEX_COMMITS = 256 << 20, 50_000
-"""After so much growth the index is saved again, so that opening after a crash reads at most as much."""
-CATCH_UP_BYTES = 1 << 20
-"""How far a copy may be behind when writers are made to wait for its last piece."""
-
-log = logging.getLogger("penstock.engine.file")
-
-
-class FileSnapshot:
-    """Keys at one moment, and the file their values lie in."""
-
-    __slots__ = ("_data", "_keys")
-
-    def __init__(self, keys: Frozen[int] | SortedMap[int], data: DataFile) -> None:
-        self._keys = keys
-        self._data = data
-
-    def get(self, key: bytes) -> bytes | None:
-        place = self._keys.get(key)
-        return None if place is None else self._data.value(place)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        value = self._data.value
-        for key, place in self._keys.scan(start, stop, reverse=reverse):
-            yield key, value(place)
-
-
-class FileRead:
-    """A snapshot that keeps its file open until it is closed."""
-
-    __slots__ = ("_engine", "_frozen", "_snapshot")
-
-    def __init__(self, engine: FileEngine, frozen: Frozen[int], data: DataFile) -> None:
-        self._engine = engine
-        self._frozen: Frozen[int] | None = frozen
-        self._snapshot: FileSnapshot | None = FileSnapshot(frozen, data)
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._usable().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._usable().scan(start, stop, reverse=reverse):
-            yield row
-            self._usable()
-
-    def _usable(self) -> FileSnapshot:
-        if self._snapshot is None or self._engine._closed:
-            raise transaction_is_over()
-        return self._snapshot
-
-    def close(self) -> None:
-        frozen, self._frozen, self._snapshot = self._frozen, None, None
-        if frozen is not None:
-            frozen.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class FileEngine(BaseEngine):
@@ -122,8 +56,6 @@ class FileEngine(BaseEngine):
         self._lock = threading.RLock()  # guards what a snapshot is made of: index, data, position
         self._foreign = True
         self._broken: PenstockError | None = None
-        self._keeper: threading.Thread | None = None
-        self._keeper_failed_at = 0
         self._folder_lock: FolderLock | None = None
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"{self._folder} is a file; a file store is a folder: give it a name of its own")
@@ -134,7 +66,7 @@ class FileEngine(BaseEngine):
                 self._open_to_write()
         except OSError as error:
             raise StorageError(f"{self._name} cannot be opened: {error}") from error
-        self._saved_end, self._saved_seq = self._position.end, self._position.seq
+        self._upkeep = Upkeep(self)
 
     # opening
 
@@ -260,7 +192,7 @@ class FileEngine(BaseEngine):
             if sync:
                 position.synced = seq
         self._foreign = False
-        self._keep_in_passing()
+        self._upkeep.in_passing()
 
     def _append(self, record: bytes, begin: int, sync: bool) -> None:
         try:
@@ -311,124 +243,17 @@ class FileEngine(BaseEngine):
             self._disk.allocate(self._data.descriptor, self._reserved, reserve - self._reserved)
             self._reserved = reserve
 
-    # upkeep
-
-    def _garbage(self) -> int:
-        return self._position.end - START - self._index.live
-
-    def _keep_in_passing(self) -> None:
-        position = self._position
-        wants_index = position.end - self._saved_end > INDEX_BYTES or position.seq - self._saved_seq > INDEX_COMMITS
-        if not wants_index and not self._wants_compaction():
-            return
-        if self._keeper is None or not self._keeper.is_alive():
-            self._keeper = threading.Thread(target=self._keep, name=f"penstock {self._name}", daemon=True)
-            self._keeper.start()
-
-    def _wants_compaction(self) -> bool:
-        garbage = self._garbage()
-        return garbage > GARBAGE_BYTES and garbage > self._index.live and garbage > 2 * self._keeper_failed_at
-
-    def _keep(self) -> None:
-        try:
-            if self._wants_compaction():
-                self._compact()
-            else:
-                self._save_index()
-        except Cancelled:
-            pass
-        except (PenstockError, OSError) as error:
-            self._keeper_failed_at = self._garbage()
-            self._saved_end, self._saved_seq = self._position.end, self._position.seq
-            log.warning("the upkeep of %s failed and will be tried again later: %s", self._name, error)
-
-    def _save_index(self) -> None:
-        with self._lock:
-            data, keys, live = self._data, self._index.map.snapshot(), self._index.live
-            end, seq = self._position.end, self._position.seq
-        with keys:
-            self._sync(data)
-            save_index(
-                self._disk,
-                self._folder,
-                keys,
-                salt=data.salt,
-                generation=data.generation,
-                end=end,
-                seq=seq,
-                live=live,
-            )
-        self._saved_end, self._saved_seq = end, seq
-
-    def _compact(self) -> None:
-        """Copies what is live into a new file while writers go on, then makes them wait for the last piece only."""
-        with self._lock:
-            source, keys, position = self._data, self._index.map.snapshot(), self._position
-            read_end, seq = position.end, position.seq
-        target = self._folder / "data.new"
-        try:
-            with keys:
-                copy = Copy(self._disk, target, generation=source.generation + 1, base=seq)
-                copy.add_state(keys, source, lambda: self._closed)
-            while position.end - read_end > CATCH_UP_BYTES and not self._closed:
-                read_end = self._catch_up(copy, source, read_end, position.end)
-            copy.sync()
-            self._take_turn()
-            try:
-                if self._broken is not None:
-                    raise self._broken
-                self._catch_up(copy, source, read_end, position.end)
-                copy.sync()
-                self._replace_data(copy, target)
-            finally:
-                self._end_turn()
-        except BaseException as error:
-            target.unlink(missing_ok=True)
-            if isinstance(error, Closed):
-                raise Cancelled from error
-            raise
-        self._keeper_failed_at = 0
-        self._save_index()
-
-    def _catch_up(self, copy: Copy, source: DataFile, begin: int, end: int) -> int:
-        for record in source.records(begin, copy.seq, end):
-            copy.add_record(record, source)
-            begin = record.end
-        return begin
-
-    def _replace_data(self, copy: Copy, target: Path) -> None:
-        self._disk.rename(target, self._path)
-        try:
-            self._disk.sync_folder(self._folder)
-        except OSError as error:
-            # The new file is in place but may be gone after a power cut, and the old one back: nothing may be added.
-            self._break(f"the folder could not be synced after a compaction ({error})")
-            raise
-        copy.data.path = self._path
-        with self._lock:
-            self._data, self._index = copy.data, copy.index
-            self._position = Position(copy.end, copy.seq, copy.seq)
-            self._reserved = copy.end
-
     def reclaim(self) -> None:
         """Copies what is live into a new file unless there is hardly any garbage."""
         self._check_writable()
-        self._wait_for_keeper()
         if self._broken is not None:
             raise self._broken
-        if self._garbage() <= self._index.live // 100 + 4096:
-            return
         try:
-            self._compact()
+            self._upkeep.compact_if_over(self._index.live // 100 + 4096)
         except Cancelled:
             self._check_usable()
         except OSError as error:
             raise StorageError(f"{self._name} could not be compacted: {error}; it is as it was") from error
-
-    def _wait_for_keeper(self) -> None:
-        keeper = self._keeper
-        if keeper is not None and keeper is not threading.current_thread():
-            keeper.join()
 
     # the rest
 
@@ -496,11 +321,11 @@ class FileEngine(BaseEngine):
             self._closed = True
         finally:
             self._end_turn()
-        self._wait_for_keeper()
+        self._upkeep.wait()
         try:
             if self._broken is None:
                 self._disk.truncate(self._data.descriptor, self._position.end)
-                self._save_index()
+                self._upkeep.save_index()
         except (OSError, StorageError) as error:
             raise StorageError(f"{self._name} was closed, but not everything could be put on disk: {error}") from error
         finally:

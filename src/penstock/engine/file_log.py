@@ -8,9 +8,9 @@
 The crc of a record covers its head and table, and starts from the file's salt; every value has its own crc in the
 table. With its own offset in the head, a record is valid in one place of one file only: bytes that merely look like one
 (a copy of a store kept as a value, the rest of an overwritten record) never are. `seq` counts commits without a gap;
-`synced` says up to which commit the file was on disk when the record was written. So a bad record that a later one calls
-synced is corruption; one that nothing vouches for is the torn end of a crash. Zeros after the last record are reserved
-space.
+`synced` says up to which commit the file was on disk when the record was written. So a bad record that a later one
+calls synced is corruption; one that nothing vouches for is the torn end of a crash. Zeros after the last record are
+reserved space.
 """
 
 from __future__ import annotations
@@ -225,23 +225,32 @@ def encode(
     """The bytes of a record at an offset, and its operations as reading it back would give them."""
     table: list[bytes] = []
     values: list[bytes] = []
+    operations: list[Operation] = []
     for start, stop in ranges:
         # Keys have at most MAX_KEY_BYTES bytes, so what a bound has beyond that decides nothing.
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
-        table.append(ENTRY.pack(RANGE, len(start), len(stop), 0) + start + stop)
+        table += (ENTRY.pack(RANGE, len(start), len(stop), 0), start, stop)
+        operations.append((RANGE, start, 0, stop))
+    at = 0
     for key, value in changes.items():
         if value is None:
-            table.append(ENTRY.pack(DELETE, len(key), 0, 0) + key)
+            table += (ENTRY.pack(DELETE, len(key), 0, 0), key)
+            operations.append((DELETE, key, 0, b""))
             continue
-        if len(value) > MAX_VALUE_BYTES:
-            raise ConfigError(f"a value of {len(value)} bytes is too large: the file engine takes {MAX_VALUE_BYTES}")
-        table.append(ENTRY.pack(PUT, len(key), len(value), crc32(value)) + key)
+        length, crc = len(value), crc32(value)
+        if length > MAX_VALUE_BYTES:
+            raise ConfigError(f"a value of {length} bytes is too large: the file engine takes {MAX_VALUE_BYTES}")
+        table += (ENTRY.pack(PUT, len(key), length, crc), key)
         values.append(value)
-    entries = table[0] if len(table) == 1 else b"".join(table)
-    data = values[0] if len(values) == 1 else b"".join(values)
+        operations.append((PUT, key, at << 64 | length << 32 | crc, b""))
+        at += length
+    entries = b"".join(table)
     if len(entries) > MAX_TABLE_BYTES:
         raise ConfigError(f"one transaction changes too much for one record: {len(changes)} keys")
-    body = HEAD_BODY.pack(offset, seq, synced, len(entries), len(data), kind)
+    body = HEAD_BODY.pack(offset, seq, synced, len(entries), at, kind)
     crc = crc32(entries, crc32(body, seed))
-    record = b"".join((MAGIC, crc.to_bytes(4, "little"), body, entries, data))
-    return record, _operations(entries, offset + HEAD.size + len(entries))
+    first = offset + HEAD.size + len(entries) << 64
+    return (
+        b"".join((MAGIC, crc.to_bytes(4, "little"), body, entries, *values)),
+        [(kind, key, place + first if kind == PUT else 0, stop) for kind, key, place, stop in operations],
+    )

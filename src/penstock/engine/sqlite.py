@@ -1,8 +1,9 @@
 """The default engine: one SQLite database in write-ahead mode, through apsw.
 
-One table, `kv(k, v)`, clustered by key. One connection writes (threads take turns, processes wait for SQLite's own
-lock), a pool of connections reads, one more is asked for `changes`. A commit is one or two writes and one fdatasync of
-the write-ahead log, which is preallocated: fdatasync of bytes inside a file is cheaper than of bytes that grow it.
+One table, `kv(k, v)`, with an index of the keys. One connection writes (threads take turns, processes wait for
+SQLite's own lock), a pool of connections reads, one more is asked for `changes`. A commit is one or two writes and one
+fdatasync of the write-ahead log, which is preallocated: fdatasync of bytes inside a file is cheaper than of bytes that
+grow it.
 """
 
 from __future__ import annotations
@@ -10,205 +11,45 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import apsw
 
-from penstock.engine.base import BaseEngine, check_backup_target, check_key, sync_folder, transaction_is_over
+from penstock.engine.base import BaseEngine, check_backup_target, sync_folder
 from penstock.engine.contract import Durability
 from penstock.engine.sqlite_errors import explain
+from penstock.engine.sqlite_format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
+from penstock.engine.sqlite_transaction import SqliteRead, SqliteWrite
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 
-APPLICATION_ID = 0x50454E53
-"""Marks a database as penstock's in SQLite's header ("PENS")."""
-FORMAT = 1
-"""The layout of the tables, in SQLite's user_version."""
-
-PAGE_BYTES = 8192
-CHECKPOINT_PAGES = 1000
+PAGE_BYTES = 4096
+CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
+"""The log is copied into the database after so many pages; after fewer when they came in this many small commits,
+because a log short enough to be written over again and again syncs faster than one that grows."""
+LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
+"""A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
 LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
 """How much of the write-ahead log is allocated in advance: as much as is filled between two checkpoints."""
 LOG_LIMIT_BYTES = 64 << 20
 """A log that a long read made larger than this is cut back when it starts over."""
-WAIT_SECONDS = 60.0
-"""How long a write waits for another process before it gives up."""
+CACHE_KIB = 8000
+VACUUM_PAGES = 1000
+"""Free pages given back in one transaction of `reclaim`."""
 IDLE_READERS = 8
 """Read connections kept open for the next reader."""
 
-SCHEMA = "CREATE TABLE IF NOT EXISTS kv(k BLOB PRIMARY KEY, v BLOB NOT NULL) STRICT, WITHOUT ROWID"
+"""With rowids on purpose: without them SQLite reads a whole value for every key it compares on the way to another one,
+which makes a look-up among blocks of 256 KB a hundred times slower."""
 BEGIN_WRITE = "BEGIN IMMEDIATE"
 COMMIT = "COMMIT"
 ROLLBACK = "ROLLBACK"
 BEGIN_READ = "BEGIN; SELECT 1 FROM kv LIMIT 1"
 END_READ = "COMMIT"
-GET = "SELECT v FROM kv WHERE k=?"
-PUT = "REPLACE INTO kv(k,v) VALUES(?,?)"
-DELETE = "DELETE FROM kv WHERE k=?"
-DELETE_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
-SCAN = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k"
-SCAN_REVERSE = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k DESC"
 SYNC = "PRAGMA synchronous=FULL"
 NO_SYNC = "PRAGMA synchronous=NORMAL"
 DATA_VERSION = "PRAGMA data_version"
-
-
-def _refuse(*_: object) -> Any:
-    raise transaction_is_over()
-
-
-class _Transaction:
-    """Reading, which read and write transactions do alike."""
-
-    __slots__ = ("_connection", "_engine", "_execute", "_scans")
-
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
-        self._connection: apsw.Connection | None = None
-        self._execute: Callable[..., Any] = _refuse
-        self._scans: set[apsw.Cursor] = set()
-
-    def get(self, key: bytes) -> bytes | None:
-        try:
-            return self._execute(GET, (key,)).get  # type: ignore[no-any-return]
-        except apsw.Error as error:
-            raise self._engine._explain(error) from error
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        if self._connection is None or self._engine._closed:
-            raise transaction_is_over()
-        cursor = self._connection.cursor()
-        self._scans.add(cursor)
-        try:
-            yield from cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop))
-        except (apsw.CursorClosedError, apsw.ConnectionClosedError) as error:
-            raise transaction_is_over() from error
-        except apsw.Error as error:
-            raise self._engine._explain(error) from error
-        finally:
-            self._scans.discard(cursor)
-            cursor.close(True)
-
-    def _let_go(self) -> apsw.Connection | None:
-        """Ends every use of the connection: an unfinished scan would keep its snapshot alive after the commit."""
-        connection, self._connection = self._connection, None
-        self._execute = _refuse
-        while self._scans:
-            self._scans.pop().close(True)
-        return connection
-
-
-class SqliteRead(_Transaction):
-    """A read transaction on a connection of its own."""
-
-    __slots__ = ()
-
-    def __init__(self, engine: SqliteEngine, connection: apsw.Connection) -> None:
-        super().__init__(engine)
-        self._connection = connection
-        self._execute = connection.execute
-
-    def close(self) -> None:
-        connection = self._let_go()
-        if connection is not None:
-            self._engine._end_read(connection)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class SqliteWrite(_Transaction):
-    """A write transaction on the engine's one writing connection."""
-
-    __slots__ = ("_sync", "_untouched", "foreign")
-
-    def __init__(self, engine: SqliteEngine, sync: bool) -> None:
-        super().__init__(engine)
-        self._sync = sync
-        self._untouched = True
-        self.foreign = False
-
-    def __enter__(self) -> Self:
-        engine = self._engine
-        engine._take_turn()
-        try:
-            self.foreign = engine._begin(self._sync)
-        except BaseException:
-            engine._end_turn()
-            raise
-        self._connection = engine._writer
-        self._execute = engine._writer_execute
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        engine = self._engine
-        try:
-            self._let_go()
-            if kind is None:
-                engine._commit()
-            else:
-                engine._rollback()
-        finally:
-            engine._end_turn()
-
-    def get(self, key: bytes) -> bytes | None:
-        self._untouched = False
-        return super().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        self._untouched = False
-        # Walking backwards, SQLite shows a row again that was replaced just after it was shown.
-        last = stop if reverse else b""
-        for row in super().scan(start, stop, reverse=reverse):
-            if row[0] < last if reverse else row[0] > last:
-                last = row[0]
-                yield row
-
-    def put(self, key: bytes, value: bytes) -> None:
-        self._untouched = False
-        check_key(key)
-        try:
-            self._execute(PUT, (key, value))
-        except apsw.Error as error:
-            raise self._engine._explain(error) from error
-        except OverflowError as error:
-            raise ConfigError(f"a value of {len(value)} bytes is too large: sqlite takes 1,000,000,000") from error
-
-    def delete(self, key: bytes) -> None:
-        self._untouched = False
-        try:
-            self._execute(DELETE, (key,))
-        except apsw.Error as error:
-            raise self._engine._explain(error) from error
-
-    def delete_range(self, start: bytes, stop: bytes) -> None:
-        self._untouched = False
-        try:
-            self._execute(DELETE_RANGE, (start, stop))
-        except apsw.Error as error:
-            raise self._engine._explain(error) from error
-
-    def relax(self) -> None:
-        """Has an effect only before anything was read or written: SQLite fixes how a transaction syncs at its start.
-
-        Later it does nothing, and the commit is on disk after all; `write(sync=False)` says it in time.
-        """
-        if self._untouched and self._sync and self._connection is not None:
-            self._sync = False
-            self.foreign = self._engine._begin_again() or self.foreign
 
 
 class SqliteEngine(BaseEngine):
@@ -251,7 +92,7 @@ class SqliteEngine(BaseEngine):
 
     def _connect_reader(self) -> apsw.Connection:
         connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
-        connection.execute("PRAGMA query_only=ON; PRAGMA wal_autocheckpoint=0")
+        run_all(connection, "PRAGMA query_only=ON; PRAGMA wal_autocheckpoint=0")
         return connection
 
     def _open_to_read(self) -> None:
@@ -260,7 +101,7 @@ class SqliteEngine(BaseEngine):
         try:
             try:
                 self._watcher = self._connect_reader()
-                made = _is_made(self._watcher, self._file)
+                made = is_made(self._watcher, self._file)
             except (apsw.CantOpenError, apsw.ReadOnlyError):
                 # A folder that may not be written has no room for SQLite's shared memory. Without a log beside the
                 # database there is nothing in it either, so the file alone is the store.
@@ -268,7 +109,7 @@ class SqliteEngine(BaseEngine):
                     raise
                 self._immutable = True
                 self._watcher = self._connect_reader()
-                made = _is_made(self._watcher, self._file)
+                made = is_made(self._watcher, self._file)
         except apsw.Error as error:
             raise self._explain(error) from error
         if not made:
@@ -294,18 +135,18 @@ class SqliteEngine(BaseEngine):
 
     def _prepare_writer(self) -> None:
         writer = self._writer
-        made = _is_made(writer, self._file)
+        made = is_made(writer, self._file)
         if not made:
-            writer.execute(f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
-        _switch_to_log(writer)
+            run_all(writer, f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
+        switch_to_log(writer)
         writer.execute(
-            f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES};"
-            f"PRAGMA cache_size=-8000; {SYNC}"
+            f"PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit={LOG_LIMIT_BYTES};PRAGMA cache_size=-8000; {SYNC}"
         )
+        self._log_pages = self._checked_pages = self._unchecked_commits = 0
+        writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
         if not made:
-            writer.execute(BEGIN_WRITE)
-            writer.execute(f"{SCHEMA}; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; {COMMIT}")
+            run_all(writer, MAKE)
             sync_folder(self._path.parent)
         self._writer_execute = writer.cursor().execute
         self._allocate_log()
@@ -356,13 +197,15 @@ class SqliteEngine(BaseEngine):
             self._reading.remove(connection)
         except KeyError:
             return
-        if len(self._idle) >= IDLE_READERS:
-            connection.close(True)
-            return
         try:
+            if len(self._idle) >= IDLE_READERS:
+                connection.close(True)
+                return
             connection.execute(END_READ)
         except apsw.Error:
-            connection.close(True)
+            # Broken, or in the middle of a call on another thread, which then closes it by dropping it.
+            with suppress(apsw.ThreadingViolationError):
+                connection.close(True)
             return
         self._idle.append(connection)
         if self._closed:
@@ -414,6 +257,35 @@ class SqliteEngine(BaseEngine):
             raise
         self._version = self._writer.data_version()
         self._foreign = False
+        self._checkpoint_in_passing()
+
+    def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint_in_passing(self) -> None:
+        """Copies the log into the database now and then, so that it can start over."""
+        pages = self._log_pages
+        self._unchecked_commits += 1
+        if pages < self._checked_pages:
+            self._checked_pages = 0
+        grown = pages - self._checked_pages
+        if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self._unchecked_commits < CHECKPOINT_COMMITS):
+            return
+        self._checked_pages, self._unchecked_commits = pages, 0
+        with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write
+            if pages < LONG_LOG_PAGES:
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            else:
+                self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_RESTART, milliseconds=50)
+
+    def _checkpoint_waiting(self, mode: int, *, milliseconds: int) -> None:
+        self._writer.set_busy_timeout(milliseconds)
+        try:
+            with suppress(apsw.BusyError):
+                self._writer.wal_checkpoint(mode=mode)
+        finally:
+            self._writer.set_busy_handler(_wait_a_little)
 
     def _rollback(self) -> None:
         try:
@@ -451,27 +323,34 @@ class SqliteEngine(BaseEngine):
         """Moves pages from the end of the file into free ones, a few at a time, cuts the file and empties the log."""
         self._check_writable()
         try:
-            while True:
-                self._take_turn()
-                try:
-                    free = self._writer_execute("PRAGMA freelist_count").get
-                    if not free:
-                        break
-                    for _ in self._writer_execute("PRAGMA incremental_vacuum(1000)"):
-                        pass
-                    self._version = self._writer.data_version()
-                finally:
-                    self._end_turn()
+            while self._vacuum_some():
+                pass
             self._take_turn()
             try:
-                self._writer.set_busy_timeout(500)
-                self._writer_execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                self._writer.set_busy_handler(_wait_a_little)
+                self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=500)
                 self._allocate_log()
+            finally:
                 self._end_turn()
         except apsw.Error as error:
             raise self._explain(error) from error
+
+    def _vacuum_some(self) -> bool:
+        """One short transaction, so that other writers get their turns; False when there is nothing left to do."""
+        self._take_turn()
+        try:
+            foreign = self._begin(True)
+            try:
+                free: int = self._writer_execute("PRAGMA freelist_count").get
+                for _ in self._writer_execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})"):
+                    pass
+            except BaseException:
+                self._rollback()
+                raise
+            self._commit()
+            self._foreign = foreign  # whoever writes next has not heard of it yet
+            return free > VACUUM_PAGES
+        finally:
+            self._end_turn()
 
     def size(self) -> int:
         """Bytes of the database, with what is still in the log; the log's preallocated part is not counted."""
@@ -547,41 +426,3 @@ def _wait_a_little(calls: int) -> bool:
         return False
     time.sleep(pause)
     return True
-
-
-def _is_made(connection: apsw.Connection, file: str) -> bool:
-    """Whether the database holds a store of this format; ConfigError when it holds something else."""
-    try:
-        application, version, tables = connection.execute(
-            "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
-            " (SELECT count(*) FROM sqlite_schema)"
-        ).fetchall()[0]
-    except apsw.NotADBError as error:
-        raise ConfigError(
-            f"{file} is not a SQLite database: another program made it, or its first page is damaged"
-        ) from error
-    if application == 0 and version == 0 and tables == 0:
-        return False
-    if application != APPLICATION_ID:
-        raise ConfigError(f"{file} is a SQLite database of another program; give the store a file of its own")
-    if version != FORMAT:
-        raise ConfigError(
-            f"{file} has sqlite store format {version}, this version of penstock reads format {FORMAT}; "
-            "use the version that made it, or copy its events over"
-        )
-    return True
-
-
-def _switch_to_log(connection: apsw.Connection) -> None:
-    """Turns write-ahead mode on; SQLite does not call the busy handler for this, so two openers are sorted out here."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            mode = connection.execute("PRAGMA journal_mode=WAL").get
-            break
-        except (apsw.BusyError, apsw.LockedError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.002)
-    if mode != "wal":
-        raise ConfigError("this file system cannot hold SQLite's write-ahead log; keep the store on a local disk")

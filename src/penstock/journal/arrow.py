@@ -78,7 +78,7 @@ def read_batches(
                 stop = min(stop, start + left)
                 left -= stop - start
             if stop > start:
-                whole = record_batch(block, payload)
+                whole = record_batch(block, payload, wanted=range(start, stop))
                 for row in range(start, stop, batch_rows):
                     yield whole.slice(row, min(batch_rows, stop - row))
             if left == 0:
@@ -104,11 +104,22 @@ def joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
         yield small[0] if len(small) == 1 else join_blocks(small)
 
 
-def record_batch(block: Block, payload: PayloadType = "string", names: Sequence[str] | None = None) -> pa.RecordBatch:
-    """All events of a block as one record batch; of the columns only those named, when names are given."""
+def record_batch(
+    block: Block,
+    payload: PayloadType = "string",
+    names: Sequence[str] | None = None,
+    *,
+    wanted: range | None = None,
+) -> pa.RecordBatch:
+    """All events of a block as one record batch; of the columns only those named, when names are given.
+
+    `wanted` are the rows the caller will use: only their payloads must be text.
+    """
     schema = arrow_schema(payload)
     if names is not None:
         schema = pa.schema([schema.field(name) for name in names])
+    if payload == "string" and block.wire.binary is not None and "payload" in schema.names:
+        _check_text(block, range(block.count) if wanted is None else wanted)
     return pa.RecordBatch.from_arrays([_column(block, name, payload) for name in schema.names], schema=schema)
 
 
@@ -199,20 +210,18 @@ def _payloads(block: Block, payload: PayloadType) -> pa.Array:
     data = pa.py_buffer(block.payload)
     if payload == "binary":
         return pa.Array.from_buffers(pa.binary(), count, [None, bounds, data])
-    if wire.binary is not None:
-        _check_text(block)
     return pa.StringArray.from_buffers(count, bounds, data)
 
 
-def _check_text(block: Block) -> None:
-    for row in range(block.count):
+def _check_text(block: Block, rows: range) -> None:
+    for row in rows:
         if block.is_binary(row):
             try:
                 bytes(block.raw_payload(row)).decode()
             except UnicodeDecodeError as error:
                 raise ConfigError(
                     f"event {block.seq(row)} of topic {block.topic!r} has a payload of bytes that are not text; "
-                    "read payloads as binary"
+                    'read it with payload="binary" (in Spark: payloadFormat=binary)'
                 ) from error
 
 

@@ -114,6 +114,8 @@ class Columns:
         before, more = len(self.kinds), len(other.kinds)
         self.kinds.extend(other.kinds)
         self.payloads.extend(other.payloads)
+        if len(self.__dict__) == len(other.__dict__) == 2:  # kinds and payloads: nothing optional on either side
+            return
         for name in _OPTIONAL:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is None and theirs is None:
@@ -132,6 +134,15 @@ class Columns:
                     sizes[row] += sum(map(len, headers)) + sum(map(len, headers.values()))
         return sizes
 
+    def pick(self, rows: Sequence[int]) -> Columns:
+        """Some of the events, in columns of their own."""
+        picked = Columns([self.kinds[row] for row in rows], [self.payloads[row] for row in rows])
+        for name in _OPTIONAL:
+            column = getattr(self, name)
+            if column is not None:
+                setattr(picked, name, [column[row] for row in rows])
+        return picked
+
     def take(self, start: int, stop: int) -> Columns:
         """The events start … stop-1."""
         part = Columns(self.kinds[start:stop], self.payloads[start:stop])
@@ -147,6 +158,11 @@ _OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "ca
 
 def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
     """The bytes of a block that holds one commit's events, at positions first, first+1, …"""
+    return seal(build_wire(columns, first, recorded_ms, base_id))
+
+
+def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> Wire:
+    """A block of one commit's events, not yet sealed."""
     kinds, payloads = columns.kinds, columns.payloads
     count = len(kinds)
     if count == 1:
@@ -189,7 +205,17 @@ def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) ->
         wire.causation = pack_text(columns.causation)
     if columns.chain is not None:
         wire.chain = b"".join(columns.chain)
-    return seal(wire)
+    return wire
+
+
+def encode_wire(wire: Wire) -> bytes:
+    """A block without its checksum, to be kept for a while or sent on."""
+    return _encode(wire)
+
+
+def decode_wire(body: bytes | memoryview) -> Wire:
+    """What `encode_wire` made; the payload is a view into it."""
+    return _decode(body)
 
 
 def seal(wire: Wire) -> bytes:

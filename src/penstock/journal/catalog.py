@@ -33,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds for which a dedup key is remembered; None for ever."""
     chained: bool = False
     """Whether each event carries the hash of its predecessor in its entity's stream."""
+    indexed: bool = True
+    """Whether events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -121,6 +123,12 @@ class Head:
     latest: int
     recorded_ms: int
     last_id: int
+    newest: dict[str, int] | None = None
+    """Once somebody has asked: the newest position of entities that were asked for or written after `since`."""
+    since: int = 0
+    links: dict[str, bytes] | None = None
+    """In a topic that keeps hash chains: the newest link of entities that were looked up or written after `linked`."""
+    linked: int = 0
 
 
 class Catalog:

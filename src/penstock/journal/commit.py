@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-
-import msgspec
+from typing import Protocol
 
 from penstock.engine.contract import WriteTx
 from penstock.errors import Conflict
@@ -19,32 +19,30 @@ from penstock.event import Receipt, format_id
 from penstock.journal import keys
 from penstock.journal.block import Columns, build_block
 from penstock.journal.catalog import Catalog, Head, create_topic
+from penstock.journal.chain import add_links
+from penstock.journal.dedup import Original, find_original, remember
 from penstock.journal.prepare import Batch
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS
 
-_encode = msgspec.msgpack.Encoder().encode
 _RANDOM_BITS = (1 << 80) - 1 - (1 << 61)  # the run's ids count up from here: keep the top random bit free for the carry
 
-Generation = Callable[["Commit", Head, str], int]
-"""Finds the position of an entity's newest event, this commit's events included."""
 
+class Entities(Protocol):
+    """What a commit asks of an entity's past."""
 
-class _Duplicate(msgspec.Struct, array_like=True, frozen=True):
-    """What a dedup key remembers of its event."""
+    def generation(self, commit: Commit, head: Head, key: str) -> int:
+        """The position of an entity's newest event, this commit's events included."""
+        ...
 
-    seq: int
-    id: bytes
-    recorded_ms: int
-    correlation: str | None = None
-
-
-_decode_duplicate = msgspec.msgpack.Decoder(_Duplicate).decode
+    def link(self, commit: Commit, head: Head, key: str) -> bytes:
+        """The newest link of an entity's hash chain, without this commit's events."""
+        ...
 
 
 class Lot:
     """The events one commit adds to one topic."""
 
-    __slots__ = ("base_id", "columns", "first", "head", "newest", "owned", "recorded_ms", "size")
+    __slots__ = ("_noted", "base_id", "columns", "first", "head", "links", "newest", "owned", "recorded_ms", "size")
 
     def __init__(self, head: Head, now_ms: int) -> None:
         self.head = head
@@ -55,6 +53,7 @@ class Lot:
         self.owned = False
         self.size = 0
         self.newest: dict[str, int] | None = None
+        self.links: dict[str, bytes] | None = None
 
     def __len__(self) -> int:
         return 0 if self.columns is None else len(self.columns.kinds)
@@ -71,23 +70,29 @@ class Lot:
 
     def newest_of(self, key: str) -> int:
         """The position of a key's newest event among these; 0 for none."""
-        if self.columns is None or self.columns.key is None:
-            return 0
-        column = self.columns.key
-        for row in range(len(column) - 1, -1, -1):
-            if column[row] == key:
-                return self.first + row
-        return 0
+        if self.newest is None:
+            self.newest, self._noted = {}, 0
+        if self._noted < len(self):
+            self.note_newest(self.newest, self._noted)
+            self._noted = len(self)
+        return self.newest.get(key, 0)
+
+    def note_newest(self, newest: dict[str, int], start: int = 0) -> None:
+        """Writes down where these events leave each entity."""
+        column = self.columns.key if self.columns is not None else None
+        if column is not None:
+            found = zip(column[start:], range(self.first + start, self.first + len(column)), strict=True)
+            newest.update([(key, seq) for key, seq in found if key is not None])
 
 
 class Commit:
     """A write transaction under way, with its own view of every topic's end."""
 
-    __slots__ = ("_catalog", "_generation", "_lots", "_new_heads", "late", "now_ms", "touched", "tx", "writes")
+    __slots__ = ("_catalog", "_entities", "_lots", "_new_heads", "late", "now_ms", "touched", "tx", "writes")
 
-    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, generation: Generation) -> None:
+    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: Entities) -> None:
         self._catalog = catalog
-        self._generation = generation
+        self._entities = entities
         self._lots: dict[str, Lot] = {}
         self._new_heads: dict[str, Head] = {}
         self.tx = tx
@@ -149,22 +154,25 @@ class Commit:
     # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, name: str, batch: Batch) -> list[Receipt]:
         """Adds a batch and says where its events will be; raises before anything is changed."""
-        count = len(batch.columns.kinds)
-        if not count:
+        if not batch.columns.kinds:
             return []
         if batch.dedups is None and batch.expects is None and batch.cause_rows is None:
             return self._add(self._lots.get(name) or self._lot(name), batch.columns, batch.size)
+        return self._append_looking(name, batch)
+
+    def check(self, name: str, batch: Batch) -> None:
+        """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
         if batch.expects is not None:
-            self._check_expects(name, batch)
-        if batch.dedups is not None:
-            return self._append_new(name, batch)
-        self._link_causes(self._lot(name), batch.columns, batch.cause_rows or {})
-        return self._add(self._lot(name), batch.columns, batch.size)
+            known, repeats = self._duplicates(name, batch.dedups or ())
+            fresh = [row for row in range(len(batch)) if row not in known and row not in repeats]
+            self._check_expects(name, batch.columns.key or [], batch.expects, fresh)
 
     def _add(self, lot: Lot, columns: Columns, size: int) -> list[Receipt]:
         offset = len(lot)
         name, seq, number = lot.head.name, lot.first + offset, lot.base_id + offset
         count = len(columns.kinds)
+        if lot.head.settings.chained:
+            return self._add_linked(lot, columns, size)
         lot.add(columns, size)
         self.writes += 1
         correlations = columns.correlation
@@ -174,14 +182,53 @@ class Commit:
             return [Receipt(name, seq + row, number + row) for row in range(count)]
         return [Receipt(name, seq + row, number + row, correlations[row]) for row in range(count)]
 
-    def _check_expects(self, name: str, batch: Batch) -> None:
+    def _add_linked(self, lot: Lot, columns: Columns, size: int) -> list[Receipt]:
+        """Adds events to a topic that keeps hash chains."""
+        offset = len(lot)
+        name, seq, number = lot.head.name, lot.first + offset, lot.base_id + offset
+        if lot.links is None:
+            lot.links = {}
+        find = partial(self._entities.link, self, lot.head)
+        add_links(columns, seq, number, lot.recorded_ms, lot.links, find)
+        lot.add(columns, size)
+        self.writes += 1
+        correlations, links = columns.correlation, columns.chain or []
+        return [
+            Receipt(name, seq + row, number + row, correlations[row] if correlations else None, False, made)
+            for row, made in enumerate(links)
+        ]
+
+    def _append_looking(self, name: str, batch: Batch) -> list[Receipt]:
+        """Appends what needs a look at the store first; a draft whose dedup key is known gets its old receipt."""
+        columns, count = batch.columns, len(batch.columns.kinds)
+        known, repeats = self._duplicates(name, batch.dedups or ())
+        fresh = [row for row in range(count) if row not in known and row not in repeats]
+        if batch.expects is not None:
+            self._check_expects(name, columns.key or [], batch.expects, fresh)
+        receipts = dict(known)
+        if fresh:
+            lot = self._lot(name)
+            if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
+                columns = columns.pick(fresh)
+            if batch.cause_rows:
+                self._link_causes(lot, columns, fresh, batch.cause_rows, known, repeats)
+            receipts.update(zip(fresh, self._add(lot, columns, batch.size), strict=True))
+            if batch.dedups is not None:
+                self._remember(lot, batch.dedups, fresh, receipts)
+        for row, original in repeats.items():
+            receipts[row] = _as_duplicate(receipts[original])
+        return [receipts[row] for row in range(count)]
+
+    def _check_expects(
+        self, name: str, entities: Sequence[str | None], expects: Sequence[int | None], rows: Sequence[int]
+    ) -> None:
         """Every expectation is about the entity as it was before this batch."""
-        keys_ = batch.columns.key or []
         head = self.head(name)
-        for key, expected in zip(keys_, batch.expects or (), strict=True):
+        for row in rows:
+            key, expected = entities[row], expects[row]
             if expected is None or key is None:
                 continue
-            actual = self._generation(self, head, key) if head else 0
+            actual = self._entities.generation(self, head, key) if head else 0
             if actual != expected:
                 raise Conflict(
                     f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: "
@@ -191,95 +238,66 @@ class Commit:
                 )
 
     def _link_causes(
-        self, lot: Lot, columns: Columns, cause_rows: dict[int, int], ids: Sequence[int] | None = None
+        self,
+        lot: Lot,
+        columns: Columns,
+        fresh: Sequence[int],
+        cause_rows: dict[int, int],
+        known: dict[int, Receipt],
+        repeats: dict[int, int],
     ) -> None:
         """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
-        if not cause_rows:
-            return
-        start = lot.base_id + len(lot)
+        place = {row: at for at, row in enumerate(fresh)}
+        first = lot.base_id + len(lot)
         causation, correlation = columns.causation, columns.correlation
         assert causation is not None and correlation is not None
         for row, cause in cause_rows.items():
-            causation[row] = format_id(ids[cause] if ids else start + cause)
-            correlation[row] = correlation[row] or correlation[cause] or causation[row]
+            if row not in place:
+                continue
+            cause = repeats.get(cause, cause)
+            if cause in known:
+                id, inherited = known[cause].id, known[cause].correlation_id
+            else:
+                id, inherited = format_id(first + place[cause]), correlation[place[cause]]
+            at = place[row]
+            causation[at] = id
+            correlation[at] = correlation[at] or inherited or id
 
-    def _append_new(self, name: str, batch: Batch) -> list[Receipt]:
-        """Appends the events whose dedup key is new; the others get their original's receipt."""
-        lot, columns, dedups = self._lot(name), batch.columns, batch.dedups or ()
-        receipts: list[Receipt | None] = [None] * len(columns.kinds)
-        first_row: dict[str, int] = {}
+    # ── dedup keys ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _duplicates(self, name: str, dedups: Sequence[str | None]) -> tuple[dict[int, Receipt], dict[int, int]]:
+        """The drafts appended before, with their receipts; those that repeat one of this batch, with its row."""
+        known: dict[int, Receipt] = {}
         repeats: dict[int, int] = {}
-        fresh: list[int] = []
+        first_row: dict[str, int] = {}
+        head = self.head(name)
         for row, dedup in enumerate(dedups):
             if dedup is None:
-                fresh.append(row)
                 continue
             if dedup in first_row:
                 repeats[row] = first_row[dedup]
                 continue
             first_row[dedup] = row
-            known = self._find_duplicate(lot.head, dedup)
-            if known is None:
-                fresh.append(row)
-            else:
-                number = int.from_bytes(known.id)
-                receipts[row] = Receipt(name, known.seq, number, known.correlation, True)
-        kept = columns if len(fresh) == len(receipts) else _pick(columns, fresh)
-        start_seq, start_id = lot.first + len(lot), lot.base_id + len(lot)
-        ids = [0] * len(receipts)
-        for at, row in enumerate(fresh):
-            ids[row] = start_id + at
-        for row, receipt in enumerate(receipts):
-            if receipt is not None:
-                ids[row] = receipt._number
-        for row, original in repeats.items():
-            ids[row] = ids[original]
-        if batch.cause_rows:
-            place = {row: at for at, row in enumerate(fresh)}
-            self._link_causes(lot, columns, batch.cause_rows, ids)
-            for row in batch.cause_rows:
-                if row in place and kept is not columns:
-                    assert kept.causation is not None and kept.correlation is not None
-                    assert columns.causation is not None and columns.correlation is not None
-                    kept.causation[place[row]] = columns.causation[row]
-                    kept.correlation[place[row]] = columns.correlation[row]
-        if fresh:
-            self._add(lot, kept, batch.size)
-        correlations = columns.correlation
-        for at, row in enumerate(fresh):
-            correlation = correlations[row] if correlations else None
-            receipts[row] = Receipt(name, start_seq + at, start_id + at, correlation)
-            dedup = dedups[row]
+            if head is not None:
+                now_ms = max(self.now_ms, head.recorded_ms)
+                original = find_original(self.tx, head.number, head.settings.dedup_window, dedup, now_ms)
+                if original is not None:
+                    known[row] = Receipt(name, original.seq, int.from_bytes(original.id), original.correlation, True)
+        return known, repeats
+
+    def count_fresh(self, name: str, dedups: Sequence[str | None]) -> int:
+        """How many events a batch with these dedup keys would really add."""
+        known, repeats = self._duplicates(name, dedups)
+        return len(dedups) - len(known) - len(repeats)
+
+    def _remember(
+        self, lot: Lot, dedups: Sequence[str | None], fresh: Sequence[int], receipts: dict[int, Receipt]
+    ) -> None:
+        head = lot.head
+        for row in fresh:
+            dedup, receipt = dedups[row], receipts[row]
             if dedup is not None:
-                self._remember(lot, dedup, start_seq + at, start_id + at, correlation)
-        done: list[Receipt] = []
-        for row, receipt in enumerate(receipts):
-            if receipt is None:
-                original_receipt = receipts[repeats[row]]
-                assert original_receipt is not None
-                receipt = Receipt(
-                    name, original_receipt.seq, original_receipt._number, original_receipt.correlation_id, True
-                )
-            done.append(receipt)
-        return done
-
-    # ── dedup keys ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _find_duplicate(self, head: Head, dedup: str) -> _Duplicate | None:
-        window = head.settings.dedup_window
-        bucket = _bucket(window, self.now_ms)
-        for candidate in (bucket, bucket - 1) if bucket else (0,):
-            value = self.tx.get(keys.dedup_key(head.number, candidate, dedup))
-            if value is not None:
-                known = _decode_duplicate(value)
-                if window is None or self.now_ms - known.recorded_ms <= window * 1000:
-                    return known
-        return None
-
-    def _remember(self, lot: Lot, dedup: str, seq: int, number: int, correlation: str | None) -> None:
-        window = lot.head.settings.dedup_window
-        bucket = _bucket(window, self.now_ms)
-        entry = _Duplicate(seq, number.to_bytes(16), self.now_ms, correlation)
-        self.tx.put(keys.dedup_key(lot.head.number, bucket, dedup), _encode(entry))
+                original = Original(receipt.seq, receipt._number.to_bytes(16), lot.recorded_ms, receipt.correlation_id)
+                remember(self.tx, head.number, head.settings.dedup_window, dedup, original)
 
     # ── marks ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_mark(self, name: str) -> int | None:
@@ -293,7 +311,7 @@ class Commit:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, name: str, key: str) -> int:
         head = self.head(name)
-        return self._generation(self, head, key) if head else 0
+        return self._entities.generation(self, head, key) if head else 0
 
     def flush(self) -> None:
         """Writes the gathered events into the transaction, so that its reads see them."""
@@ -306,9 +324,14 @@ class Commit:
             self._write_blocks(lot)
             head = lot.head
             last = lot.first + count - 1
-            self._new_heads[name] = Head(
-                name, head.number, head.settings, last, lot.recorded_ms, lot.base_id + count - 1
-            )
+            ended = Head(name, head.number, head.settings, last, lot.recorded_ms, lot.base_id + count - 1)
+            if head.newest is not None:
+                lot.note_newest(head.newest)
+                ended.newest, ended.since = head.newest, head.since
+            if lot.links is not None and head.links is not None:
+                head.links.update(lot.links)
+                ended.links, ended.linked = head.links, head.linked
+            self._new_heads[name] = ended
             self.touched[name] = self.touched.get(name, 0) + count
         self._lots.clear()
 
@@ -320,9 +343,9 @@ class Commit:
             value = build_block(columns, lot.first, lot.recorded_ms, lot.base_id)
             self.tx.put(keys.block_key(head.number, lot.first), value)
             return
-        start = 0
+        start, weights = 0, columns.weights()
         while start < count:
-            stop = start + _fitting(columns.payloads, start)
+            stop = start + _fitting(weights, start)
             first = lot.first + start
             value = build_block(columns.take(start, stop), first, lot.recorded_ms, lot.base_id + start)
             self.tx.put(keys.block_key(head.number, first), value)
@@ -344,26 +367,15 @@ def next_id(last_id: int, ms: int) -> int:
     return (ms << 80) | random
 
 
-def _bucket(window: float | None, now_ms: int) -> int:
-    """Dedup keys lie in buckets as long as the window, so that two look-ups find one and old ones go all at once."""
-    return 0 if window is None else max(1, int(now_ms // max(1, window * 1000)))
-
-
-def _fitting(payloads: Sequence[bytes], start: int) -> int:
-    """How many payloads from `start` on make a block of the usual size; at least one."""
-    rows = payloads[start : start + BLOCK_EVENTS]
+def _fitting(weights: Sequence[int], start: int) -> int:
+    """How many events from `start` on make a block of the usual size; at least one."""
     fitting = 0
-    for total in accumulate(map(len, rows)):
+    for total in accumulate(weights[start : start + BLOCK_EVENTS]):
         if total > BLOCK_BYTES and fitting:
             break
         fitting += 1
     return fitting
 
 
-def _pick(columns: Columns, rows: Sequence[int]) -> Columns:
-    picked = Columns([columns.kinds[row] for row in rows], [columns.payloads[row] for row in rows])
-    for name in ("binary", "key", "scope", "headers", "occurred", "correlation", "causation"):
-        column = getattr(columns, name)
-        if column is not None:
-            setattr(picked, name, [column[row] for row in rows])
-    return picked
+def _as_duplicate(receipt: Receipt) -> Receipt:
+    return Receipt(receipt.topic, receipt.seq, receipt._number, receipt.correlation_id, True)

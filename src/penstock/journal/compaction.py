@@ -11,6 +11,7 @@ from penstock.journal.block import select
 from penstock.journal.catalog import Settings, TopicState, load_state, open_block, save_state
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import read_cursors
+from penstock.journal.keyruns import drop_index, trim_index
 from penstock.journal.reading import TopicView
 
 Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
@@ -51,6 +52,8 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
     removed = 0
     if through > state.trimmed:
         removed = _remove_prefix(commit, topic, head.number, state, through)
+        trim_index(commit.tx, head.number, topic, through)
+        head.newest = None
         state = TopicState(
             through, state.removed + removed, head.latest, head.recorded_ms, head.last_id.to_bytes(16), state.compacted
         )
@@ -131,6 +134,8 @@ def compact_by_key(commit: Commit, topic: str) -> int:
         commit.tx.delete(keys.block_key(head.number, block.first))
         if kept:
             commit.tx.put(keys.block_key(head.number, block.seq(kept[0])), select(block, kept))
+    if removed:
+        drop_index(commit.tx, head.number, topic)
     if removed or state.compacted < head.latest:
         commit.writes += 1
         save_state(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,19 +14,21 @@ import msgspec
 from penstock.clock import Clock, SystemClock
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, ConfigError
-from penstock.event import Draft, Event, parse_id
+from penstock.event import Draft, Event
 from penstock.journal import keys
-from penstock.journal.catalog import Head
 from penstock.journal.commit import Commit
 from penstock.journal.compaction import Hold, cursor_holds
+from penstock.journal.indexer import Indexer
 from penstock.journal.keeper import Keeper
+from penstock.journal.keyindex import KeyIndex
 from penstock.journal.names import check_name
-from penstock.journal.reading import TopicView
+from penstock.journal.reading import find_event
 from penstock.journal.signal import Hub
 from penstock.journal.topic import BaseTopic
 from penstock.journal.transaction import BaseTransaction
 from penstock.journal.worker import Worker
 from penstock.journal.writer import Operation, Writer
+from penstock.limits import INDEX_RUN_EVENTS
 
 FORMAT = 1
 """The key layout and block format of this version; written into every store."""
@@ -87,17 +90,24 @@ class BaseJournal:
     def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
         self._engine = engine
         self.clock: Clock = clock or SystemClock()
-        watched = engine.scheme != "memory" and (engine.shared or engine.read_only)
-        self._hub = Hub(engine.changes if watched else None)
+        # A memory store may be open a second time under its name, in this process.
+        watched = engine.shared or engine.read_only or engine.scheme == "memory"
+        self._hub = Hub(engine.changes if watched else None, engine.location)
+        self._index = KeyIndex(engine)
         self._writer = Writer(
-            engine, self.clock, self._generation, capacity=capacity, pressure=pressure, committed=self._committed
+            engine, self.clock, self._index, capacity=capacity, pressure=pressure, committed=self._committed
         )
         self._keeper = Keeper(engine, self._writer)
+        self._indexer = Indexer(engine, self._writer)
+        self._keeper.chores.append(self._indexer.consider)
         self._topics: dict[str, BaseTopic] = {}
         self._guards: list[Guard] = []
         self._holds: list[Hold] = [cursor_holds]
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self.closed = False
+        self._closing = threading.Lock()
+        self._close_begun = False
+        self._pid = os.getpid()
         self._record = self._claim_store()
 
     def __repr__(self) -> str:
@@ -129,7 +139,7 @@ class BaseJournal:
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str) -> BaseTopic:
         """A handle on a topic; the topic exists from its first append."""
-        handle = self._topics.get(name)
+        handle = self._topics.get(name) if isinstance(name, str) else None
         if handle is None:
             handle = self._topics[name] = self.topic_type(self, check_name(name))
         return handle
@@ -181,8 +191,10 @@ class BaseJournal:
 
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
+        self._writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         for name in self.topics():
             self._keeper.keep(name, thorough=True)
+            self._indexer.index(name, thorough=True)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a consistent copy while the journal is in use; the same engine opens it."""
@@ -190,24 +202,40 @@ class BaseJournal:
         self._engine.backup(destination)
 
     def close(self) -> None:
-        """Stops workers, commits what is pending, lets go of the store. A second call does nothing."""
-        if self.closed:
+        """Stops workers, commits what is pending, lets go of the store. A second call does nothing.
+
+        When a worker had failed, its failure is raised here, after everything is closed.
+        """
+        if os.getpid() != self._pid:  # a forked child: the store, the threads and what is pending are the parent's
+            self.closed = True
+            self._engine.close()
             return
-        self._before_close()
+        self._writer.check_idle_here()
+        with self._closing:
+            if self._close_begun:
+                return
+            self._close_begun = True
         failures: list[BaseException] = []
-        for worker in list(self._workers):
+        for step in self._steps_to_close():
             try:
-                worker.stop()
+                step()
             except Exception as error:
                 failures.append(error)
-        self._keeper.close()
-        self.closed = True
-        if not self._engine.read_only:
-            self._writer.close()
-        self._hub.close()
-        self._engine.close()
         if failures:
             raise failures[0]
+
+    def _steps_to_close(self) -> Iterator[Callable[[], None]]:
+        """In this order, and whatever happened to the one before: a failed step must not leave the store open."""
+        yield self._before_close
+        for worker in list(self._workers):
+            yield worker.stop
+        yield self._keeper.close
+        yield self._indexer.close
+        self.closed = True
+        if not self._engine.read_only:
+            yield self._writer.close
+        yield self._hub.close
+        yield self._engine.close
 
     def _before_close(self) -> None:
         """For the layers above: their last chance to act on an open journal."""
@@ -228,36 +256,13 @@ class BaseJournal:
         return self._writer.run(Operation(apply, relaxed=relaxed))
 
     def _committed(self, touched: dict[str, int]) -> None:
-        for name in touched:
+        for name, count in touched.items():
             self._hub.notify(name)
             self._keeper.note(name)
-
-    def _generation(self, commit: Commit, head: Head, key: str) -> int:
-        """The position of an entity's newest event, this commit's own included."""
-        lot = commit.lot(head.name)
-        newest = lot.newest_of(key) if lot else 0
-        if newest:
-            return newest
-        view = TopicView.open(commit.tx, head.name)
-        if view is None:
-            return 0
-        for block in view.blocks_back(0, keys.MAX_SEQ):
-            if block.wire.key is None:
-                continue
-            for row in range(block.count - 1, -1, -1):
-                if block.key(row) == key:
-                    return block.seq(row)
-        return 0
+            if count >= INDEX_RUN_EVENTS // 8:
+                self._indexer.request(name)
 
     def _find_cause(self, id: str) -> Event | None:
         """The event with an id, in whichever topic it is."""
-        number = parse_id(id)
-        if number is None:
-            return None
         with self._engine.read() as snap:
-            for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
-                view = TopicView.open(snap, key[1:].decode())
-                found = view.find(number) if view else None
-                if found is not None:
-                    return found
-        return None
+            return find_event(snap, id)

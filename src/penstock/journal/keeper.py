@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, PenstockError
-from penstock.journal import keys
 from penstock.journal.catalog import load_state
-from penstock.journal.commit import Commit, _bucket
+from penstock.journal.commit import Commit
 from penstock.journal.compaction import compact, compact_by_key, retention_bound
+from penstock.journal.dedup import forget_expired
 from penstock.journal.settle import settle_tail
 from penstock.journal.writer import Operation, Writer
 from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
@@ -113,12 +113,8 @@ def _retain(commit: Commit, topic: str) -> bool:
         return False
     settings = head.settings
     freed = False
-    bucket = _bucket(settings.dedup_window, commit.now_ms)
-    if bucket > 1:
-        start, stop = keys.dedup_range(head.number, bucket - 1)
-        if next(iter(commit.tx.scan(start, stop)), None) is not None:
-            commit.writes += 1
-            commit.tx.delete_range(start, stop)
+    if forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms)):
+        commit.writes += 1
     if settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None:
         bound = retention_bound(commit, topic, settings, commit.now_ms)
         if bound:

@@ -36,6 +36,7 @@ _dedup = struct.Struct(">cII")
 _seq = struct.Struct(">Q")
 
 MAX_SEQ = MAX_POSITION
+MAX_BUCKET = (1 << 32) - 1
 
 
 def block_key(topic: int, first: int) -> bytes:
@@ -69,6 +70,11 @@ def cursor_range(topic: int) -> tuple[bytes, bytes]:
 
 def dedup_key(topic: int, bucket: int, dedup: str) -> bytes:
     return _dedup.pack(DEDUP, topic, bucket) + dedup.encode()
+
+
+def dedup_text(key: bytes) -> str:
+    """The dedup key in a key."""
+    return key[_dedup.size :].decode()
 
 
 def dedup_range(topic: int, stop_bucket: int) -> tuple[bytes, bytes]:

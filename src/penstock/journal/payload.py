@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 import msgspec
@@ -51,7 +50,7 @@ def _has_non_finite(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(_has_non_finite, value))
     if value is None or isinstance(value, str | int | bytes):
-        return isinstance(value, Enum) and _has_non_finite(value.value)
+        return False
     try:
         plain = msgspec.to_builtins(value)
     except (TypeError, ValueError, OverflowError):

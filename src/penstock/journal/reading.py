@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import PositionTrimmed
-from penstock.event import Event
+from penstock.errors import Corrupt, PositionTrimmed
+from penstock.event import Event, parse_id
 from penstock.journal import keys
 from penstock.journal.block import Block
 from penstock.journal.catalog import TopicRecord, first_block, last_block, load_record, load_state, open_block
@@ -83,14 +83,25 @@ class TopicView:
     def count(self) -> int:
         return self.latest() - load_state(self.snap, self.number, self.name).removed
 
+    def trimmed(self) -> int:
+        """The position through which compaction has removed everything."""
+        return load_state(self.snap, self.number, self.name).trimmed
+
+    def count_between(self, after: int, through: int) -> int:
+        """How many events are stored in after < position ≤ through."""
+        if load_state(self.snap, self.number, self.name).compacted <= after:
+            return through - after
+        blocks = self.blocks(after, through)
+        return sum(block.row_after(through) - block.row_after(after) for block in blocks)
+
     def check_not_trimmed(self, after: int) -> None:
         """PositionTrimmed when the event after `after` was removed by compaction."""
-        trimmed = load_state(self.snap, self.number, self.name).trimmed
+        trimmed = self.trimmed() if after else 0
         if 0 < after < trimmed:
             raise PositionTrimmed(
                 f"topic {self.name!r} was compacted through {trimmed}; nothing after position {after} can be read from "
                 f"there: start again at {trimmed} (or at 0 for the oldest)",
-                oldest=trimmed + 1,
+                oldest=self.oldest() or trimmed + 1,
             )
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,25 +117,60 @@ class TopicView:
         start = after + 1
         if start > through:
             return
+        state = load_state(self.snap, self.number, self.name)
+        whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
         opening = self.block_holding(start) if after else None
         if opening is not None:
             if opening.last >= start:
                 yield opening
             start = opening.last + 1
+            whole = max(whole, opening.last)
         stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
         low = keys.block_key(self.number, start) if after else keys.block_range(self.number)[0]
         for key, value in self.snap.scan(low, stop):
-            yield open_block(key, value, self.name)
+            block = open_block(key, value, self.name)
+            if block.first > whole + 1:
+                raise self._missing(whole + 1, block.first - 1)
+            yield block
+            whole = max(whole, block.last)
+        if whole < through:
+            self._check_is_end(whole + 1, through)
 
     def blocks_back(self, after: int, through: int) -> Iterator[Block]:
         """The same, descending."""
         low, _ = keys.block_range(self.number)
         stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
+        state = load_state(self.snap, self.number, self.name)
+        settled = max(after, state.trimmed, state.compacted)
+        upper: int | None = None
         for key, value in self.snap.scan(low, stop, reverse=True):
             block = open_block(key, value, self.name)
+            if upper is None:
+                if max(block.last, settled) < through:
+                    self._check_is_end(max(block.last, settled) + 1, through)
+            elif upper > max(block.last, settled) + 1:
+                raise self._missing(max(block.last, settled) + 1, upper - 1)
             if block.last <= after:
                 return
             yield block
+            upper = block.first
+        if upper is None:
+            self._check_is_end(settled + 1, through)
+        elif upper > settled + 1:
+            raise self._missing(settled + 1, upper - 1)
+
+    def _check_is_end(self, first: int, through: int) -> None:
+        """Where no block holds first … through, the topic must end before `first`."""
+        if first > through or through >= keys.MAX_SEQ:
+            return
+        for key, _ in self.snap.scan(
+            keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1), keys.block_range(self.number)[1]
+        ):
+            raise self._missing(first, min(through, keys.block_first(key) - 1))
+
+    def _missing(self, first: int, last: int) -> Corrupt:
+        which = f"event {first} is" if first == last else f"events {first} to {last} are"
+        return Corrupt(f"{which} missing, and no compaction removed them", topic=self.name, seq=first)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def events(
@@ -150,7 +196,12 @@ class TopicView:
     def get(self, seq: int) -> Event | None:
         block = self.block_holding(seq)
         row = block.row_of(seq) if block else None
-        return None if row is None or block is None else Event(block, row)
+        if row is not None and block is not None:
+            return Event(block, row)
+        state = load_state(self.snap, self.number, self.name)
+        if seq > max(state.trimmed, state.compacted):
+            self._check_is_end(seq, seq)
+        return None
 
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
@@ -192,3 +243,16 @@ class TopicView:
             else:
                 high = middle
         return block.seq(low - 1)
+
+
+def find_event(snap: Snapshot, id: str) -> Event | None:
+    """The event with an id, in whichever topic it is."""
+    number = parse_id(id)
+    if number is None:
+        return None
+    for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
+        view = TopicView.open(snap, key[1:].decode())
+        found = view.find(number) if view else None
+        if found is not None:
+            return found
+    return None

@@ -16,7 +16,7 @@ from penstock.journal.block import Block, merge
 from penstock.journal.catalog import load_record, open_block
 from penstock.journal.commit import Commit
 from penstock.journal.writer import Operation, Writer
-from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
+from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN
 
 _TAIL_BLOCKS = 16 * MERGE_FAN_IN
 _Stored = tuple[bytes, bytes]
@@ -43,8 +43,6 @@ def settle_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_i
         if writer.run(Operation(_Exchange(run, joined, noted), len(joined), relaxed=True)):
             merged += len(run)
     return merged
-
-
 
 
 def _chunks(run: list[_Stored], topic: str) -> Iterator[tuple[list[_Stored], list[Block]]]:

@@ -1,4 +1,4 @@
-"""Waking those who wait for something new: in process at once, across processes by looking every few milliseconds.
+"""Waking those who wait for something new: in process at once, across processes within a few milliseconds.
 
 Nobody misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
 anything was signalled since the note was made.
@@ -6,13 +6,15 @@ anything was signalled since the note was made.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.limits import POLL_INTERVAL
+from penstock.journal.watch import FileWatch
+
+if TYPE_CHECKING:  # imported where it is used: most callers never wait in an event loop
+    import asyncio
 
 
 class Signal:
@@ -60,6 +62,8 @@ class Signal:
         """`wait` for an event loop."""
         if self.version != seen:
             return True
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiter = (loop, future)
@@ -88,9 +92,11 @@ def _resolve(futures: list[asyncio.Future[None]]) -> None:
 class Hub:
     """One signal per topic, and a watcher that looks for other processes' commits while anybody waits."""
 
-    def __init__(self, changes: Callable[[], int] | None) -> None:
+    def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self._signals: dict[str, Signal] = {}
         self._changes = changes
+        self._location = location
+        self._files: FileWatch | None = None
         self._lock = threading.Lock()
         self._waiting = 0
         self._wanted = threading.Event()
@@ -114,11 +120,17 @@ class Hub:
 
     def close(self) -> None:
         """Wakes everybody for good."""
-        self.closed = True
+        with self._lock:
+            self.closed = True
         self._wanted.set()
+        if self._files is not None:
+            self._files.interrupt()
         self.notify_all()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
+        if self._files is not None:
+            self._files.close()
+            self._files = None
 
     def __enter__(self) -> Hub:
         """While a block is entered, other processes' commits wake waiters here too."""
@@ -128,7 +140,10 @@ class Hub:
                 if self._waiting == 1:
                     self._wanted.set()
                 if self._watcher is None and not self.closed:
-                    self._watcher = threading.Thread(target=self._watch, name="penstock-watcher", daemon=True)
+                    self._files = FileWatch(self._location)
+                    self._watcher = threading.Thread(
+                        target=self._watch, args=(self._files,), name="penstock-watcher", daemon=True
+                    )
                     self._watcher.start()
         return self
 
@@ -139,9 +154,8 @@ class Hub:
                 if not self._waiting and not self.closed:
                     self._wanted.clear()
 
-    def _watch(self) -> None:
+    def _watch(self, files: FileWatch) -> None:
         assert self._changes is not None
-        pause = threading.Event()
         seen = None
         while not self.closed:
             self._wanted.wait()
@@ -151,5 +165,6 @@ class Hub:
                 now = None
             if now != seen:
                 seen = now
+                files.changed()
                 self.notify_all()
-            pause.wait(POLL_INTERVAL)
+            files.pause()

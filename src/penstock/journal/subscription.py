@@ -6,6 +6,8 @@ slow subscriber simply reads on from where it is. `on_lag` only matters to one t
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Literal
@@ -48,6 +50,7 @@ class Subscription:
         self._live = after == "latest"
         self._position = topic.latest if after == "latest" else after
         self._closed = False
+        self._turn = threading.Lock()
         self.missed = 0
         """Events skipped so far, with on_lag="drop"."""
 
@@ -58,13 +61,13 @@ class Subscription:
 
     def next(self, timeout: Seconds | None = None) -> Event | None:
         """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
-        deadline = None if timeout is None else self._journal.clock.monotonic() + seconds(timeout, "timeout")
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
             seen = self._signal.version
             event = self._take()
             if event is not None:
                 return event
-            left = None if deadline is None else deadline - self._journal.clock.monotonic()
+            left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
             with self._journal._hub:
@@ -73,13 +76,13 @@ class Subscription:
 
     async def next_async(self, timeout: Seconds | None = None) -> Event | None:
         """`next` for an event loop."""
-        deadline = None if timeout is None else self._journal.clock.monotonic() + seconds(timeout, "timeout")
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
             seen = self._signal.version
             event = self._take()
             if event is not None:
                 return event
-            left = None if deadline is None else deadline - self._journal.clock.monotonic()
+            left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
             with self._journal._hub:
@@ -97,7 +100,6 @@ class Subscription:
     def close(self) -> None:
         """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
         self._closed = True
-        self._ahead.clear()
         self._signal.notify()
 
     def __enter__(self) -> Subscription:
@@ -108,20 +110,16 @@ class Subscription:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _take(self) -> Event | None:
-        """The next event that is already stored."""
-        if not self._ahead and not self._refill():
-            return None
-        try:
+        """The next event that is already stored. Threads that share a subscription take turns, each event to one."""
+        with self._turn:
+            if self._closed or (not self._ahead and not self._refill()):
+                return None
             event = self._ahead.popleft()
-        except IndexError:  # closed meanwhile
-            return None
-        self._position = event.seq
-        return event
+            self._position = event.seq
+            return event
 
     def _refill(self) -> bool:
         if self._journal.closed:
-            if self._closed:
-                return False
             raise Closed("the journal was closed under this subscription")
         with self._journal._engine.read() as snap:
             view = TopicView.open(snap, self._topic.name)
@@ -143,12 +141,20 @@ class Subscription:
         behind = view.latest() - self._position
         if behind <= self._buffer:
             return
-        if self._on_lag == "raise":
+        if self._on_lag == "drop":
+            self._skip_to(view, view.latest() - self._buffer)
+        else:
             raise Lagged(
                 f"this subscriber of topic {self._topic.name!r} is {behind} events behind (buffer {self._buffer}); "
                 f"subscribe again after {self._position} to go on without a gap",
                 last_seq=self._position,
             )
-        skipped = behind - self._buffer
-        self.missed += skipped
-        self._position += skipped
+
+    def _skip_to(self, view: TopicView, position: int) -> None:
+        trimmed = view.trimmed()
+        if trimmed > self._position:  # compaction was faster still: these are gone for good
+            self.missed += trimmed - self._position
+            self._position = trimmed
+        if position > self._position:
+            self.missed += view.count_between(self._position, position)
+            self._position = position

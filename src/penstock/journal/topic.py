@@ -13,11 +13,14 @@ from penstock.errors import ConfigError
 from penstock.event import Draft, Event, Receipt, parse_id
 from penstock.journal import keys
 from penstock.journal.catalog import Settings, TopicRecord, load_record, save_record
+from penstock.journal.chain import load_blake3
 from penstock.journal.commit import Commit
 from penstock.journal.compaction import CompactReport, compact, compact_by_key
 from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
+from penstock.journal.dedup import change_window
+from penstock.journal.keyindex import Look, entity_events
 from penstock.journal.names import check_consumer, check_limit, check_position
-from penstock.journal.prepare import Batch, prepare, prepare_one
+from penstock.journal.prepare import Batch, FindCause, prepare, prepare_one
 from penstock.journal.reading import Filter, TopicView
 from penstock.journal.subscription import OnLag, Subscription
 from penstock.journal.worker import TopicWorker, Worker
@@ -81,7 +84,7 @@ class BaseTopic:
         name = self.name
         return self._writer.submit(Operation(lambda commit: commit.append(name, batch), batch.size), patient=patient)
 
-    def _prepare(self, kind: Any, payload: Any, draft: dict[str, Any]) -> Batch:
+    def _prepare(self, kind: Any, payload: Any, draft: dict[str, Any], find_cause: FindCause | None = None) -> Batch:
         """Checks and encodes one event, and asks whoever may refuse it."""
         journal = self.journal
         if journal._guards:
@@ -89,16 +92,16 @@ class BaseTopic:
             for guard in journal._guards:
                 guard(self.name, (made,))
         if draft:
-            return prepare((Draft(kind, payload, **draft),), self.name, journal._find_cause)
+            return prepare((Draft(kind, payload, **draft),), self.name, find_cause or journal._find_cause)
         return prepare_one(kind, payload)
 
-    def _prepare_many(self, drafts: Iterable[Draft]) -> Batch:
+    def _prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> Batch:
         journal = self.journal
         if journal._guards:
             drafts = list(drafts)
             for guard in journal._guards:
                 guard(self.name, drafts)
-        return prepare(drafts, self.name, journal._find_cause)
+        return prepare(drafts, self.name, find_cause or journal._find_cause)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -132,7 +135,8 @@ class BaseTopic:
         """Streams events of one consistent snapshot: those after a position, oldest first (newest first: `reverse`).
 
         `after=0` starts at the oldest stored event; a position whose next event compaction removed raises
-        PositionTrimmed. The snapshot is held until the iterator is exhausted or closed.
+        PositionTrimmed. The snapshot is taken when the first event is asked for, and held until the iterator is
+        exhausted or closed.
         """
         check_position(after, "after")
         check_limit(limit)
@@ -147,10 +151,11 @@ class BaseTopic:
     def _read(
         self, after: int, limit: int | None, through: int, wanted: Filter, since_ms: int | None, reverse: bool
     ) -> Iterator[Event]:
+        look = None if wanted.key is None else self.journal._index.look(self.name)
         with self.journal._engine.read() as snap:
             view = TopicView.open(snap, self.name)
             if view is not None:
-                yield from read_view(view, after, limit, through, wanted, since_ms, reverse)
+                yield from read_view(view, after, limit, through, wanted, since_ms, reverse, look)
 
     def read_arrow(
         self,
@@ -159,8 +164,13 @@ class BaseTopic:
         *,
         through: int | None = None,
         batch_rows: int = ARROW_BATCH_ROWS,
+        payload: Literal["string", "binary"] = "string",
     ) -> Iterator[pa.RecordBatch]:
-        """Streams events as Arrow record batches of up to `batch_rows` rows, without touching rows one by one."""
+        """Streams events as Arrow record batches of up to `batch_rows` rows, without touching rows one by one.
+
+        Payloads are a column of JSON text; `payload="binary"` makes it one of bytes, which a topic needs whose payloads
+        are bytes that are not text.
+        """
         from penstock.journal.arrow import read_batches
 
         check_position(after, "after")
@@ -169,10 +179,18 @@ class BaseTopic:
             check_position(through, "through")
         if not isinstance(batch_rows, int) or batch_rows < 1:
             raise ConfigError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
+        if payload not in ("string", "binary"):
+            raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         if limit == 0:
             return iter(())
         return read_batches(
-            self.journal._engine, self.name, after, limit, keys.MAX_SEQ if through is None else through, batch_rows
+            self.journal._engine,
+            self.name,
+            after,
+            limit,
+            keys.MAX_SEQ if through is None else through,
+            batch_rows,
+            payload,
         )
 
     def get(self, seq: int) -> Event | None:
@@ -182,6 +200,8 @@ class BaseTopic:
 
     def find(self, id: str) -> Event | None:
         """The event with an id, or None."""
+        if not isinstance(id, str):
+            raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
         number = parse_id(id)
         return None if number is None else self._look(lambda view: view.find(number), None)
 
@@ -266,9 +286,12 @@ class BaseTopic:
         def apply(commit: Commit) -> Settings:
             head = commit.ensure(name)
             settings = msgspec.structs.replace(head.settings, **changes)
+            _check_together(name, head.settings, settings)
             if settings != head.settings:
                 commit.writes += 1
                 save_record(commit.tx, name, TopicRecord(head.number, settings))
+                now_ms = max(commit.now_ms, head.recorded_ms)
+                change_window(commit.tx, head.number, head.settings.dedup_window, settings.dedup_window, now_ms)
                 head.settings = settings
             return settings
 
@@ -309,17 +332,38 @@ def read_view(
     wanted: Filter,
     since_ms: int | None,
     reverse: bool,
+    look: Look | None = None,
 ) -> Iterator[Event]:
-    """The events a `read` wants from one view of a topic."""
+    """The events a `read` wants from one view of a topic; those of one entity through its index."""
     view.check_not_trimmed(after)
     if since_ms is not None:
         after = max(after, view.position_before(since_ms))
+    if look is not None:
+        return entity_events(look.open(view), wanted, after, limit, through, reverse=reverse)
     return view.events(after, through, limit, wanted, reverse=reverse)
 
 
 def _filter(key: str | None, kind: str | Sequence[str] | None, scope: str | None) -> Filter:
-    kinds = None if kind is None else frozenset((kind,) if isinstance(kind, str) else kind)
-    return Filter(key, kinds, scope)
+    for text, what in ((key, "key"), (scope, "scope")):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    if kind is None:
+        return Filter(key, None, scope)
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
+    for one in kinds:
+        if not isinstance(one, str):
+            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
+    return Filter(key, frozenset(kinds), scope)
+
+
+def _check_together(topic: str, before: Settings, settings: Settings) -> None:
+    """Refuses settings that would make each other worthless."""
+    if settings.chained and settings.by_key:
+        raise ConfigError(f"topic {topic!r} cannot keep hash chains and be compacted by key: chains need every event")
+    if before.chained and not settings.chained:
+        raise ConfigError(f"topic {topic!r} keeps hash chains for good: a chain with a gap would prove nothing")
+    if settings.chained and not before.chained:
+        load_blake3()
 
 
 def _checked_settings(changes: dict[str, Any]) -> dict[str, Any]:
@@ -336,7 +380,7 @@ def _checked_settings(changes: dict[str, Any]) -> dict[str, Any]:
         value = checked.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ConfigError(f"{name} must be None or a whole number of at least 1, not {value!r}")
-    for name in ("by_key", "chained"):
+    for name in ("by_key", "chained", "indexed"):
         if name in checked and not isinstance(checked[name], bool):
             raise ConfigError(f"{name} must be True or False, not {checked[name]!r}")
     return checked

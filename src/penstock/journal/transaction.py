@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import to_ms
-from penstock.errors import Closed, ConfigError
+from penstock.errors import Closed, ConfigError, StorageError
 from penstock.event import Draft, Event, Receipt
 from penstock.journal import keys
 from penstock.journal.commit import Commit
-from penstock.journal.cursors import move_cursor
+from penstock.journal.cursors import move_cursor, read_cursor
+from penstock.journal.keyindex import Look
 from penstock.journal.names import check_consumer, check_limit, check_name, check_position
-from penstock.journal.reading import TopicView
+from penstock.journal.reading import TopicView, find_event
 from penstock.journal.topic import BaseTopic, _filter, read_view
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
     from penstock.journal.writer import Exclusive
+
+T = TypeVar("T")
 
 
 class BaseTransaction:
@@ -30,15 +34,18 @@ class BaseTransaction:
         self._journal = journal
         self._exclusive: Exclusive | None = None
         self._commit: Commit | None = None
+        self._spoiled: BaseException | None = None
 
     def __enter__(self) -> BaseTransaction:
         if self._exclusive is not None:
             raise ConfigError("a transaction is used once: ask the journal for another one")
-        self._exclusive = self._journal._writer.exclusively()
+        writer = self._journal._writer
+        writer.check_idle_here()
         try:
+            self._exclusive = writer.exclusively()
             self._commit = self._exclusive.begin()
         except BaseException:
-            self._exclusive.release()
+            writer.let_go()
             raise
         return self
 
@@ -46,38 +53,48 @@ class BaseTransaction:
         exclusive = self._exclusive
         if exclusive is None or self._commit is None:
             return
+        self._check_thread(exclusive)
         self._commit = None
         try:
-            if kind is None:
-                exclusive.end()
-            else:
+            if kind is not None:
                 exclusive.roll_back(error)
+            elif self._spoiled is not None:
+                exclusive.roll_back(self._spoiled)
+                raise StorageError(
+                    f"nothing of this transaction was kept: one of its steps failed half-way ({self._spoiled})"
+                ) from self._spoiled
+            else:
+                exclusive.end()
         finally:
             exclusive.release()
 
     def append(self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
         """Appends an event; its position is final if the transaction commits."""
+        self._open()
         handle = self._topic(topic)
-        return self._open().append(handle.name, handle._prepare(kind, payload, draft))[0]
+        batch = handle._prepare(kind, payload, draft, self._find_cause)
+        return self._change(lambda commit: commit.append(handle.name, batch)[0])
 
     def append_many(self, topic: BaseTopic | str, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends several events at consecutive positions."""
+        self._open()
         handle = self._topic(topic)
-        return self._open().append(handle.name, handle._prepare_many(drafts))
+        batch = handle._prepare_many(drafts, self._find_cause)
+        return self._change(lambda commit: commit.append(handle.name, batch))
 
     def commit(self, topic: BaseTopic | str, consumer: str, seq: int) -> None:
         """Moves a consumer's cursor forward together with the rest."""
         check_consumer(consumer)
         check_position(seq, "seq")
-        move_cursor(self._open(), self._topic(topic).name, consumer, seq, back=False)
+        name = self._topic(topic).name
+        self._change(lambda commit: move_cursor(commit, name, consumer, seq, back=False))
 
     def cursor(self, topic: BaseTopic | str, consumer: str) -> int | None:
         """How far a consumer has come, as of this transaction."""
-        from penstock.journal.cursors import read_cursor
-
+        check_consumer(consumer)
         commit = self._open()
         head = commit.head(self._topic(topic).name)
-        return read_cursor(commit.tx, head.number, check_consumer(consumer)) if head else None
+        return read_cursor(commit.tx, head.number, consumer) if head else None
 
     def read(self, topic: BaseTopic | str, **read: Any) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
@@ -85,9 +102,8 @@ class BaseTransaction:
         commit.flush()
         name = self._topic(topic).name
         view = TopicView.open(commit.tx, name)
-        if view is None:
-            return iter(())
-        return iter(list(_read_in(view, **read)))
+        key = read.get("key")
+        return iter(list(_read_in(view, None if key is None else self._journal._index.look_within(name), **read)))
 
     def get_mark(self, name: str) -> int | None:
         """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
@@ -95,7 +111,10 @@ class BaseTransaction:
 
     def set_mark(self, name: str, value: int) -> None:
         """Sets a mark; it is there if, and only if, the transaction commits."""
-        self._open().set_mark(check_consumer(name, "mark"), value)
+        check_consumer(name, "mark")
+        if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
+            raise ConfigError(f"a mark is a whole number of 64 bits, not {value!r:.80}")
+        self._open().set_mark(name, value)
 
     def _topic(self, topic: BaseTopic | str) -> BaseTopic:
         if isinstance(topic, str):
@@ -105,13 +124,36 @@ class BaseTransaction:
         return topic
 
     def _open(self) -> Commit:
-        if self._commit is None:
+        if self._commit is None or self._exclusive is None:
             raise Closed("the transaction is over (or never began): use it inside its `with` block")
+        self._check_thread(self._exclusive)
         return self._commit
+
+    def _check_thread(self, exclusive: Exclusive) -> None:
+        if exclusive.thread != threading.get_ident():
+            raise ConfigError("a transaction belongs to the thread that began it; begin another one in this thread")
+
+    def _change(self, apply: Callable[[Commit], T]) -> T:
+        """Does a step; one that fails half-way spoils the transaction, even if the caller goes on."""
+        commit = self._open()
+        before = commit.writes
+        try:
+            return apply(commit)
+        except BaseException as error:
+            if commit.writes != before:
+                self._spoiled = error
+            raise
+
+    def _find_cause(self, id: str) -> Event | None:
+        """The event with an id, this transaction's own included."""
+        commit = self._open()
+        commit.flush()
+        return find_event(commit.tx, id)
 
 
 def _read_in(
-    view: TopicView,
+    view: TopicView | None,
+    look: Look | None,
     after: int = 0,
     limit: int | None = None,
     *,
@@ -127,4 +169,6 @@ def _read_in(
     wanted = _filter(key, kind, scope)
     since_ms = None if since is None else to_ms(since, "since")
     last = keys.MAX_SEQ if through is None else check_position(through, "through")
-    return read_view(view, after, limit, last, wanted, since_ms, reverse)
+    if view is None or limit == 0:
+        return iter(())
+    return read_view(view, after, limit, last, wanted, since_ms, reverse, look)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
@@ -15,6 +15,8 @@ from penstock.event import Event
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 
 if TYPE_CHECKING:
+    import asyncio
+
     from penstock.journal.topic import BaseTopic
 
 log = logging.getLogger("penstock.worker")
@@ -28,6 +30,8 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
+        self._in_foreground: int | None = None
+        self._foreground_ended = threading.Event()
 
     def start(self) -> Worker:
         """Begins in a background thread and returns at once."""
@@ -45,11 +49,15 @@ class Worker:
         """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
         self._stopping.set()
         self._nudge()
+        limit = None if timeout is None else seconds(timeout, "timeout")
         thread = self._thread
-        if thread is None or thread is threading.current_thread():
+        if thread is threading.current_thread() or self._in_foreground == threading.get_ident():
             return
-        thread.join(None if timeout is None else seconds(timeout, "timeout"))
-        if thread.is_alive():
+        if thread is not None:
+            thread.join(limit)
+        elif self._in_foreground is not None:
+            self._foreground_ended.wait(limit)
+        if self.alive:
             raise TimeoutError(
                 f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns"
             )
@@ -59,8 +67,8 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the background thread is at work."""
-        return self._thread is not None and self._thread.is_alive()
+        """Whether it is at work, in a thread of its own or in the one that called `run`."""
+        return self._in_foreground is not None or (self._thread is not None and self._thread.is_alive())
 
     def __enter__(self) -> Worker:
         return self.start()
@@ -70,6 +78,20 @@ class Worker:
 
     def _nudge(self) -> None:
         """Wakes the worker if it waits for something to do."""
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """For `run`: lets `stop` wait for a worker that runs in its caller's thread."""
+        if self._thread is threading.current_thread():
+            yield
+            return
+        self._foreground_ended.clear()
+        self._in_foreground = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._in_foreground = None
+            self._foreground_ended.set()
 
     def _guarded(self) -> None:
         try:
@@ -110,13 +132,15 @@ class TopicWorker(Worker):
 
     def run(self) -> None:
         left = self._restarts
-        with asyncio.Runner() as runner:
-            self._runner = runner
+        with self._at_work(), ExitStack() as opened:
+            self._opened = opened
             while True:
                 try:
                     self._work()
                     return
                 except Closed:
+                    if self._stopping.is_set():
+                        return
                     raise
                 except Exception as error:
                     if left == 0 or self._stopping.is_set():
@@ -140,8 +164,15 @@ class TopicWorker(Worker):
     def _handle(self, events: list[Event]) -> None:
         outcome = self._handler(events)
         if inspect.isawaitable(outcome):
-            assert self._runner is not None
-            self._runner.run(_finish(outcome))
+            self._wait_for(outcome)
+
+    def _wait_for(self, outcome: Any) -> Any:
+        """What an asynchronous handler's awaitable gives."""
+        if self._runner is None:
+            import asyncio
+
+            self._runner = self._opened.enter_context(asyncio.Runner())
+        return self._runner.run(_finish(outcome))
 
     def _nudge(self) -> None:
         self._topic.journal._hub.signal(self._topic.name).notify()

@@ -10,22 +10,28 @@ has let go of the lead; one of the two must see the other.
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
-from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, StorageError
+from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, ReadOnly, StorageError
 from penstock.journal.catalog import Catalog
-from penstock.journal.commit import Commit, Generation
+from penstock.journal.commit import Commit, Entities
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
 from penstock.ticket import Ticket, wake
 
 T = TypeVar("T")
+
+log = logging.getLogger("penstock.writer")
 
 
 class Operation(Generic[T]):
@@ -58,7 +64,7 @@ class Writer:
         self,
         engine: Engine,
         clock: Clock,
-        generation: Generation,
+        entities: Entities,
         *,
         capacity: int,
         pressure: float,
@@ -69,11 +75,12 @@ class Writer:
         self.catalog = Catalog()
         self.capacity = capacity
         self.threshold = max(1, math.ceil(capacity * pressure))
-        self._generation = generation
+        self._entities = entities
         self._committed = committed
         self._pending: deque[Operation[Any]] = deque()
-        self._lead = threading.Lock()
+        self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
         self._leader: int | None = None
+        self._pid = os.getpid()
         self._local = threading.local()
         self._room = threading.Condition()
         self._pump: threading.Thread | None = None
@@ -87,20 +94,33 @@ class Writer:
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, operation: Operation[T]) -> T:
         """Does an operation and returns when it is as durable as the engine makes it."""
+        if self._leader == get_ident():
+            raise self._nested()
         if self._closed:
             raise Closed("the journal is closed")
-        if self._lead.acquire(False):
-            self._lead_until(operation)
-        else:
-            self._wait_for(operation)
+        try:
+            if self._lead.acquire(False):
+                self._lead_until(operation)
+            else:
+                self._wait_for(operation)
+        except BaseException:
+            self._abandon(operation)
+            raise
         if operation.error is not None:
             raise operation.error
         return operation.value  # type: ignore[return-value]
 
-    def submit(self, operation: Operation[T], *, patient: bool = True) -> Ticket[T]:
-        """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait."""
+    def submit(self, operation: Operation[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
+        """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
+
+        `nested`: also from inside a transaction, after which it is done; its ticket must not be waited for there.
+        """
         if self._closed:
             raise Closed("the journal is closed")
+        if self.engine.read_only:
+            raise ReadOnly("the journal was opened with read_only=True")
+        if self._leader == get_ident() and not nested:
+            raise self._nested()
         waiting = len(self._pending)
         if not patient and waiting >= self.threshold:
             raise Backpressure(
@@ -108,12 +128,14 @@ class Writer:
                 f"try again in {BACKPRESSURE_RETRY * 1000:g} ms",
                 retry_after=BACKPRESSURE_RETRY,
             )
-        if waiting >= self.capacity:
+        if waiting >= self.capacity and not nested:
             with self._room:
                 self._room.wait_for(lambda: len(self._pending) < self.capacity or self._closed)
         ticket: Ticket[T] = Ticket()
         operation.ticket = ticket
         self._pending.append(operation)
+        if self._came_too_late(operation):
+            raise Closed("the journal is closed")
         if not self._pump_wanted.is_set():
             self._start_pump()
             self._pump_wanted.set()
@@ -122,28 +144,43 @@ class Writer:
     def pending(self) -> int:
         return len(self._pending)
 
-    def exclusively(self, timeout: float = -1) -> Exclusive:
+    def exclusively(self) -> Exclusive:
         """The lead, for a user's transaction: nobody else commits until it is let go of."""
-        self._refuse_nesting()
-        if not self._lead.acquire(timeout=timeout):
-            raise TimeoutError("another transaction is still open")
-        return Exclusive(self)
+        if self._leader == get_ident():
+            raise self._nested()
+        try:
+            self._check_process()
+            self._lead.acquire()
+            return Exclusive(self)
+        except BaseException:
+            self.let_go()
+            raise
 
     def drain(self) -> None:
         """Returns when everything submitted so far is committed."""
         self.run(Operation(lambda commit: None))
 
+    def check_idle_here(self) -> None:
+        """ConfigError when this thread is inside a transaction."""
+        if self._leader == get_ident():
+            raise self._nested()
+
     def close(self) -> None:
         """Commits what is pending and refuses everything after."""
-        self._refuse_nesting()
-        with self._lead:
-            self._closed = True
-        while self._pending:
-            self._lead.acquire()
-            self._lead_once()
-        self._pump_wanted.set()
-        with self._room:
-            self._room.notify_all()
+        self.check_idle_here()
+        try:
+            with self._lead:
+                self._closed = True
+            while self._pending:
+                self._lead.acquire()
+                self._lead_once()
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            self._pump_wanted.set()
+            with self._room:
+                self._room.notify_all()
         if self._pump is not None and self._pump is not threading.current_thread():
             self._pump.join()
 
@@ -151,15 +188,14 @@ class Writer:
     def _lead_until(self, operation: Operation[Any]) -> None:
         """Commits, lead in hand, until `operation` is among what was committed."""
         if not self._pending:
-            self._leader = threading.get_ident()
-            batch: Sequence[Operation[Any]] = (operation,)
+            self._leader = get_ident()
             try:
-                self._commit(batch)
+                self._commit((operation,))
             finally:
                 self._leader = None
                 self._lead.release()
-            if self._pending:
-                self._pass_on()
+                if self._pending:
+                    self._pass_on()
             return
         self._pending.append(operation)
         while True:
@@ -171,36 +207,43 @@ class Writer:
                 return
 
     def _lead_once(self) -> None:
-        self._leader = threading.get_ident()
+        self._leader = get_ident()
         batch: list[Operation[Any]] = []
         try:
-            batch = self._gather()
-            self._commit(batch)
+            self._gather(batch)
+            if batch:
+                self._commit(batch)
+        except BaseException as error:
+            # An interrupt, maybe in the middle of gathering: nobody may be left waiting for an answer.
+            for operation in batch:
+                self._withdraw(operation)
+            self._fail(batch, error)
+            raise
         finally:
             self._leader = None
             self._lead.release()
-        if self._pending:
-            self._pass_on()
-        self._wake(batch)
+            if self._pending:
+                self._pass_on()
+            self._wake(batch)
 
-    def _gather(self) -> list[Operation[Any]]:
+    def _gather(self, batch: list[Operation[Any]]) -> None:
         pending, size = self._pending, 0
-        batch: list[Operation[Any]] = []
         while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
-            operation = pending.popleft()
+            operation = pending[0]  # only then removed: an interrupt in between must not lose it
             batch.append(operation)
+            pending.popleft()
             size += operation.size
         if len(pending) + len(batch) >= self.capacity:
             with self._room:
                 self._room.notify_all()
-        return batch
 
     def _pass_on(self) -> None:
         """Makes sure somebody commits what is pending."""
         for operation in tuple(self._pending):
-            if operation.parked is not None:
+            parked = operation.parked
+            if parked is not None:
                 operation.lead = True
-                _release(operation.parked)
+                _release(parked)
                 return
         self._start_pump()
         self._pump_wanted.set()
@@ -208,8 +251,9 @@ class Writer:
     def _wake(self, batch: Sequence[Operation[Any]]) -> None:
         tickets = []
         for operation in batch:
-            if operation.parked is not None:
-                _release(operation.parked)
+            parked = operation.parked
+            if parked is not None:
+                _release(parked)
             elif operation.ticket is not None:
                 tickets.append(operation.ticket)
         if tickets:
@@ -217,25 +261,26 @@ class Writer:
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _wait_for(self, operation: Operation[Any]) -> None:
-        self._refuse_nesting()
-        try:
-            operation.parked = self._local.parked
-        except AttributeError:
-            operation.parked = self._local.parked = threading.Lock()
-            operation.parked.acquire()
+        self._check_process()
+        operation.parked = self._own_lock()
         self._pending.append(operation)
         if self._lead.acquire(False):
             self._lead_from_queue(operation)
         else:
             self._park(operation)
 
+    def _own_lock(self) -> threading.Lock:
+        """The lock this thread parks on; it is held whenever nobody has released it to wake the thread."""
+        try:
+            return self._local.parked  # type: ignore[no-any-return]
+        except AttributeError:
+            parked = self._local.parked = threading.Lock()
+            parked.acquire()
+            return parked
+
     def _park(self, operation: Operation[Any]) -> None:
         if operation.parked is None:
-            try:
-                operation.parked = self._local.parked
-            except AttributeError:
-                operation.parked = self._local.parked = threading.Lock()
-                operation.parked.acquire()
+            operation.parked = self._own_lock()
             if self._lead.acquire(False):  # the leader may have looked for parked callers before we were one
                 self._lead_from_queue(operation)
                 return
@@ -257,12 +302,46 @@ class Writer:
         if not operation.done:
             self._park(operation)
 
-    def _refuse_nesting(self) -> None:
-        if self._leader == threading.get_ident():
-            raise ConfigError(
-                "this thread is inside a transaction (or a handler run by the writer) of this journal: "
-                "use the transaction's own methods"
+    def _abandon(self, operation: Operation[Any]) -> None:
+        """The caller was interrupted: its turn to lead, if it had one, goes to somebody who is still there."""
+        operation.parked = None
+        self._withdraw(operation)
+        self.let_go()
+        if self._pending:
+            self._pass_on()
+
+    def let_go(self) -> None:
+        """Gives the lead up if this thread has it, however it came to have it."""
+        if self._lead._is_owned():  # type: ignore[attr-defined]
+            self._leader = None
+            self._lead.release()
+            if self._pending:
+                self._pass_on()
+
+    def _came_too_late(self, operation: Operation[Any]) -> bool:
+        """Whether the writer was closed while an operation was handed over, and nobody will take it any more."""
+        return self._closed and self._withdraw(operation)
+
+    def _withdraw(self, operation: Operation[Any]) -> bool:
+        """Takes an operation back that nobody has begun with; False when it is too late."""
+        try:
+            self._pending.remove(operation)
+        except ValueError:
+            return False
+        return True
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"the journal was opened by process {self._pid} and this one was forked from it; "
+                "open the store again in the child"
             )
+
+    def _nested(self) -> ConfigError:
+        return ConfigError(
+            "this thread is inside a transaction of this journal, which would wait for itself: "
+            "use the transaction's own methods"
+        )
 
     # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _commit(self, batch: Sequence[Operation[Any]]) -> None:
@@ -280,13 +359,13 @@ class Writer:
         for operation in batch:
             self._settle(operation)
         if touched:
-            self._committed(touched)
+            self.announce(touched)
 
     def _attempt(self, batch: Sequence[Operation[Any]]) -> dict[str, int]:
         # Said in advance: SQLite fixes at its start how a transaction syncs.
-        relaxed = all([operation.relaxed for operation in batch])
+        relaxed = batch[0].relaxed and all(operation.relaxed for operation in batch)
         with self.engine.write(sync=not relaxed) as tx:
-            commit = Commit(self.catalog, tx, self.clock.now_ms(), self._generation)
+            commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
             for operation in batch:
                 before = commit.writes
                 try:
@@ -312,22 +391,32 @@ class Writer:
     def _fail(self, batch: Sequence[Operation[Any]], error: BaseException) -> None:
         """Nothing of this transaction was kept; those who failed by themselves keep their own reason."""
         for operation in batch:
+            if operation.done:
+                continue
             if operation.error is None:
                 operation.error = error if len(batch) == 1 else _for_others(error)
             self._settle(operation)
 
     def _settle(self, operation: Operation[Any]) -> None:
-        operation.done = True
         if operation.ticket is not None:
             operation.ticket.settle(operation.value, operation.error)
+        operation.done = True
+
+    def announce(self, touched: dict[str, int]) -> None:
+        """Tells whoever follows these topics; what goes wrong there cannot undo the commit."""
+        try:
+            self._committed(touched)
+        except Exception:
+            log.exception("a commit was kept, but not everybody who waits for it could be told")
 
     # ── the pump ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _start_pump(self) -> None:
         if self._pump is None:
             with self._room:
                 if self._pump is None:
-                    self._pump = threading.Thread(target=self._pump_loop, name="penstock-writer", daemon=True)
-                    self._pump.start()
+                    pump = threading.Thread(target=self._pump_loop, name="penstock-writer", daemon=True)
+                    pump.start()
+                    self._pump = pump
 
     def _pump_loop(self) -> None:
         while True:
@@ -335,7 +424,10 @@ class Writer:
             self._pump_wanted.clear()
             while self._pending:
                 self._lead.acquire()
-                self._lead_once()
+                try:
+                    self._lead_once()
+                except BaseException:  # those it concerned were told; whoever comes next still needs a pump
+                    log.exception("a commit was interrupted")
             if self._closed:
                 return
 
@@ -345,10 +437,9 @@ class Exclusive:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        writer._leader = threading.get_ident()
+        self.thread = writer._leader = get_ident()
         self._held = True
         if writer._closed:
-            self.release()
             raise Closed("the journal is closed")
 
     def begin(self) -> Commit:
@@ -356,7 +447,7 @@ class Exclusive:
         self._tx = writer.engine.write()
         self._tx.__enter__()
         try:
-            self.commit = Commit(writer.catalog, self._tx, writer.clock.now_ms(), writer._generation)
+            self.commit = Commit(writer.catalog, self._tx, writer.clock.now_ms(), writer._entities)
         except BaseException as error:
             self._tx.__exit__(type(error), error, error.__traceback__)
             raise
@@ -378,7 +469,7 @@ class Exclusive:
         self._writer.commits += 1
         self._writer.operations += 1
         if self.commit.touched:
-            self._writer._committed(self.commit.touched)
+            self._writer.announce(self.commit.touched)
 
     def roll_back(self, error: BaseException | None) -> None:
         self._writer.catalog.forget()
@@ -388,19 +479,19 @@ class Exclusive:
     def release(self) -> None:
         if self._held:
             self._held = False
-            writer = self._writer
-            writer._leader = None
-            writer._lead.release()
-            if writer._pending:
-                writer._pass_on()
+            self._writer.let_go()
 
 
 def _for_others(error: BaseException) -> BaseException:
+    """What a group's other members are told: an error of their own, since each raises it in a thread of its own."""
     if isinstance(error, PenstockError):
-        return error
-    if isinstance(error, Exception):
-        return error if isinstance(error, OSError | MemoryError) else StorageError(f"the commit failed: {error!r}")
-    return StorageError("the thread that was committing was interrupted; whether the commit was kept is not known")
+        own = copy.copy(error)
+    elif isinstance(error, Exception):
+        own = StorageError(f"the commit failed: {error!r}")
+    else:
+        own = StorageError("the thread that was committing was interrupted; whether the commit was kept is not known")
+    own.__cause__ = error
+    return own
 
 
 def _release(lock: threading.Lock) -> None:

@@ -1,1 +1,41 @@
-""""""
+"""Queues: leased deliveries over a topic of the same name.
+
+A queue is a topic plus delivery state per group. Pushing writes only the event. A group's state is a *frontier*
+(everything at or below it was handed out) plus the exceptions: leases in flight, and messages that are ready again,
+wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
+and in none of these is settled: settling is forgetting.
+
+    policy.py, retry.py     a queue's policy, as values
+    push.py                 the event, and a row for what is special about its delivery
+    take.py                 which messages come next, and their leases
+    settle.py, dead.py      the ends of a delivery: ack, nack, release, extend, expiry, giving up
+    modes.py                groups, fanout, the change of mode
+    state.py, records.py    queues and groups in memory and in the store; keys.py: where
+    blocks.py               the events under the positions
+    inspect.py, repair.py   looking without taking; claim, redrive, move, purge
+    queue.py, delivery.py   what users hold; waiting.py: takes that wait; desk.py: one per journal
+    worker.py, middleware.py, schedule.py, cron.py    handlers over a queue; periodic messages
+    housekeeping.py         removing what everybody has settled
+
+Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
+
+    qr name         the queue: policy, topic, groups
+    qt t c          what pushes have used so far: delays or priorities, retry budgets
+    qt t x seq      a message pushed with a delay or a priority
+    qt t a seq      a message's own retry budget
+    qt t s name     a periodic message
+    qt t n g who    when a consumer was last seen
+    qg t g g        the group: frontier, counters, next times
+    qg t g l n      a lease: a run of positions or a list of messages, with a deadline
+    qg t g e seq    a message that is not where a plain queue would have it; beside it one of
+    qg t g y p seq    ready, by priority, then position
+    qg t g w due seq  waiting for its time
+    qg t g h key seq  held behind an unsettled message of its key
+    qg t g f seq      failed
+    qg t g b key    an ordering key that is busy
+    qg t g v from   a covered range of positions above the frontier: handed out, or in `e`, already
+
+Invariants: an unsettled position is above the frontier and not covered, or in exactly one lease, or in exactly one `e`
+row. Rows and the group's counters change in the same commit. A lease may be lost in a power cut (its messages are then
+delivered again); an acknowledgement, once returned, may not.
+"""

@@ -1,1 +1,33 @@
-""""""
+"""The journal over HTTP: an API under /v1 for other languages and machines, a page for people, metrics.
+
+    app(journal)         the ASGI application; mount it in one of your own, or run it with `penstock serve`
+
+    application.py       routes, and what every request passes through
+    access.py            tokens and roles, hosts, who may send what from where
+    problems.py          errors as problem+json, and back
+    limits.py            how large, how long, how many
+    topics.py, queues.py the API; parameters.py: what requests may say; openapi.py: the same as a document
+    live.py              following topics: one reader per topic, any number of listeners (server-sent events)
+    sampler.py           rates, backlogs and lags over the last minutes, for the page and `penstock top`
+    pages/, static/      the page: rendered here, kept fresh by server-sent events; no build step
+
+Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from penstock.api import Journal
+
+__all__ = ["app"]
+
+
+def app(journal: Journal, **options: Any) -> Starlette:
+    """The application that serves a journal; see `penstock.server.application.make_app` for the options."""
+    from penstock.server.application import make_app
+
+    return make_app(journal, **options)

@@ -34,8 +34,8 @@ _READ = (
     "payloadColumns",
 )
 _WRITE = ("url", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
-_SPARK = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
-"""What Spark itself leaves among a source's options; `path` is where `load("shop.db")` puts its argument."""
+_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode"})
+"""What Spark itself leaves among a source's options."""
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
 """The Kafka source's names for the same things."""
 
@@ -75,8 +75,20 @@ class WriteOptions(msgspec.Struct, frozen=True):
     staging: str | None = None
 
 
+def settled(options: Mapping[str, str]) -> dict[str, str]:
+    """Options as the driver knows them, for processes with other folders and environments: the url made absolute."""
+    given = {_ALIASES.get(name.lower(), name.lower()): value for name, value in options.items()}
+    if given.get("url") and given.get("path"):
+        raise ConfigError('the journal is named twice: by option("url", …) and by the path given to load or save')
+    url = given.pop("path", None) or given.get("url") or os.environ.get("PENSTOCK_URL")
+    if not url:
+        raise ConfigError('no journal is named: set option("url", "shop.db"), or PENSTOCK_URL')
+    given["url"] = absolute_url(url)
+    return given
+
+
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Checks the options of a read; ConfigError says which one cannot be used and why."""
+    """Checks the settled options of a read; ConfigError says which one cannot be used and why."""
     given = _known(options, _READ, "read")
     topics, pattern = _topics(given)
     for pair in (("startingoffsets", "startingtimestamp"), ("endingoffsets", "endingtimestamp")):
@@ -93,7 +105,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         raise ConfigError(f'payloadColumns is "flat" or "struct", not {columns!r}')
     consumer = given.get("consumer")
     return ReadOptions(
-        _url(given),
+        given["url"],
         topics,
         pattern,
         _offsets(given, "startingoffsets", "earliest", topics),
@@ -112,7 +124,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Checks the options of a write; ConfigError says which one cannot be used and why."""
+    """Checks the settled options of a write; ConfigError says which one cannot be used and why."""
     given = _known(options, _WRITE, "write")
     if "topic" in given and "queue" in given:
         raise ConfigError("give topic or queue, not both: a queue's events are the topic of the same name")
@@ -126,7 +138,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         check_consumer(app, "txnAppId")
     kind = given.get("kind")
     return WriteOptions(
-        _url(given),
+        given["url"],
         target,
         "queue" in given,
         None if kind is None else check_kind(kind),
@@ -141,7 +153,7 @@ def absolute_url(url: str) -> str:
     scheme, path = parse_url(url)
     if scheme == "memory":
         raise ConfigError(
-            "Spark reads and writes a journal from other processes, and memory: lives in one; use sqlite:, lmdb: or file:"
+            "Spark reads and writes a journal from other processes, and memory: lives in one; use sqlite:, lmdb:, file:"
         )
     if scheme == "rocksdb":
         raise ConfigError(
@@ -153,34 +165,23 @@ def absolute_url(url: str) -> str:
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
     known = {name.lower() for name in names}
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        lower = _ALIASES.get(name.lower(), name.lower())
-        if lower in known or lower in _SPARK:
-            given[lower] = value
-        else:
-            raise ConfigError(f"a penstock {doing} has no option {name!r}; there are {', '.join(names)}")
-    return given
+    unknown = [name for name in options if name not in known and name not in _SPARK]
+    if unknown:
+        raise ConfigError(f"a penstock {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
+    return dict(options)
 
 
 def _spelling(lower: str) -> str:
     return next(name for name in (*_READ, *_WRITE) if name.lower() == lower)
 
 
-def _url(given: Mapping[str, str]) -> str:
-    if "url" in given and "path" in given:
-        raise ConfigError('the journal is named twice: by option("url", …) and by the path given to load or save')
-    url = given.get("url") or given.get("path") or os.environ.get("PENSTOCK_URL")
-    if not url:
-        raise ConfigError('no journal is named: set option("url", "shop.db"), or PENSTOCK_URL')
-    return absolute_url(url)
-
-
 def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
     ways = [name for name in ("topic", "topicpattern", "queue") if name in given]
     if len(ways) != 1:
         said = "nothing" if not ways else " and ".join(map(_spelling, ways))
-        raise ConfigError(f'say what to read by one of topic ("orders" or "orders,refunds"), topicPattern, queue; not {said}')
+        raise ConfigError(
+            f'say what to read by one of topic ("orders" or "orders,refunds"), topicPattern, queue; not {said}'
+        )
     if ways[0] == "topicpattern":
         pattern = given["topicpattern"]
         try:

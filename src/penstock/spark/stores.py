@@ -53,9 +53,9 @@ def writing(url: str) -> Iterator[Journal]:
 
 def _identity(journal: Journal) -> tuple[int, int] | None:
     """Which file this is: a store that was deleted and made again has the same url and is another one."""
-    location = journal.describe_location()
+    location = journal._engine.location
     try:
-        found = os.stat(location)
+        found = os.stat(location or "")  # noqa: PTH116
     except OSError:
         return None
     return found.st_dev, found.st_ino

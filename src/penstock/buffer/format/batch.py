@@ -30,6 +30,7 @@ VERSION = 1
 MAX_BATCH_BYTES = 512 << 20
 
 _FOOTER = struct.Struct("<BIH")
+FOOTER_SIZE = _FOOTER.size
 _LENGTH = struct.Struct("<I")
 _CODES: dict[str, int] = {"none": 0, "zstd": 1}
 _SMALL = 4096
@@ -50,14 +51,17 @@ def encode_entries(entries: Sequence[bytes]) -> bytes:
     first = lengths[0] if lengths else 0
     if lengths.count(first) == len(lengths):
         prefix = _prefix(first)
-        return prefix + prefix.join(entries) if lengths else b""
-    parts: list[bytes] = [b""] * (2 * len(lengths))
-    if max(lengths) < _SMALL:
-        parts[::2] = map(_PREFIXES.__getitem__, lengths)
+        encoded = prefix + prefix.join(entries) if lengths else b""
+        expected = len(lengths) * (_LENGTH.size + first)
     else:
-        parts[::2] = map(_prefix, lengths)
-    parts[1::2] = entries
-    return b"".join(parts)
+        parts: list[bytes] = [b""] * (2 * len(lengths))
+        parts[::2] = map(_PREFIXES.__getitem__ if max(lengths) < _SMALL else _prefix, lengths)
+        parts[1::2] = entries
+        encoded = b"".join(parts)
+        expected = len(lengths) * _LENGTH.size + sum(lengths)
+    if len(encoded) != expected:  # a memoryview of larger items has another length than it has bytes
+        raise TypeError("entries must be bytes")
+    return encoded
 
 
 def _prefix(length: int) -> bytes:
@@ -68,16 +72,26 @@ def _prefix(length: int) -> bytes:
     return _LENGTH.pack(length)
 
 
-def seal_batch(encoded: Iterable[bytes], count: int, compression: Compression = "none") -> bytes:
-    """A whole batch object from the results of `encode_entries`, holding `count` entries altogether."""
+def batch_footer(count: int, compression: Compression = "none") -> bytes:
+    """What follows a batch's entries."""
     try:
-        footer = _FOOTER.pack(_CODES[compression], count, VERSION)
+        return _FOOTER.pack(_CODES[compression], count, VERSION)
     except KeyError:
         raise ConfigError(f"compression must be one of {', '.join(_CODES)}, not {compression!r}") from None
+
+
+def compress_entries(encoded: Buffer) -> bytes:
+    """Encoded entries as one zstd frame."""
+    compressed: bytes = _zstd().ZstdCompressor(level=3).compress(encoded)
+    return compressed
+
+
+def seal_batch(encoded: Iterable[bytes], count: int, compression: Compression = "none") -> bytes:
+    """A whole batch object from the results of `encode_entries`, holding `count` entries altogether."""
+    footer = batch_footer(count, compression)
     if compression == "none":
         return b"".join(chain(encoded, (footer,)))
-    compressed: bytes = _zstd().ZstdCompressor(level=3).compress(b"".join(encoded))
-    return compressed + footer
+    return compress_entries(b"".join(encoded)) + footer
 
 
 def encode_batch(entries: Sequence[bytes], compression: Compression = "none") -> bytes:

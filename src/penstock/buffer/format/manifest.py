@@ -51,8 +51,7 @@ class Manifest:
         self.next_sequence: int = next_sequence
         self.epoch: int = epoch
 
-    def __len__(self) -> int:
-        return self.count
+    # No __len__: list() would allocate what the footer claims before anything was checked.
 
     def __iter__(self) -> Iterator[Descriptor]:
         """Every entry, oldest first."""

@@ -36,10 +36,11 @@ class CloudStore:
         self, url: str, options: Mapping[str, Any], inner: Any, reopen: Callable[..., CloudStore], endpoint: str = ""
     ) -> None:
         self.url = url
-        self.identity = f"{url} at {endpoint}" if endpoint else url
+        self.identity = f"{url.rstrip('/')} at {endpoint}" if endpoint else url.rstrip("/")
         self._options = dict(options)
         self._inner = inner
         self._reopen = reopen
+        self._keeps = isinstance(inner, MemoryStore)  # it keeps the very buffer it is given, which must not change
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen, (self.url, self._options)
@@ -66,7 +67,9 @@ class CloudStore:
                 return known
             return Stored(bytes(data), _version(found.meta))
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes | memoryview) -> None:
+        if self._keeps and type(data) is not bytes:
+            data = bytes(data)
         with _errors("put", self.url, path):
             obstore.put(self._inner, path, data, use_multipart=False)
 

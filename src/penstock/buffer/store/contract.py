@@ -40,8 +40,11 @@ class Store(Protocol):
         """The object with its version, or None when there is none; `known` itself when it is still the current one."""
         ...
 
-    def put(self, path: str, data: bytes) -> None:
-        """Writes the object, replacing any. Returns when it is durable; nobody ever sees half of it."""
+    def put(self, path: str, data: bytes | memoryview) -> None:
+        """Writes the object, replacing any. Returns when it is durable; nobody ever sees half of it.
+
+        Once it has returned, a memoryview's memory may be used for something else.
+        """
         ...
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:

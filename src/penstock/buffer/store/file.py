@@ -29,7 +29,7 @@ class FileStore:
     """A directory as an object store."""
 
     def __init__(self, root: str | Path) -> None:
-        self._root = Path(root)
+        self._root = Path(root).resolve()
         self.url = f"file://{self._root}"
         self.identity = self.url
         with _errors("open", self.url, ""):
@@ -51,7 +51,7 @@ class FileStore:
             return known
         return self._load(place)
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes | memoryview) -> None:
         place = self._place(path)
         with _errors("put", self.url, path):
             temporary = self._write_temporary(place, data)
@@ -129,7 +129,7 @@ class FileStore:
             finally:
                 os.close(file)
 
-    def _write_temporary(self, place: Path, data: bytes) -> Path:
+    def _write_temporary(self, place: Path, data: bytes | memoryview) -> Path:
         temporary = place.parent / f".{place.name}.{secrets.token_hex(8)}{_TEMPORARY}"
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -1,0 +1,93 @@
+"""Which events a command is about: the options `read`, `tail` and `export` share, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import values
+from penstock.cli.command import Option, option
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from penstock.api import Topic
+    from penstock.event import Event
+    from penstock.where import Where
+
+CHOICES: tuple[Option, ...] = (
+    option(
+        "--since",
+        "only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)",
+        metavar="TIME",
+        convert=values.moment,
+    ),
+    option("--until", "only events recorded before a time", metavar="TIME", convert=values.moment),
+    option("--kind", "only events of this kind", many=True),
+    option("--key", "only events of this entity"),
+    option("--scope", "only events of this scope"),
+    option(
+        "--where",
+        "only events for which this holds: payload.total > 10 and has(payload.coupon)",
+        metavar="CONDITION",
+        convert=values.where,
+    ),
+)
+"""Options that choose events."""
+
+
+class Choice:
+    """Which events are wanted, beyond positions."""
+
+    def __init__(
+        self,
+        since: datetime | None,
+        until: datetime | None,
+        kind: list[str],
+        key: str | None,
+        scope: str | None,
+        where: Where | None,
+    ) -> None:
+        self.since = since
+        self.until = until
+        self.kinds = set(kind)
+        self.key = key
+        self.scope = scope
+        self.where = where
+
+    def read(
+        self,
+        topic: Topic,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Event]:
+        """The chosen events of a topic."""
+        given: dict[str, Any] = {"key": self.key, "scope": self.scope, "since": self.since, "reverse": reverse}
+        if self.kinds:
+            given["kind"] = sorted(self.kinds)
+        if self.until is not None:
+            last = topic.position_at(self.until)
+            through = last if through is None else min(last, through)
+        if self.where is None:
+            yield from topic.read(after, limit, through=through, **given)
+            return
+        left = limit
+        for event in topic.read(after, through=through, **given):
+            if left is not None and left <= 0:
+                return
+            if self.where.matches(event):
+                yield event
+                if left is not None:
+                    left -= 1
+
+    def wants(self, event: Event) -> bool:
+        """Whether a live event is a chosen one."""
+        return (
+            (not self.kinds or event.kind in self.kinds)
+            and (self.key is None or event.key == self.key)
+            and (self.scope is None or event.scope == self.scope)
+            and (self.where is None or self.where.matches(event))
+        )

@@ -1,0 +1,80 @@
+"""Tables, lines and JSON on a terminal, without importing anything heavy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+from penstock.quantities import show_moment
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+def colored(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that wants colour."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def paint(text: str, style: str, on: bool) -> str:
+    """Text in a style, where colour is wanted."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if on and text else text
+
+
+def safe(text: str) -> str:
+    """Text that cannot move the cursor or recolour the terminal: control characters are spelled out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def shown(value: Any) -> str:
+    """A value as a table's cell."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, datetime):
+        return show_moment(value)
+    return safe(str(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, color: bool) -> str:
+    """Columns under headings; numbers to the right, text to the left."""
+    values = [list(row) for row in rows]
+    cells = [[shown(value) for value in row] for row in values]
+    right = [
+        any(isinstance(row[at], int | float) for row in values)
+        and all(row[at] is None or isinstance(row[at], int | float) for row in values)
+        for at in range(len(columns))
+    ]
+    widths = [max(len(column), *(len(row[at]) for row in cells)) for at, column in enumerate(columns)] if cells else []
+    if not cells:
+        return ""
+    lines = [paint(_line(columns, widths, right), "bold", color)]
+    lines += [_line(row, widths, right) for row in cells]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    return "  ".join(
+        cell.rjust(width) if to_right else cell.ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
+    ).rstrip()
+
+
+def pairs(values: dict[str, Any], *, color: bool) -> str:
+    """A record, one field a line."""
+    width = max((len(name) for name in values), default=0)
+    return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {shown(value)}" for name, value in values.items())
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Writes a line."""
+    (stream or sys.stdout).write(text + "\n")

@@ -1,0 +1,155 @@
+"""Events as JSON documents: how the command line, the HTTP API and exports spell them.
+
+An event's document has `seq, topic, kind, id, recorded_at, occurred_at, payload`, and `key, scope, headers,
+correlation_id, causation_id` when it has them. A payload appended as bytes is base64 text, and `binary` says so. A
+draft's document has the fields of `Draft`; an event's document is also a draft's, so what was exported can be imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from penstock.errors import ConfigError, PoisonMessage
+from penstock.event import Draft, Event, Receipt
+
+_encode = msgspec.json.Encoder().encode
+_is_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class EventDocument(msgspec.Struct, omit_defaults=True):
+    """An event as JSON says it."""
+
+    seq: int
+    topic: str
+    kind: str
+    id: str
+    recorded_at: datetime
+    occurred_at: datetime
+    payload: Any
+    key: str | None = None
+    scope: str | None = None
+    headers: Mapping[str, str] = {}
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    binary: bool = False
+    poison: bool = False
+    """The stored payload does not decode: what is shown is its bytes as base64."""
+    link: str | None = None
+    """In a topic that keeps hash chains: the event's link, in hexadecimal."""
+
+
+class DraftDocument(msgspec.Struct):
+    """A draft as JSON says it. Fields of an event that a draft has no use for are accepted and ignored."""
+
+    kind: str
+    payload: Any = None
+    key: str | None = None
+    scope: str | None = None
+    headers: dict[str, str] | None = None
+    occurred_at: datetime | None = None
+    dedup: str | None = None
+    cause: str | int | None = None
+    causation_id: str | None = None
+    correlation: str | None = None
+    correlation_id: str | None = None
+    expect: int | None = None
+    binary: bool = False
+
+    def draft(self) -> Draft:
+        """The draft this document describes."""
+        payload = self.payload
+        if self.binary:
+            payload = decode_binary(payload)
+        return Draft(
+            self.kind,
+            payload,
+            key=self.key,
+            scope=self.scope,
+            headers=self.headers or None,
+            occurred_at=self.occurred_at,
+            dedup=self.dedup,
+            cause=self.cause if self.cause is not None else self.causation_id,
+            correlation=self.correlation if self.correlation is not None else self.correlation_id,
+            expect=self.expect,
+        )
+
+
+class ReceiptDocument(msgspec.Struct, omit_defaults=True):
+    """A receipt as JSON says it."""
+
+    topic: str
+    seq: int
+    id: str
+    correlation_id: str | None = None
+    duplicate: bool = False
+
+
+def event_document(event: Event) -> EventDocument:
+    """The document of an event, its payload spliced in as it is stored."""
+    raw = event.raw
+    binary = event.binary
+    poison = False
+    payload: Any
+    if binary:
+        payload = base64.b64encode(raw).decode()
+    else:
+        try:
+            payload = _is_json(raw)
+            if b"\n" in raw:  # documents are lines
+                payload = msgspec.Raw(_encode(event.payload))
+        except (msgspec.DecodeError, PoisonMessage):
+            payload, binary, poison = base64.b64encode(raw).decode(), True, True
+    return EventDocument(
+        event.seq,
+        event.topic,
+        event.kind,
+        event.id,
+        event.recorded_at,
+        event.occurred_at,
+        payload,
+        event.key,
+        event.scope,
+        dict(event.headers),
+        event.correlation_id,
+        event.causation_id,
+        binary,
+        poison,
+        event.link,
+    )
+
+
+def event_json(event: Event) -> bytes:
+    """The document of an event as one line of JSON, without its end."""
+    return _encode(event_document(event))
+
+
+def receipt_document(receipt: Receipt) -> ReceiptDocument:
+    """The document of a receipt."""
+    return ReceiptDocument(receipt.topic, receipt.seq, receipt.id, receipt.correlation_id, receipt.duplicate)
+
+
+def decode_binary(text: Any) -> bytes:
+    """The bytes behind a binary payload's base64 text."""
+    if not isinstance(text, str):
+        raise ConfigError("a binary payload is base64 text")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ConfigError(f"a binary payload is base64 text: {error}") from error
+
+
+_decode_draft = msgspec.json.Decoder(DraftDocument).decode
+
+
+def draft_from_json(line: bytes | str) -> Draft:
+    """The draft one line of JSON describes; ConfigError when it describes none."""
+    try:
+        return _decode_draft(line).draft()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"this is no event: {error}") from error

@@ -1,0 +1,70 @@
+"""Reading a file store: keys from memory, values from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from penstock.engine.base import transaction_is_over
+from penstock.engine.file_log import DataFile
+from penstock.engine.sorted_map import Frozen, SortedMap
+
+if TYPE_CHECKING:
+    from penstock.engine.file import FileEngine
+
+
+class FileSnapshot:
+    """Keys at one moment, and the file their values lie in."""
+
+    __slots__ = ("_data", "_keys")
+
+    def __init__(self, keys: Frozen[int] | SortedMap[int], data: DataFile) -> None:
+        self._keys = keys
+        self._data = data
+
+    def get(self, key: bytes) -> bytes | None:
+        place = self._keys.get(key)
+        return None if place is None else self._data.value(place)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        value = self._data.value
+        for key, place in self._keys.scan(start, stop, reverse=reverse):
+            yield key, value(place)
+
+
+class FileRead:
+    """A snapshot that keeps its file open until it is closed."""
+
+    __slots__ = ("_engine", "_frozen", "_snapshot")
+
+    def __init__(self, engine: FileEngine, frozen: Frozen[int], data: DataFile) -> None:
+        self._engine = engine
+        self._frozen: Frozen[int] | None = frozen
+        self._snapshot: FileSnapshot | None = FileSnapshot(frozen, data)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._usable().get(key)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        for row in self._usable().scan(start, stop, reverse=reverse):
+            yield row
+            self._usable()
+
+    def _usable(self) -> FileSnapshot:
+        if self._snapshot is None or self._engine._closed:
+            raise transaction_is_over()
+        return self._snapshot
+
+    def close(self) -> None:
+        frozen, self._frozen, self._snapshot = self._frozen, None, None
+        if frozen is not None:
+            frozen.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

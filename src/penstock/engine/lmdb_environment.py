@@ -1,0 +1,100 @@
+"""LMDB environments, shared by the engine objects of a process, and what LMDB's errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from penstock.engine.contract import Durability
+from penstock.errors import Corrupt, Locked, PenstockError, StorageError
+
+MAP_BYTES = (1 << 40, 1 << 36, 1 << 32, 1 << 28)
+"""Address space asked for; the file itself grows as it is filled. Where the first is refused, the next is tried."""
+MAX_READERS = 1024
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Environment:
+    """LMDB allows an environment to be opened once in a process: engine objects of one store share it."""
+
+    def __init__(self, folder: Path, *, read_only: bool, durability: Durability) -> None:
+        self.folder = folder
+        self.read_only = read_only
+        self.synced = durability == "disk"
+        self.users = 1
+        self.env = self._open()
+
+    def _open(self) -> Any:
+        for map_bytes in MAP_BYTES:
+            try:
+                return lmdb.open(
+                    str(self.folder),
+                    map_size=map_bytes,
+                    readonly=self.read_only,
+                    create=not self.read_only,
+                    metasync=self.synced,
+                    max_readers=MAX_READERS,
+                    max_spare_txns=4,
+                )
+            except (lmdb.MemoryError, OverflowError) as error:
+                refused: Exception = error
+            except lmdb.Error as error:
+                if error.code != errno.ENOMEM:
+                    raise
+                refused = error
+        raise refused
+
+
+_open: dict[tuple[str, bool], Environment] = {}
+# Reentrant: the collector may end a transaction, and with it an environment, while this thread holds it.
+opening = threading.RLock()
+
+
+def acquire(folder: Path, *, read_only: bool, durability: Durability) -> Environment:
+    """The environment of a folder, opened now or shared with whoever has it open; `release` gives it back."""
+    name = str(folder.resolve())
+    # A reader opens it as a writer would where it may: LMDB allows one way in a process, and a writer may come later.
+    read_only = read_only and not os.access(folder / "data.mdb", os.W_OK)
+    with opening:
+        shared = _open.get((name, False)) or _open.get((name, True))
+        if shared is None:
+            shared = _open[name, read_only] = Environment(folder, read_only=read_only, durability=durability)
+            return shared
+        if shared.read_only and not read_only:
+            raise Locked(
+                f"lmdb:{folder} is open in this process for reading only, because it could not be written, and LMDB "
+                "allows one way at a time: close that one first"
+            )
+        shared.users += 1
+        return shared
+
+
+def release(environment: Environment) -> None:
+    """Gives an environment back; the last one to do so closes it."""
+    with opening:
+        environment.users -= 1
+        if environment.users == 0:
+            for name in [name for name, other in _open.items() if other is environment]:
+                del _open[name]
+            environment.env.close()
+
+
+def explain(error: lmdb.Error, name: str) -> PenstockError:
+    """The penstock error that says what an LMDB error means for a store."""
+    match error:
+        case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError() | lmdb.PanicError():
+            return Corrupt(f"LMDB found {name} damaged: {error}; restore a backup")
+        case lmdb.MapFullError():
+            return StorageError(f"{name} has filled the address space this system granted: {error}")
+        case lmdb.ReadersFullError():
+            return StorageError(f"{name} has {MAX_READERS} snapshots open; close some", retryable=True)
+        case lmdb.TxnFullError():
+            return StorageError(f"a transaction on {name} changes more pages than LMDB can hold: {error}; split it")
+    if error.code in FULL:
+        return StorageError(f"the disk of {name} is full; nothing of this transaction was kept", retryable=True)
+    return StorageError(f"LMDB refused on {name}: {error}")

@@ -1,0 +1,172 @@
+"""Reading a RocksDB database, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import rocksdict
+
+from penstock.engine.base import transaction_is_over
+from penstock.engine.contract import MAX_KEY_BYTES
+from penstock.errors import Corrupt, Locked, PenstockError, StorageError
+
+MISSING = "key not found"
+
+
+class View:
+    """get and scan over the newest state of a database, or over a secondary instance that is held still."""
+
+    __slots__ = ("_db", "_iterators", "_name")
+
+    def __init__(self, db: Any, name: str) -> None:
+        self._db = db
+        self._name = name
+        # Iterators keep the database open, so they live here, where closing can drop them, and not in generators.
+        self._iterators: dict[int, Any] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._db.get(key)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise explain(error, self._name) from error
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
+        if start >= stop:
+            return
+        try:
+            iterator, name = self._iterator(start, stop, reverse)
+            yield from self._walk(iterator, name, start, stop, reverse)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise explain(error, self._name) from error
+
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[Any, int]:
+        """An iterator standing on the first key, and the number under which it is kept."""
+        # The upper bound keeps it from walking on over keys deleted behind the range. rocksdict passes no lower bound
+        # on, so walking backwards past the start may cross deleted keys.
+        bounds = rocksdict.ReadOptions()
+        bounds.set_iterate_upper_bound(stop)
+        iterator = self._db.iter(bounds)
+        if reverse:
+            iterator.seek_to_last()
+        else:
+            iterator.seek(start)
+        name = id(iterator)
+        self._iterators[name] = iterator
+        return iterator, name
+
+    def _walk(
+        self, iterator: Any, name: int, start: bytes, stop: bytes, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            while iterator.valid():
+                key = iterator.key()
+                if key < start or key >= stop:
+                    return
+                value = iterator.value()
+                iterator = None
+                yield key, value
+                iterator = self._found_again(name, key)
+                # Stepping only when asked: the next key may lie behind many deleted ones.
+                if reverse:
+                    iterator.prev()
+                else:
+                    iterator.next()
+            iterator.status()
+        finally:
+            self._forget(name)
+
+    def _found_again(self, name: int, key: bytes) -> Any:
+        """The iterator after the caller had its turn, standing on the key."""
+        iterator = self._iterators.get(name)
+        if iterator is None:
+            raise transaction_is_over()
+        return iterator
+
+    def _forget(self, name: int) -> None:
+        self._iterators.pop(name, None)
+
+    def drop(self) -> None:
+        self._iterators.clear()
+        self._db = None
+
+
+class PinnedView(View):
+    """get and scan over one moment of a database that is being written to.
+
+    rocksdict's snapshots answer `get`, but their iterators show the newest state. So a snapshot comes with one iterator
+    made at the same moment, which does stay there; scans share it, each finding its place again, and only while nothing
+    has been written since do they have iterators of their own, with bounds.
+    """
+
+    __slots__ = ("_sequence", "_snapshot")
+
+    PINNED = 0
+
+    def __init__(self, db: Any, name: str) -> None:
+        super().__init__(db, name)
+        while True:
+            self._sequence = db.latest_sequence_number()
+            self._snapshot = db.snapshot()
+            self._iterators[self.PINNED] = db.iter()
+            if db.latest_sequence_number() == self._sequence:
+                break
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._snapshot[key]  # type: ignore[no-any-return]
+        except Exception as error:
+            if str(error) == MISSING:
+                return None
+            raise explain(error, self._name) from error
+
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[Any, int]:
+        iterator, name = super()._iterator(start, stop, reverse)
+        if self._db.latest_sequence_number() == self._sequence:
+            return iterator, name
+        self._forget(name)
+        pinned = self._iterators[self.PINNED]
+        if reverse:
+            pinned.seek_for_prev(stop)
+            if pinned.valid() and pinned.key() == stop:
+                pinned.prev()
+        else:
+            pinned.seek(start)
+        return pinned, self.PINNED
+
+    def _found_again(self, name: int, key: bytes) -> Any:
+        iterator = super()._found_again(name, key)
+        if name == self.PINNED and (not iterator.valid() or iterator.key() != key):
+            iterator.seek(key)
+        return iterator
+
+    def _forget(self, name: int) -> None:
+        if name != self.PINNED:
+            super()._forget(name)
+
+    def drop(self) -> None:
+        super().drop()
+        self._snapshot = None
+
+
+def explain(error: Exception, name: str) -> PenstockError:
+    """The penstock error that says what an exception of rocksdict, which has only text, means for a store."""
+    text = str(error)
+    if "lock hold by current process" in text or "While lock file" in text:
+        return Locked(
+            f"{name} is open for writing elsewhere, and its engine allows one process: "
+            f"close it there, or open it with read_only=True ({text})"
+        )
+    if "Corruption" in text:
+        return Corrupt(
+            f"RocksDB found {name} damaged: {text}; restore a backup. After a crash of the machine while it was "
+            'written with durability="process", opening it once with that keeps everything before the damage'
+        )
+    if "No space left" in text:
+        return StorageError(f"the disk of {name} is full; nothing of this transaction was kept", retryable=True)
+    if isinstance(error, rocksdict.DbClosedError):
+        return transaction_is_over()
+    return StorageError(f"RocksDB refused on {name}: {text}")

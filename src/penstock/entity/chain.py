@@ -1,0 +1,144 @@
+"""Checking a topic's hash chains, and receipts against the events they were given for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import ConfigError, Corrupt
+from penstock.event import Event, Receipt
+from penstock.journal import keys
+from penstock.journal.catalog import load_state
+from penstock.journal.chain import GENESIS, link_of, load_blake3, stored_link
+from penstock.journal.reading import TopicView
+
+if TYPE_CHECKING:
+    from penstock.entity.topic import EntityTopic
+
+
+class BrokenLink(msgspec.Struct, frozen=True):
+    """The first event whose link is not what its entity's events make it."""
+
+    seq: int
+    key: str | None
+    reason: str
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What `Topic.verify` found. It is true when nothing is broken."""
+
+    topic: str
+    events: int = 0
+    """Events whose links were recomputed and are right."""
+    entities: int = 0
+    unlinked: int = 0
+    """Events from before the topic kept chains."""
+    anchored: int = 0
+    """Entities whose beginning compaction removed: their first stored link is taken as it is."""
+    broken: BrokenLink | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.broken is None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What `Topic.check` found. It is true when the stored event is the one the receipt was given for."""
+
+    ok: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def verify(topic: EntityTopic, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    """Recomputes every entity's chain and names the first broken link."""
+    return _Verification(topic, progress).run()
+
+
+class _Verification:
+    def __init__(self, topic: EntityTopic, progress: Callable[[int, int], None] | None) -> None:
+        self._topic = topic
+        self._progress = progress
+        self._hash = load_blake3()
+        self._links: dict[str, bytes] = {}
+        self._events = self._unlinked = self._anchored = 0
+
+    def run(self) -> VerifyReport:
+        name = self._topic.name
+        with self._topic.journal._engine.read() as snap:
+            view = TopicView.open(snap, name)
+            if view is None:
+                return VerifyReport(name)
+            self._trimmed = load_state(snap, view.number, name).trimmed
+            total = view.count()
+            try:
+                for block in view.blocks(0, keys.MAX_SEQ):
+                    for row in range(block.count):
+                        broken = self._check(Event(block, row))
+                        if broken is not None:
+                            return self._report(broken)
+                    if self._progress is not None:
+                        self._progress(self._events + self._unlinked, total)
+            except Corrupt as error:
+                return self._report(BrokenLink(error.seq or 0, None, str(error)))
+        return self._report(None)
+
+    def _check(self, event: Event) -> BrokenLink | None:
+        entity = event.key or ""
+        before, stored = self._links.get(entity), stored_link(event)
+        if stored is None:
+            if before is not None:
+                return BrokenLink(event.seq, event.key, "it has no link, but an earlier event of its entity has one")
+            self._unlinked += 1
+            return None
+        if link_of(self._hash, before or GENESIS, event) != stored:
+            if before is not None or not self._trimmed:
+                return BrokenLink(event.seq, event.key, "its link does not follow from its entity's events")
+            self._anchored += 1
+        self._links[entity] = stored
+        self._events += 1
+        return None
+
+    def _report(self, broken: BrokenLink | None) -> VerifyReport:
+        return VerifyReport(self._topic.name, self._events, len(self._links), self._unlinked, self._anchored, broken)
+
+
+def check(topic: EntityTopic, receipt: Receipt) -> CheckReport:
+    """Whether a receipt's event is stored as it was when the receipt was given."""
+    if not isinstance(receipt, Receipt):
+        raise ConfigError(f"check takes the receipt of an append, not {receipt!r:.80}")
+    if receipt.topic != topic.name:
+        raise ConfigError(f"the receipt is of topic {receipt.topic!r}, not of {topic.name!r}")
+    look = topic.journal._index.look(topic.name)
+    with topic.journal._engine.read() as snap:
+        view = TopicView.open(snap, topic.name)
+        if view is None:
+            return CheckReport(False, "the topic has no events")
+        if receipt.seq <= view.trimmed():
+            return CheckReport(False, "compaction removed it")
+        event = view.get(receipt.seq)
+        if event is None:
+            return CheckReport(False, f"there is no event at position {receipt.seq}")
+        if event.id != receipt.id:
+            return CheckReport(False, f"another event is at position {receipt.seq}: {event.id}")
+        stored = stored_link(event)
+        if stored is None:
+            if receipt.link is not None:
+                return CheckReport(False, "the event has lost its link")
+            return CheckReport(True, "it is there; the topic kept no hash chain, so its contents cannot be checked")
+        if receipt.link is not None and receipt.link != stored.hex():
+            return CheckReport(False, "the event's link is another one than the receipt's")
+        before = look.open(view).newest(event.key or "", receipt.seq - 1)
+        link = link_of(load_blake3(), (stored_link(before) if before is not None else None) or GENESIS, event)
+        if link == stored:
+            return CheckReport(True, "it is there, unchanged")
+        if before is None and view.trimmed():
+            return CheckReport(True, "it is there; what it was linked to was removed by compaction")
+        return CheckReport(False, "its link does not follow from its entity's events")

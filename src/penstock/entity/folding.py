@@ -1,0 +1,265 @@
+"""The fold: events into a projection's state, a block's column of payloads at a time where handlers allow it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from operator import length_hint
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from penstock.entity.projection import Declared, Projection, check_projection, resolve
+from penstock.errors import ConfigError
+from penstock.event import Event
+from penstock.journal.block import Block
+from penstock.journal.keyindex import Piece
+from penstock.schema import Schema, decode_event, schema_of, schema_of_type, stored_version
+
+P = TypeVar("P", bound=Projection)
+
+EVENT, PAYLOAD = "event", "payload"
+_decode_list = msgspec.json.Decoder(list[Any]).decode
+
+
+class _Step:
+    """A handler of one kind, and what it asks for."""
+
+    __slots__ = ("handler", "schema", "wants")
+
+    def __init__(self, handler: Callable[..., Any], wants: tuple[Any, ...], schema: Schema | None) -> None:
+        self.handler = handler
+        self.wants = wants
+        self.schema = schema
+
+    @property
+    def only(self) -> Any:
+        """The one thing it asks for, or None when there are several."""
+        return self.wants[0] if len(self.wants) == 1 else None
+
+    def __call__(self, state: Any, event: Event) -> None:
+        self.handler(state, *[_value(want, event, self.schema) for want in self.wants])
+
+
+class Folder(Generic[P]):
+    """Runs a projection's handlers over events."""
+
+    def __init__(self, projection: type[P]) -> None:
+        self.projection = projection
+        self.declared: Declared = projection.__projection__
+        self._steps: dict[str, list[_Step]] = {}
+        for handler, kinds in self.declared.handlers:
+            for kind in kinds:
+                name = _kind_name(kind)
+                schema = schema_of(name)
+                self._steps.setdefault(name, []).append(_Step(handler, _wants(handler, schema), schema))
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds it has handlers for."""
+        return frozenset(self._steps)
+
+    def fold_events(self, state: P, events: Iterable[Event]) -> P:
+        """Changes a state by events, one by one."""
+        steps = self._steps
+        for event in events:
+            for step in steps.get(event.kind, ()):
+                try:
+                    step(state, event)
+                except Exception as error:
+                    self._explain(error, step, event)
+                    raise
+        return state
+
+    def fold_pieces(self, state: P, pieces: Iterable[Piece]) -> tuple[P, int, int]:
+        """Changes a state by rows of blocks; returns it with the last position and the number of events."""
+        last = count = 0
+        for block, rows in pieces:
+            if not len(rows):
+                continue
+            self._fold_piece(state, block, rows)
+            last = block.seq(rows[-1])
+            count += len(rows)
+        return state, last, count
+
+    def apply(
+        self,
+        state: P,
+        kind: str,
+        payload: bytes | str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        binary: bool = False,
+    ) -> None:
+        """Changes a state by one event given as its parts: for those who have rows rather than events."""
+        steps = self._steps.get(kind)
+        if steps:
+            event = _loose_event(kind, payload, headers, binary)
+            self.fold_events(state, (event,))
+
+    # ── a block at a time ────────────────────────────────────────────────────────────────────────────────────────────
+    def _fold_piece(self, state: P, block: Block, rows: Sequence[int]) -> None:
+        kinds = block.wire.kinds
+        handled = [self._steps.get(kind) for kind in kinds]
+        if not any(handled):
+            return
+        if len(kinds) == 1:
+            if self._fold_column(state, block, rows, handled[0] or []):
+                return
+        elif self._fold_mixed(state, block, rows, handled):
+            return
+        codes = block.kind_codes
+        self.fold_events(state, [Event(block, row) for row in rows if handled[codes[row]]])
+
+    def _fold_column(self, state: P, block: Block, rows: Sequence[int], steps: list[_Step]) -> bool:
+        """Folds rows of one kind whose one handler wants one payload; False when that is not the case."""
+        if len(steps) != 1 or not _is_columnar(steps[0], block):
+            return False
+        step = steps[0]
+        values = _column(block, rows, step)
+        if values is None:
+            return False
+        handler = step.handler
+        left = iter(values)
+        try:
+            for value in left:
+                handler(state, value)
+        except Exception as error:
+            self._explain(error, step, Event(block, rows[len(rows) - 1 - length_hint(left)]))
+            raise
+        return True
+
+    def _fold_mixed(self, state: P, block: Block, rows: Sequence[int], handled: list[list[_Step] | None]) -> bool:
+        """The same for several kinds: each kind's payloads are decoded together, then handled in order."""
+        wanted: dict[int, list[int]] = {}
+        for code, steps in enumerate(handled):
+            if steps:
+                if len(steps) != 1 or not _is_columnar(steps[0], block):
+                    return False
+                wanted[code] = []
+        codes = block.kind_codes
+        order = [(row, codes[row]) for row in rows if codes[row] in wanted]
+        for row, code in order:
+            wanted[code].append(row)
+        values: dict[int, Any] = {}
+        handlers: dict[int, Callable[..., Any]] = {}
+        for code, own in wanted.items():
+            step = (handled[code] or [])[0]
+            column = _column(block, own, step) if own else []
+            if column is None:
+                return False
+            values[code] = iter(column)
+            handlers[code] = step.handler
+        left = iter(order)
+        try:
+            for _, code in left:
+                handlers[code](state, next(values[code]))
+        except Exception as error:
+            row, code = order[len(order) - 1 - length_hint(left)]
+            self._explain(error, (handled[code] or [])[0], Event(block, row))
+            raise
+        return True
+
+    def _explain(self, error: Exception, step: _Step, event: Event) -> None:
+        name = f"{self.projection.__qualname__}.{step.handler.__name__}"
+        error.add_note(f"in projection handler {name}, for event {event.seq} of topic {event.topic!r} ({event.kind!r})")
+
+
+_folders: WeakKeyDictionary[type[Any], tuple[tuple[Schema | None, ...], Folder[Any]]] = WeakKeyDictionary()
+
+
+def folder_of(projection: type[P]) -> Folder[P]:
+    """How to fold a projection; made once, and again when types were declared for its kinds since."""
+    check_projection(projection)
+    schemas = tuple(schema_of(_kind_name(kind)) for _, kinds in projection.__projection__.handlers for kind in kinds)
+    known = _folders.get(projection)
+    if known is None or known[0] != schemas:
+        known = _folders[projection] = (schemas, Folder(projection))
+    return known[1]
+
+
+def _kind_name(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    schema = schema_of_type(kind)
+    if schema is None:
+        raise ConfigError(f"{kind.__qualname__} is no longer a declared event type")
+    return schema.kind
+
+
+def _wants(handler: Callable[..., Any], schema: Schema | None) -> tuple[Any, ...]:
+    """What each parameter of a handler after self asks for: the event, the plain payload, or a typed one."""
+    parameters = list(inspect.signature(handler).parameters.values())[1:]
+    if not parameters:
+        raise ConfigError(f"handler {handler.__qualname__} must take the event (or its payload) besides self")
+    wants: list[Any] = []
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise ConfigError(
+                f"handler {handler.__qualname__} has a parameter {parameter.name!r} that cannot be filled"
+            )
+        wants.append(_want(handler, parameter, schema))
+    return tuple(wants)
+
+
+def _want(handler: Callable[..., Any], parameter: inspect.Parameter, schema: Schema | None) -> Any:
+    annotation = parameter.annotation
+    if annotation is not parameter.empty:
+        if schema is not None and schema.type is not None and annotation == schema.type.__name__:
+            return schema.type
+        found = resolve(handler, annotation)
+        if isinstance(found, type) and schema_of_type(found) is not None:
+            return found
+    return PAYLOAD if parameter.name == PAYLOAD else EVENT
+
+
+def _value(want: Any, event: Event, schema: Schema | None) -> Any:
+    if want is EVENT:
+        return event
+    if want is not PAYLOAD:
+        return decode_event(event, want)
+    payload = event.payload
+    if schema is None or schema.newest == 1 or event.binary:
+        return payload
+    version = stored_version(event.headers, event.topic, event.seq)
+    return schema.upcast(payload, version, f"event {event.seq} of topic {event.topic!r}")
+
+
+def _is_columnar(step: _Step, block: Block) -> bool:
+    """Whether the payloads of a block can be decoded together for a handler."""
+    want = step.only
+    if want is None or want is EVENT or block.wire.binary is not None:
+        return False
+    schema = step.schema
+    if schema is not None and schema.newest > 1:
+        return False
+    return want is PAYLOAD or (schema is not None and want is schema.type and schema.listed is not None)
+
+
+def _column(block: Block, rows: Sequence[int], step: _Step) -> list[Any] | None:
+    """The decoded payloads of some rows; None when one does not decode, for the slow way to say which."""
+    bounds, payload = block.payload_offsets, bytes(block.payload)  # slices of bytes cost half of a view's
+    if isinstance(rows, range) and rows.step == 1:
+        spans: Iterable[tuple[int, int]] = pairwise(bounds[rows.start : rows.stop + 1])
+    else:
+        spans = [(bounds[row], bounds[row + 1]) for row in rows]
+    text = b"[" + b",".join([payload[start:stop] for start, stop in spans]) + b"]"
+    decode = _decode_list if step.only is PAYLOAD else step.schema.listed  # type: ignore[union-attr]
+    try:
+        values = decode(text)  # type: ignore[misc]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return values if len(values) == len(rows) else None
+
+
+def _loose_event(kind: str, payload: bytes | str, headers: Mapping[str, str] | None, binary: bool) -> Event:
+    from penstock.journal.block import Columns, build_wire
+
+    columns = Columns([kind], [payload.encode() if isinstance(payload, str) else bytes(payload)])
+    if headers:
+        columns.headers = [dict(headers)]
+    if binary:
+        columns.binary = [True]
+    return Event(Block(build_wire(columns, 1, 0, 0), ""), 0)

@@ -1,0 +1,83 @@
+"""What event sourcing adds to a journal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from penstock.entity.causality import correlated
+from penstock.entity.exporting import CopyFormat, ExportReport, export
+from penstock.entity.fence import Fence, Fences
+from penstock.entity.gate import Gates
+from penstock.entity.graph import GraphFormat, graph_of
+from penstock.entity.importing import ImportReport, import_
+from penstock.entity.outbox import Outbox
+from penstock.entity.project import States
+from penstock.event import Event
+from penstock.journal.journal import BaseJournal, Description
+
+
+class EntityJournal(BaseJournal):
+    """A journal whose topics are event stores."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._fences = Fences(self)
+        self._gates = Gates(self)
+        self._states = States()
+
+    def outbox(self) -> Outbox:
+        """Gathers drafts for any topics locally and appends them as one atomic batch."""
+        return Outbox(self)
+
+    def fence(self, *, exclusive: bool = True) -> Fence:
+        """Hides what is submitted through it until it commits. `exclusive`: nobody else appends meanwhile."""
+        return self._fences.open(exclusive=exclusive)
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        """Every event of a correlation, of all topics, in the order they were recorded."""
+        return correlated(self, correlation_id)
+
+    def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
+        """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
+        return graph_of(correlated(self, correlation_id)).render(format)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        topics: Iterable[str] | None = None,
+        format: CopyFormat = "jsonl",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ExportReport:
+        """Writes topics (all, unless named) into a folder, as JSON Lines or Parquet; run again, it goes on.
+
+        `progress` is called now and then with how many of how many events are done.
+        """
+        self._check_open()
+        return export(self, path, topics=topics, format=format, progress=progress)
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        topics: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ImportReport:
+        """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
+
+        Events that are there already, from an import that was interrupted, are skipped.
+        """
+        self._check_open()
+        return import_(self, path, topics=topics, progress=progress)
+
+    def describe(self) -> Description:
+        """What this journal is: engine, place, size, durability, topics, queues, gates."""
+        return msgspec.structs.replace(super().describe(), gates=self._gates.describe())
+
+    def _before_close(self) -> None:
+        self._fences.cancel_all()
+        super()._before_close()

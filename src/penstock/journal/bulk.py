@@ -1,0 +1,57 @@
+"""Appending whole blocks: for events that arrive as columns and have no need to be looked at one by one.
+
+Whoever makes the blocks (a Spark task, in another process) leaves positions, times and ids open; they are filled in
+here, when the events' place is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.journal import keys
+from penstock.journal.block import Block, Wire, columns_of, seal
+from penstock.journal.catalog import Head
+from penstock.journal.commit import Commit, next_id
+from penstock.journal.prepare import Batch
+
+_ID_MASK = (1 << 80) - 1
+
+
+def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
+    """Adds blocks at the end of a topic; returns the positions their events have got."""
+    commit.flush()
+    head = commit.ensure(name)
+    if head.settings.chained:
+        return _append_rows(commit, name, wires)
+    recorded = max(commit.now_ms, head.recorded_ms)
+    first = seq = head.latest + 1
+    number = next_id(head.last_id, recorded)
+    for wire in wires:
+        stamp(wire, seq, recorded, number)
+        commit.tx.put(keys.block_key(head.number, seq), seal(wire))
+        seq += wire.count
+        number += wire.count
+    if seq > first:
+        commit.writes += 1
+        commit._new_heads[name] = Head(name, head.number, head.settings, seq - 1, recorded, number - 1)
+        commit.touched[name] = commit.touched.get(name, 0) + seq - first
+    return range(first, seq)
+
+
+def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
+    """Makes a block's events one run: at positions from `first` on, recorded together, with ids counting up."""
+    wire.first = first
+    wire.run_counts = wire.count
+    wire.run_time = recorded_ms
+    wire.run_times = 0
+    wire.run_ids = (number & _ID_MASK).to_bytes(10)
+
+
+def _append_rows(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
+    """The way through the events themselves, where each one counts: a topic that keeps hash chains."""
+    first = commit.latest(name) + 1
+    for wire in wires:
+        stamp(wire, 1, 0, 0)
+        columns = columns_of(Block(wire, name), range(wire.count))
+        commit.append(name, Batch(columns, len(wire.payload)))
+    return range(first, commit.latest(name) + 1)

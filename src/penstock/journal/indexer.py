@@ -1,0 +1,454 @@
+"""Building the entity index: the newest events become a run, runs become larger runs.
+
+It happens in a thread of its own, beside the writer, in small commits that need not be on disk: a lost run is built
+again. Every run costs one reading and one writing of its events, and there are as many levels as the topic's size has
+digits to the base `INDEX_FAN_IN`. Several processes may do it at once: whoever lists its run first wins, the other
+throws its own away.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from penstock.engine.contract import Engine, Snapshot
+from penstock.errors import Closed, PenstockError
+from penstock.journal import keys
+from penstock.journal.block import Block
+from penstock.journal.catalog import last_block, load_record, load_state
+from penstock.journal.columns import text_values
+from penstock.journal.commit import Commit
+from penstock.journal.keymerge import EntityMerge, MarkMerge
+from penstock.journal.keyrows import Breathe, Chunk, Filter, Rows, chunks_of, mark_chunks, marks_of, rows_of
+from penstock.journal.keyruns import (
+    CAUSES,
+    CORRELATIONS,
+    ENTITIES,
+    FILTER,
+    Directory,
+    Run,
+    load_directory,
+    run_key,
+    save_directory,
+)
+from penstock.journal.reading import TopicView
+from penstock.journal.writer import Operation, Writer
+from penstock.limits import (
+    INDEX_FAN_IN,
+    INDEX_FILTER_TERMS,
+    INDEX_RUN_BYTES,
+    INDEX_RUN_EVENTS,
+    INDEX_STEP_BYTES,
+)
+
+log = logging.getLogger("penstock.indexer")
+
+_WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
+_ABANDONED_MS = 3_600_000
+"""A run that somebody began to write this long ago was given up."""
+_Written = tuple[bytes, Chunk]
+"""A section and a chunk of it."""
+
+
+class Indexer:
+    """Builds and merges the runs of a journal's topics."""
+
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._due: set[str] = set()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._worked_since = 0.0
+
+    def request(self, topic: str) -> None:
+        """Asks for a look at a topic soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._due.add(topic)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def consider(self, topic: str) -> None:
+        """Asks for a look at a topic if enough has gathered."""
+        if self._is_due(topic):
+            self.request(topic)
+
+    def index(self, topic: str, *, thorough: bool = False) -> None:
+        """Does what there is to do for a topic now; thorough: everything goes into few runs."""
+        with self._turn:
+            while not self._closed and self._gather(topic, thorough):
+                pass
+            while not self._closed and self._merge(topic, thorough):
+                pass
+            self._clear(topic)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _breathe(self) -> None:
+        """Whoever waits for the interpreter waits a millisecond, not until it is taken away from this thread."""
+        now = time.monotonic()
+        if now - self._worked_since > _WORK_SECONDS:
+            time.sleep(_REST_SECONDS)
+            self._worked_since = time.monotonic()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while not self._closed:
+                with self._lock:
+                    if not self._due:
+                        break
+                    topic = self._due.pop()
+                try:
+                    if self._is_due(topic):
+                        self.index(topic)
+                except Closed:
+                    return
+                except PenstockError as error:
+                    # Look-ups find unindexed events too: what went wrong here is tried again after the next commits.
+                    log.warning("indexing topic %r failed: %s", topic, error)
+                except Exception:
+                    log.exception("indexing topic %r failed", topic)
+            if self._closed:
+                return
+
+    # ── new runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _is_due(self, topic: str) -> bool:
+        with self._engine.read() as snap:
+            record = load_record(snap, topic)
+            if record is None or not record.settings.indexed:
+                return False
+            block = last_block(snap, record.number, topic)
+            if block is None:
+                return False
+            directory = load_directory(snap, record.number, topic)
+            waiting = block.last - max(directory.through, load_state(snap, record.number, topic).trimmed)
+            size = waiting * (len(block.payload) // block.count + 48)
+            return waiting >= INDEX_RUN_EVENTS or size >= INDEX_RUN_BYTES or bool(directory.rubbish)
+
+    def _gather(self, topic: str, thorough: bool) -> bool:
+        """Makes a run of what no run covers; False when that is too little."""
+        with self._engine.read() as snap:
+            view = TopicView.open(snap, topic)
+            if view is None or not view.record.settings.indexed:
+                return False
+            directory = load_directory(snap, view.number, topic)
+            base = max(directory.through, view.trimmed())
+            blocks = _some(view.blocks(base, keys.MAX_SEQ))
+            if not blocks or not (thorough or _enough(blocks)):
+                return False
+            last = blocks[-1].last
+            keyless = view.record.settings.chained
+            written, entities = _first_chunks(blocks, base, keyless, self._breathe)
+
+        def advance(found: Directory) -> Directory | None:
+            return replace(found, through=last) if found.through == directory.through else None
+
+        run = _Building(self._engine, self._writer, topic, directory, (base + 1, last), 0)
+        if not written:
+            return run.skip(advance)
+        if not run.begin():
+            return False
+        run.write(written)
+        run.filter(entities)
+        return run.publish(advance)
+
+    # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _merge(self, topic: str, thorough: bool) -> bool:
+        """Makes one run of several neighbours; False when there are none worth it."""
+        with self._engine.read() as snap:
+            record = load_record(snap, topic)
+            if record is None:
+                return False
+            directory = load_directory(snap, record.number, topic)
+            trimmed = load_state(snap, record.number, topic).trimmed
+        parts = _worth_merging(directory.runs, thorough)
+        if not parts:
+            return False
+        level = max(run.level for run in parts) + (0 if thorough else 1)
+        run = _Building(self._engine, self._writer, topic, directory, (parts[0].first, parts[-1].last), level)
+        if not run.begin():
+            return False
+        entities: set[bytes] | None = set()
+        with_entities = [part for part in parts if "e" in part.sections]
+        merge = EntityMerge(self._engine, topic, record.number, with_entities, trimmed, self._breathe)
+        for chunks, terms in merge.steps():
+            run.write([(ENTITIES, chunk) for chunk in chunks])
+            if entities is not None:
+                entities |= terms
+                entities = None if len(entities) > INDEX_FILTER_TERMS else entities
+            if self._closed:
+                return False
+        for section in (CAUSES, CORRELATIONS):
+            with_it = [part for part in parts if section.decode() in part.sections]
+            for chunks in MarkMerge(self._engine, topic, record.number, section, with_it, trimmed).steps():
+                run.write([(section, chunk) for chunk in chunks])
+                if self._closed:
+                    return False
+        run.filter(entities or ())
+        ids = {part.id for part in parts}
+
+        def exchange(found: Directory) -> Directory | None:
+            if not ids <= {one.id for one in found.runs}:
+                return None
+            left = tuple(one for one in found.runs if one.id not in ids)
+            return replace(found, runs=left, rubbish=(*found.rubbish, *sorted(ids)))
+
+        return run.publish(exchange)
+
+    # ── rubbish ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _clear(self, topic: str) -> None:
+        """Deletes the chunks of runs that are no longer listed, a little at a time."""
+        while not self._closed:
+            with self._engine.read() as snap:
+                record = load_record(snap, topic)
+                if record is None:
+                    return
+                directory = load_directory(snap, record.number, topic)
+                if not directory.rubbish:
+                    return
+                run = directory.rubbish[0]
+                start, stop = run_key(record.number, run), run_key(record.number, run + 1)
+                upto = _after_some(snap, start, stop)
+            self._writer.run(Operation(_Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
+
+
+class _Deletion:
+    """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
+
+    def __init__(self, topic: str, run: int, start: bytes, stop: bytes, done: bool) -> None:
+        self._topic, self._run, self._start, self._stop, self._done = topic, run, start, stop, done
+
+    def __call__(self, commit: Commit) -> None:
+        head = commit.head(self._topic)
+        if head is None:
+            return
+        directory = load_directory(commit.tx, head.number, self._topic)
+        if self._run not in directory.rubbish:
+            return
+        commit.writes += 1
+        commit.tx.delete_range(self._start, self._stop)
+        if self._done:
+            left = tuple(run for run in directory.rubbish if run != self._run)
+            save_directory(commit.tx, head.number, replace(directory, rubbish=left))
+
+
+class _Building:
+    """A run being written: announced, filled in steps, then listed or thrown away."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        writer: Writer,
+        topic: str,
+        directory: Directory,
+        positions: tuple[int, int],
+        level: int,
+    ) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._topic = topic
+        self._epoch = directory.epoch
+        self._positions = positions
+        self._level = level
+        self._id = 0
+        self._number = 0
+        self._size = 0
+        self._entities = 0
+        self._sections: set[str] = set()
+
+    def begin(self) -> bool:
+        """Takes a number; False when the index has changed too much since it was looked at."""
+        return bool(self._do(self._announce))
+
+    def _announce(self, commit: Commit) -> bool:
+        head = commit.head(self._topic)
+        if head is None:
+            return False
+        directory = load_directory(commit.tx, head.number, self._topic)
+        if directory.epoch != self._epoch:
+            return False
+        self._id, self._number = directory.next, head.number
+        stale = [run for run, since in directory.building if commit.now_ms - since > _ABANDONED_MS]
+        building = [one for one in directory.building if one[0] not in stale]
+        building.append((self._id, commit.now_ms))
+        commit.writes += 1
+        save_directory(
+            commit.tx,
+            head.number,
+            replace(directory, next=self._id + 1, building=tuple(building), rubbish=(*directory.rubbish, *stale)),
+        )
+        return True
+
+    def skip(self, change: Callable[[Directory], Directory | None]) -> bool:
+        """Changes the directory without a run: there was nothing to index."""
+
+        def apply(commit: Commit) -> bool:
+            head = commit.head(self._topic)
+            directory = load_directory(commit.tx, head.number, self._topic) if head else None
+            if head is None or directory is None or directory.epoch != self._epoch:
+                return False
+            changed = change(directory)
+            if changed is not None:
+                commit.writes += 1
+                save_directory(commit.tx, head.number, changed)
+            return changed is not None
+
+        return bool(self._do(apply))
+
+    def write(self, written: Sequence[_Written]) -> None:
+        """Adds chunks."""
+        start = size = 0
+        for stop, (section, (_, value)) in enumerate(written, 1):
+            size += len(value)
+            self._sections.add(section.decode())
+            if size >= INDEX_STEP_BYTES or stop == len(written):
+                self._do(partial(self._put, written[start:stop]))
+                self._size += size
+                start, size = stop, 0
+
+    def _put(self, part: Sequence[_Written], commit: Commit) -> None:
+        commit.writes += 1
+        for section, (mark, value) in part:
+            commit.tx.put(run_key(self._number, self._id, section, mark), value)
+
+    def filter(self, terms: Iterable[bytes]) -> None:
+        """Adds the filter of the terms, unless there are too many or none."""
+        known = set(terms)
+        if not 0 < len(known) <= INDEX_FILTER_TERMS:
+            return
+        built = Filter.sized(len(known))
+        for term in known:
+            built.add(term)
+        value = bytes(built)
+        self._entities = len(known)
+
+        def put(commit: Commit) -> None:
+            commit.writes += 1
+            commit.tx.put(run_key(self._number, self._id, FILTER), value)
+
+        self._do(put)
+
+    def publish(self, change: Callable[[Directory], Directory | None]) -> bool:
+        """Lists the run in the directory that `change` makes; throws it away when that is None."""
+        return bool(self._do(lambda commit: self._list(commit, change)))
+
+    def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
+        directory = load_directory(commit.tx, self._number, self._topic)
+        commit.writes += 1
+        mine = any(run == self._id for run, _ in directory.building)
+        rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
+        changed = change(rest) if mine and directory.epoch == self._epoch else None
+        if changed is None:
+            if directory.epoch == self._epoch and self._id not in rest.rubbish:
+                rest = replace(rest, rubbish=(*rest.rubbish, self._id))
+            else:
+                commit.tx.delete_range(run_key(self._number, self._id), run_key(self._number, self._id + 1))
+            save_directory(commit.tx, self._number, rest)
+            return False
+        runs = changed.runs
+        if self._sections:
+            first, last = self._positions
+            run = Run(self._id, first, last, self._level, self._size, self._entities, "".join(sorted(self._sections)))
+            runs = tuple(sorted([*runs, run], key=lambda one: one.first))
+        save_directory(commit.tx, self._number, replace(changed, runs=runs))
+        return True
+
+    def _do(self, apply: Callable[[Commit], object]) -> object:
+        return self._writer.run(Operation(apply, relaxed=True))
+
+
+def _some(blocks: Iterator[Block]) -> list[Block]:
+    """As many blocks as make one run: a few times the usual size when building is behind."""
+    found: list[Block] = []
+    size = 0
+    for block in blocks:
+        found.append(block)
+        size += len(block.payload) + 48 * block.count
+        if size >= 4 * INDEX_RUN_BYTES:
+            break
+    return found
+
+
+def _enough(blocks: Sequence[Block]) -> bool:
+    events = sum(block.count for block in blocks)
+    return events >= INDEX_RUN_EVENTS or sum(len(block.payload) for block in blocks) + 48 * events >= INDEX_RUN_BYTES
+
+
+def _first_chunks(
+    blocks: Sequence[Block], base: int, keyless: bool, breathe: Breathe
+) -> tuple[list[_Written], set[bytes]]:
+    """The chunks of a first run, and the terms of its entities."""
+    rows = Rows.none()
+    causes: list[bytes] = []
+    correlations: list[bytes] = []
+    for block in blocks:
+        part = rows_of(block, keyless=keyless)
+        part.sort()  # so that the sort of the whole, which nobody can interrupt, finds long sorted runs
+        rows.extend(part)
+        breathe()
+        if block.wire.causation is not None:
+            causes.extend(marks_of(text_values(block.wire.causation, block.count), block.seqs))
+        if block.wire.correlation is not None:
+            correlations.extend(marks_of(text_values(block.wire.correlation, block.count), block.seqs))
+    rows.drop_through(base)
+    rows.sort()
+    entities = {mark[:-8] for mark in rows.marks}
+    written: list[_Written] = [(ENTITIES, chunk) for chunk in chunks_of(rows, whole=True, breathe=breathe)]
+    for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
+        kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
+        written.extend((section, chunk) for chunk in mark_chunks(kept))
+    return written, entities
+
+
+def _worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
+    """Neighbours that should become one run."""
+    if thorough:
+        return _until_few(runs)
+    level = [run.level for run in runs]
+    for lowest in sorted(set(level)):
+        at = [place for place, one in enumerate(level) if one == lowest]
+        # Levels fall from the oldest run to the newest, so runs of one level are neighbours.
+        if len(at) >= INDEX_FAN_IN and at[-1] - at[0] == len(at) - 1:
+            return runs[at[0] : at[-1] + 1]
+    return ()
+
+
+def _until_few(runs: Sequence[Run]) -> Sequence[Run]:
+    """The newest runs, as far back as they together weigh at least a quarter of the one before them."""
+    if len(runs) < 2:
+        return ()
+    start, size = len(runs) - 1, runs[-1].size
+    for place in range(len(runs) - 2, -1, -1):
+        if size * 4 >= runs[place].size:
+            start = place
+        size += runs[place].size
+    return runs[start:] if start < len(runs) - 1 else ()
+
+
+def _after_some(snap: Snapshot, start: bytes, stop: bytes) -> bytes | None:
+    """A key before which there are a few megabytes; None when there is less."""
+    size = 0
+    for key, value in snap.scan(start, stop):
+        if size >= 4 * INDEX_STEP_BYTES:
+            return key
+        size += len(value) + len(key)
+    return None

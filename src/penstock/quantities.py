@@ -1,0 +1,97 @@
+"""Durations, times and sizes as people write them: 90s, 1h30m, 2024-05-01, 64MiB."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from penstock.errors import ConfigError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)", re.IGNORECASE)
+_SIZES = {
+    "": 1,
+    "K": 1000,
+    "KI": 1 << 10,
+    "M": 10**6,
+    "MI": 1 << 20,
+    "G": 10**9,
+    "GI": 1 << 30,
+    "T": 10**12,
+    "TI": 1 << 40,
+}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds behind 90, 90s, 1.5h, 1h30m, 250ms."""
+    plain = text.strip().lower().replace(" ", "")
+    try:
+        seconds = float(plain)
+    except ValueError:
+        parts = _DURATION.findall(plain)
+        if not parts or "".join(number + unit for number, unit in parts) != plain:
+            raise ConfigError(f"{text!r} is no duration: write 90s, 15m, 1h30m, 7d") from None
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not 0 <= seconds < 1e10:
+        raise ConfigError(f"{text!r} is no duration that can be used: it must not be negative, nor centuries")
+    return seconds
+
+
+def parse_moment(text: str, now: datetime) -> datetime:
+    """The time behind an ISO time (local unless it says otherwise), `now`, `today`, or a duration: so long ago."""
+    plain = text.strip()
+    if plain == "now":
+        return now
+    if plain == "today":
+        return now.astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+    try:
+        moment = datetime.fromisoformat(plain)
+    except ValueError:
+        try:
+            return now - timedelta(seconds=parse_duration(plain))
+        except ConfigError:
+            raise ConfigError(
+                f"{text!r} is no time: write 2024-05-01, 2024-05-01T12:30:00Z, today, or how long ago: 15m, 1h, 7d"
+            ) from None
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+def parse_size(text: str) -> int:
+    """Bytes behind 1000, 64KiB, 2MB, 1.5G."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no size: write 1000, 64KiB, 2MB, 1.5GiB")
+    return int(float(match[1]) * _SIZES[match[2].upper().removesuffix("B")])
+
+
+def show_duration(seconds: float | None) -> str:
+    """A duration in two figures people take in at a glance: 3 ms, 12 s, 4 min, 2.5 h, 3 d."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.3g} {unit}"
+    return f"{seconds / 86400:.3g} d"
+
+
+def show_size(count: int) -> str:
+    """Bytes as people read them: 712 B, 64.0 KiB, 1.2 GiB."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1024 or unit == "TiB":
+            return f"{size:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def show_moment(moment: datetime, now: datetime | None = None) -> str:
+    """A time in the reader's own zone; the date is left out when it is today's."""
+    local = moment.astimezone()
+    today = (now or datetime.now(UTC)).astimezone().date()
+    spelled = local.strftime("%H:%M:%S.%f")[:-3]
+    return spelled if local.date() == today else f"{local:%Y-%m-%d} {spelled}"

@@ -1,0 +1,209 @@
+"""A delivery: one message in one consumer's hand, until it is settled or its lease ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.clock import Seconds, from_ms, seconds
+from penstock.errors import ConfigError, PoisonMessage, StaleDelivery
+from penstock.event import Event
+from penstock.journal.commit import Commit
+from penstock.queue.records import NEVER, Lease
+from penstock.queue.settle import Held, Outcome, extend, find_held, nack, release, stale
+from penstock.queue.state import QueueState
+from penstock.queue.token import make_token
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import Queue
+
+
+class Hold(msgspec.Struct, eq=False, weakref=False):
+    """What the deliveries of one lease have in common."""
+
+    queue: Any
+    label: str
+    consumer: str | None = None
+    group: int = 0
+    number: int = 0
+    secret: bytes = b""
+    deadline: int = 0
+
+    def under(self, group: int, number: int, lease: Lease) -> Hold:
+        """The same taker's hold on a lease it was given."""
+        return Hold(self.queue, self.label, self.consumer, group, number, lease.secret, lease.deadline)
+
+
+class Delivery(msgspec.Struct, eq=False, weakref=True):
+    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
+
+    >>> with queue.take() as delivery:   # acknowledged on a clean exit, given back with the error on an exception
+    ...     handle(delivery.payload)
+    """
+
+    _hold: Hold
+    _index: int
+    event: Event
+    """The message as it was pushed."""
+    attempt: int
+    """How often it has been delivered, this time included."""
+    _deadline: int = 0
+    _settled: bool = False
+
+    # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def token(self) -> str:
+        """The delivery's name: 24 characters of a-z and 2-7, new for every delivery."""
+        hold = self._hold
+        return make_token(hold.queue._number, hold.group, hold.number, self._index, hold.secret)
+
+    @property
+    def seq(self) -> int:
+        """The message's position in its queue."""
+        return self.event.seq
+
+    @property
+    def payload(self) -> Any:
+        """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
+        return self.event.payload
+
+    @property
+    def kind(self) -> str:
+        """The message's kind."""
+        return self.event.kind
+
+    @property
+    def key(self) -> str | None:
+        """The message's ordering key."""
+        return self.event.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return self.event.headers
+
+    @property
+    def poison(self) -> PoisonMessage | None:
+        """The error that decoding the payload raises, or None when it decodes."""
+        try:
+            self.event.payload  # noqa: B018
+        except PoisonMessage as error:
+            return error
+        return None
+
+    @property
+    def group(self) -> str:
+        """The group it was taken for."""
+        return self._hold.label
+
+    @property
+    def consumer(self) -> str | None:
+        """The consumer that took it, if it gave its name."""
+        return self._hold.consumer
+
+    @property
+    def queue(self) -> Queue:
+        """The queue it was taken from."""
+        return self._hold.queue  # type: ignore[no-any-return]
+
+    @property
+    def deadline(self) -> datetime:
+        """When the lease ends; datetime.max for one that lasts as long as this process."""
+        ms = self._deadline or self._hold.deadline
+        return datetime.max.replace(tzinfo=from_ms(0).tzinfo) if ms == NEVER else from_ms(ms)
+
+    def __repr__(self) -> str:
+        return f"<delivery {self._hold.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
+
+    # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
+    def ack(self) -> None:
+        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
+        self._hold.queue._ack(self)
+        self._settled = True
+
+    def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
+        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
+        wait = check_nack(delay, error)
+        self._hold.queue._nack(self, wait, error, dead)
+        self._settled = True
+
+    def extend(self, lease: Seconds | None = None) -> None:
+        """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
+        lease_ms = None if lease is None else round(seconds(lease, "lease") * 1000)
+        self._deadline = self._hold.queue._extend([self], lease_ms)
+
+    def release(self) -> None:
+        """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
+        self._hold.queue._release([self])
+        self._settled = True
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._settled:
+            return
+        if error is None:
+            self.ack()
+            return
+        if not isinstance(error, Exception):  # interrupted, not failed
+            self.release()
+            return
+        with suppress(StaleDelivery):  # the caller's own failure matters more than that the lease is lost
+            self.nack(error=describe(error))
+
+    # ── inside a commit ──────────────────────────────────────────────────────────────────────────────────────────────
+    def _held(self, commit: Commit, queue: QueueState) -> Held | None:
+        hold = self._hold
+        return find_held(commit, queue, hold.group, hold.number, self._index, hold.secret)
+
+    def _held_or_stale(self, commit: Commit, queue: QueueState) -> Held:
+        held = self._held(commit, queue)
+        if held is None:
+            raise stale(self.token, queue.name)
+        return held
+
+
+def nack_in(
+    commit: Commit, queue: QueueState, delivery: Delivery, delay: float | None, error: str | None, dead: bool
+) -> Outcome:
+    return nack(commit, queue, delivery._held_or_stale(commit, queue), delay=delay, error=error, dead=dead)
+
+
+def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> int:
+    released = 0
+    for delivery in deliveries:
+        held = delivery._held(commit, queue)
+        if held is not None:
+            release(commit, queue, held)
+            released += 1
+    return released
+
+
+def extend_in(
+    commit: Commit, queue: QueueState, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool
+) -> int:
+    """Extends what is still held; impatient: StaleDelivery when one of them is not."""
+    held = []
+    for delivery in deliveries:
+        found = delivery._held(commit, queue) if patient else delivery._held_or_stale(commit, queue)
+        if found is not None:
+            held.append(found)
+    return extend(commit, queue, held, round(queue.policy.lease * 1000) if lease_ms is None else lease_ms)
+
+
+def check_nack(delay: Seconds | None, error: str | None) -> float | None:
+    """A nack's arguments, checked; the delay in seconds."""
+    if error is not None and not isinstance(error, str):
+        raise ConfigError(f"error must be text, not {error!r:.80}")
+    return None if delay is None else seconds(delay, "delay")
+
+
+def describe(error: BaseException) -> str:
+    """An exception as the text that a dead letter carries."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

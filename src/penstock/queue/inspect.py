@@ -1,0 +1,336 @@
+"""Looking into a queue without taking: one snapshot, nothing changed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.clock import from_ms
+from penstock.engine.contract import Snapshot
+from penstock.event import Event
+from penstock.journal.catalog import TopicRecord, load_state
+from penstock.journal.reading import TopicView
+from penstock.queue import keys, metrics
+from penstock.queue.blocks import Blocks
+from penstock.queue.records import NEVER, read_special
+from penstock.queue.state import WORK, Group, QueueState, unknown_queue
+from penstock.queue.token import make_token
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import Queue
+
+PRESENT = 30.0
+"""Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
+READY_SAMPLE = 1000
+"""Ready messages that `oldest_age` looks at: with priorities, the oldest need not be the first."""
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """How many messages of a group are in which state."""
+
+    ready: int
+    """Could be taken now (or as soon as their ordering key is free)."""
+    in_flight: int
+    """Held by a lease; a lease that has ended counts until the next take finds it."""
+    delayed: int
+    """Wait for their time, or for their retry."""
+    failed: int
+    """Given up, with no dead-letter queue to go to."""
+    oldest_age: float | None
+    """Seconds since the oldest ready message was pushed."""
+    groups: tuple[str, ...] = ()
+    """The queue's groups."""
+
+
+class PendingDelivery(msgspec.Struct, frozen=True):
+    """A delivery in flight."""
+
+    token: str
+    seq: int
+    group: str
+    consumer: str | None
+    attempt: int
+    delivered_at: datetime
+    deadline: datetime
+    key: str | None = None
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """A consumer that gave its name when it took something."""
+
+    name: str
+    group: str
+    last_seen: datetime
+    state: str
+    """active (seen within 30 s), stale (within a minute), or gone."""
+
+
+@contextmanager
+def looking(queue: Queue) -> Iterator[tuple[Snapshot, QueueState]]:
+    """A snapshot and the queue in it."""
+    queue.journal._check_open()
+    with queue.journal._engine.read() as snap:
+        state = queue._book.load(snap, queue.name)
+        if state is None:
+            raise unknown_queue(queue.name)
+        yield snap, state
+
+
+# ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def get(queue: Queue, seq: int) -> Event | None:
+    with looking(queue) as (snap, state):
+        open_in = any(is_unsettled(snap, group, seq) for group in state.delivering(snap))
+        if seq and (open_in or any(is_in_flight(snap, group, seq) for group in state.left_behind(snap))):
+            return Blocks(queue.name, state.topic).event(snap, seq)
+        return None
+
+
+def is_unsettled(snap: Snapshot, group: Group, seq: int) -> bool:
+    """Whether a group has not settled a position; positions never written count as unsettled, events say more."""
+    if seq > group.record.frontier and not group.is_covered(snap, seq):
+        return True
+    return group.message(snap, seq) is not None or is_in_flight(snap, group, seq)
+
+
+def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
+    return any(seq in (lease.seq(index) for index in lease.held()) for _, lease in group.leases(snap))
+
+
+# ── in order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def unsettled_events(queue: Queue) -> Iterator[Event]:
+    with looking(queue) as (snap, state):
+        blocks = Blocks(queue.name, state.topic)
+        for seq in unsettled_positions(snap, state):
+            event = blocks.event(snap, seq)
+            if event is not None:
+                yield event
+
+
+def unsettled_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
+    """Positions that somebody has not settled, ascending."""
+    latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+    previous = 0
+    streams = [positions(snap, group, latest) for group in state.delivering(snap)]
+    streams += [iter(sorted(flying(snap, group))) for group in state.left_behind(snap)]
+    for seq in heapq.merge(*streams):
+        if seq != previous:
+            previous = seq
+            yield seq
+
+
+def positions(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
+    """One group's unsettled positions, ascending."""
+    aside = {message.seq for message in group.messages(snap)} | flying(snap, group)
+    return heapq.merge(sorted(aside), untouched(snap, group, latest))
+
+
+def flying(snap: Snapshot, group: Group) -> set[int]:
+    """Positions that the group's leases hold."""
+    return {lease.seq(index) for _, lease in group.leases(snap) for index in lease.held()}
+
+
+def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
+    """Positions above the frontier that nobody has spoken for."""
+    start = group.record.frontier + 1
+    for low, high in group.covers(snap):
+        yield from range(start, low)
+        start = high + 1
+    yield from range(start, latest + 1)
+
+
+def peek(queue: Queue, limit: int | None, name: str) -> list[Event]:
+    with looking(queue) as (snap, state):
+        blocks = Blocks(queue.name, state.topic)
+        found: list[Event] = []
+        for seq in next_positions(snap, state, _group(snap, state, name), blocks, queue.journal.clock.now_ms()):
+            if limit is not None and len(found) >= limit:
+                break
+            event = blocks.event(snap, seq)
+            if event is not None:
+                found.append(event)
+        return found
+
+
+def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Blocks, now: int) -> Iterator[int]:
+    """What would be taken, in that order."""
+    latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+    ranked: list[tuple[int, int]] = []
+    busy: set[str] = set()
+    for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"y")):
+        priority, seq = keys.split_ready(key)
+        ranked.append((-priority, seq))
+    low, _ = keys.rows(group.topic, group.number, b"w")
+    for key, _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)):
+        message = group.message(snap, keys.tail_seq(key))
+        if message is not None:
+            ranked.append((-message.priority, message.seq))
+    special: set[int] = set()
+    for key, value in _unabsorbed(snap, group, latest):
+        seq, wish = keys.tail_seq(key), read_special(value, state.name)
+        if wish.due > now or wish.priority:
+            special.add(seq)
+        if wish.due <= now and wish.priority:
+            ranked.append((-wish.priority, seq))
+
+    def plain() -> Iterator[tuple[int, int]]:
+        for seq in untouched(snap, group, latest):
+            if seq in special:
+                continue
+            event = blocks.event(snap, seq)
+            key = None if event is None else event.key
+            if key is not None:
+                if key in busy or group.occupant(snap, key) is not None:
+                    continue
+                busy.add(key)
+            yield 0, seq
+
+    for _, seq in heapq.merge(sorted(ranked), plain()):
+        yield seq
+
+
+def _unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[bytes, bytes]]:
+    """Delays and priorities that the group's next take will sort in."""
+    if group.queue.traits.special > group.record.absorbed:
+        start = keys.special_key(group.topic, group.record.absorbed + 1)
+        yield from snap.scan(start, keys.special_key(group.topic, latest + 1))
+
+
+# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def stats(queue: Queue, name: str) -> QueueStats:
+    with looking(queue) as (snap, state):
+        now = queue.journal.clock.now_ms()
+        group = _group(snap, state, name)
+        record = group.record
+        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        plain = latest - record.frontier - record.covered
+        delayed, ready = record.waiting, record.ready + record.held
+        if record.next_due and record.next_due <= now:
+            low, _ = keys.rows(group.topic, group.number, b"w")
+            due = sum(1 for _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)))
+            delayed, ready = delayed - due, ready + due
+        for _, value in _unabsorbed(snap, group, latest):
+            if read_special(value, state.name).due > now:
+                delayed, plain = delayed + 1, plain - 1
+        in_flight = record.in_flight
+        if not state.fanout:
+            in_flight += sum(other.record.in_flight for other in state.left_behind(snap))
+        metrics.in_flight.labels(queue=queue.name).set(in_flight)
+        oldest = _oldest_ready(snap, state, group, latest) if plain + ready else None
+        return QueueStats(
+            plain + ready,
+            in_flight,
+            delayed,
+            record.failed,
+            None if oldest is None else max(0.0, (now - oldest) / 1000),
+            tuple(_names(state)),
+        )
+
+
+def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int) -> int | None:
+    """When the oldest ready message was recorded."""
+    seqs = list(islice(untouched(snap, group, latest), 1))
+    for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"y")), READY_SAMPLE):
+        seqs.append(keys.tail_seq(key))
+    if not seqs:
+        return None
+    event = Blocks(state.name, state.topic).event(snap, min(seqs))
+    return None if event is None else int(event._rows.recorded_ms(event._row))
+
+
+def length(queue: Queue) -> int:
+    with looking(queue) as (snap, state):
+        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        return state.count_unsettled(snap, latest)
+
+
+# ── listing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def pending(queue: Queue, name: str | None) -> list[PendingDelivery]:
+    found = []
+    with looking(queue) as (snap, state):
+        for group in state.everyone(snap):
+            for number, lease in group.leases(snap):
+                if name is not None and lease.label != name:
+                    continue
+                for index in lease.held():
+                    message = lease.message(index)
+                    deadline = lease.deadline_of(index)
+                    found.append(
+                        PendingDelivery(
+                            make_token(state.topic, group.number, number, index, lease.secret),
+                            message.seq,
+                            lease.label,
+                            lease.consumer,
+                            message.attempts,
+                            from_ms(lease.delivered_ms),
+                            from_ms(deadline) if deadline != NEVER else datetime.max.replace(tzinfo=from_ms(0).tzinfo),
+                            message.key,
+                        )
+                    )
+    found.sort(key=lambda one: (one.seq, one.group))
+    return found
+
+
+def failed(queue: Queue, name: str) -> Iterator[Event]:
+    with looking(queue) as (snap, state):
+        blocks = Blocks(queue.name, state.topic)
+        group = _group(snap, state, name)
+        for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f")):
+            event = blocks.event(snap, keys.tail_seq(key))
+            if event is not None:
+                yield event
+
+
+def failures(snap: Snapshot, group: Group) -> list[int]:
+    """Positions of a group's failed messages, ascending."""
+    return [keys.tail_seq(key) for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f"))]
+
+
+def groups(queue: Queue) -> list[str]:
+    with looking(queue) as (_, state):
+        return _names(state)
+
+
+def consumers(queue: Queue) -> list[Consumer]:
+    found = []
+    with looking(queue) as (snap, state):
+        now = queue.journal.clock.now_ms()
+        labels = {number: name for name, number in state.record.groups.items()}
+        for key, value in snap.scan(*keys.presence_range(state.topic)):
+            number, name = keys.split_presence(key)
+            seen = keys.unpack_seq(value)
+            age = (now - seen) / 1000
+            presence = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
+            found.append(Consumer(name, labels.get(number, "default"), from_ms(seen), presence))
+    return found
+
+
+# ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _names(state: QueueState) -> list[str]:
+    names = set(state.record.groups)
+    return sorted(names if state.fanout else names | {"default"})
+
+
+def _group(snap: Snapshot, state: QueueState, name: str) -> Group:
+    """The group whose numbers somebody asks for; one that nobody has added yet would find what is in nobody's."""
+    if not state.fanout:
+        return state.group(snap, WORK)
+    number = state.record.groups.get(name)
+    if number is not None:
+        return state.group(snap, number)
+    shared = state.group(snap, WORK)
+    record = msgspec.structs.replace(shared.record, in_flight=0, leases=0)
+    if state.record.groups:
+        # What it will find, the others' progress decides: the one furthest behind says the most.
+        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(latest))
+        record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
+        record.ready += furthest.record.in_flight + furthest.record.failed
+        return Group(state, furthest.number, name, record)
+    record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
+    return Group(state, WORK, name, record)

@@ -1,0 +1,108 @@
+"""What queues add to a journal and to its transactions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.clock import Seconds
+from penstock.errors import ConfigError
+from penstock.event import Receipt
+from penstock.journal.journal import BaseJournal
+from penstock.journal.transaction import BaseTransaction
+from penstock.queue.delivery import Delivery, check_nack
+from penstock.queue.desk import Desk
+from penstock.queue.queue import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class QueueJournal(BaseJournal):
+    """A journal whose topics can be queues."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._desk = Desk(self)
+
+    def queue(self, name: str, **policy: Any) -> Queue:
+        """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
+
+        A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
+        """
+        self._check_open()
+        return self._desk.queue(name, policy)
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return self._desk.names()
+
+    def _before_close(self) -> None:
+        super()._before_close()
+        self._desk.close()
+
+
+class QueueTransaction(BaseTransaction):
+    """A transaction that may push to queues and settle deliveries, together with everything else in it."""
+
+    _journal: QueueJournal
+
+    def __init__(self, journal: BaseJournal) -> None:
+        super().__init__(journal)
+        self._settling: list[Delivery] = []
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        settling, self._settling = self._settling, []
+        if kind is not None:
+            _reopen(settling)
+        try:
+            super().__exit__(kind, error, trace)
+        except BaseException:
+            _reopen(settling)
+            raise
+
+    def push(self, queue: Queue | str, payload: Any, **options: Any) -> Receipt:
+        """Pushes a message; nobody is woken, and nobody sees it, before the transaction commits."""
+        self._open()
+        handle = self._queue(queue)
+        batch, wish = handle._prepare_with(payload, options, self._find_cause)
+        return self._change(lambda commit: handle._push_in(commit, batch, wish)[0])
+
+    def push_many(self, queue: Queue | str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+        """Pushes several messages at consecutive positions."""
+        self._open()
+        handle = self._queue(queue)
+        batch, wish = handle._prepare_many(payloads, options, self._find_cause)
+        return self._change(lambda commit: handle._push_in(commit, batch, wish))
+
+    def ack(self, delivery: Delivery) -> None:
+        """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
+        handle = self._handle_of(delivery)
+        self._change(lambda commit: handle._ack_in(commit, delivery))
+        self._settle(delivery)
+
+    def nack(
+        self, delivery: Delivery, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False
+    ) -> None:
+        """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
+        wait = check_nack(delay, error)
+        handle = self._handle_of(delivery)
+        self._change(lambda commit: handle._nack_in(commit, delivery, wait, error, dead))
+        self._settle(delivery)
+
+    def _settle(self, delivery: Delivery) -> None:
+        delivery._settled = True
+        self._settling.append(delivery)
+
+    def _queue(self, queue: Queue | str) -> Queue:
+        return self._journal._desk.own(queue)
+
+    def _handle_of(self, delivery: Delivery) -> Queue:
+        if not isinstance(delivery, Delivery):
+            raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
+        return self._journal._desk.own(delivery.queue)
+
+
+def _reopen(deliveries: list[Delivery]) -> None:
+    """The transaction was rolled back: what it had settled is held as before."""
+    for delivery in deliveries:
+        delivery._settled = False

@@ -1,0 +1,160 @@
+"""Where queues keep their state in the engine's ordered map; see the package's docstring for what each row means."""
+
+from __future__ import annotations
+
+import struct
+
+QUEUE = b"qr"
+
+_shared = struct.Struct(">2sIc")
+_shared_seq = struct.Struct(">2sIcQ")
+_group = struct.Struct(">2sII")
+_row = struct.Struct(">2sIIc")
+_row_seq = struct.Struct(">2sIIcQ")
+_row_rank = struct.Struct(">2sIIcIQ")
+_row_due = struct.Struct(">2sIIcQQ")
+_length = struct.Struct(">H")
+_seq = struct.Struct(">Q")
+_rank_seq = struct.Struct(">IQ")
+_due_seq = struct.Struct(">QQ")
+
+HIGHEST_PRIORITY = (1 << 31) - 1
+LOWEST_PRIORITY = -(1 << 31)
+
+_SHARED = b"qt"
+_GROUP = b"qg"
+
+
+# ── the queue ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def queue_key(name: str) -> bytes:
+    return QUEUE + name.encode()
+
+
+def traits_key(topic: int) -> bytes:
+    return _shared.pack(_SHARED, topic, b"c")
+
+
+def special_key(topic: int, seq: int) -> bytes:
+    return _shared_seq.pack(_SHARED, topic, b"x", seq)
+
+
+def override_key(topic: int, seq: int) -> bytes:
+    return _shared_seq.pack(_SHARED, topic, b"a", seq)
+
+
+def schedule_key(topic: int, name: str) -> bytes:
+    return _shared.pack(_SHARED, topic, b"s") + name.encode()
+
+
+def schedule_range(topic: int) -> tuple[bytes, bytes]:
+    return _shared.pack(_SHARED, topic, b"s"), _shared.pack(_SHARED, topic, b"t")
+
+
+def schedule_name(key: bytes) -> str:
+    return key[_shared.size :].decode()
+
+
+def presence_key(topic: int, group: int, consumer: str) -> bytes:
+    return _shared.pack(_SHARED, topic, b"n") + struct.pack(">I", group) + consumer.encode()
+
+
+def presence_range(topic: int) -> tuple[bytes, bytes]:
+    return _shared.pack(_SHARED, topic, b"n"), _shared.pack(_SHARED, topic, b"o")
+
+
+def split_presence(key: bytes) -> tuple[int, str]:
+    """The group's number and the consumer's name."""
+    return struct.unpack_from(">I", key, _shared.size)[0], key[_shared.size + 4 :].decode()
+
+
+def shared_range(topic: int) -> tuple[bytes, bytes]:
+    """Every row of a queue that is no group's."""
+    return struct.pack(">2sI", _SHARED, topic), struct.pack(">2sI", _SHARED, topic + 1)
+
+
+# ── a group ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def group_range(topic: int, group: int) -> tuple[bytes, bytes]:
+    """Every row of a group."""
+    return _group.pack(_GROUP, topic, group), _group.pack(_GROUP, topic, group + 1)
+
+
+def groups_range(topic: int) -> tuple[bytes, bytes]:
+    """Every row of every group of a queue."""
+    return _group.pack(_GROUP, topic, 0), _group.pack(_GROUP, topic + 1, 0)
+
+
+def rows(topic: int, group: int, tag: bytes) -> tuple[bytes, bytes]:
+    """All of a group's rows of one kind."""
+    return _row.pack(_GROUP, topic, group, tag), _row.pack(_GROUP, topic, group, bytes([tag[0] + 1]))
+
+
+def record_key(topic: int, group: int) -> bytes:
+    return _row.pack(_GROUP, topic, group, b"g")
+
+
+def lease_key(topic: int, group: int, number: int) -> bytes:
+    return _row_seq.pack(_GROUP, topic, group, b"l", number)
+
+
+def message_key(topic: int, group: int, seq: int) -> bytes:
+    return _row_seq.pack(_GROUP, topic, group, b"e", seq)
+
+
+def failed_key(topic: int, group: int, seq: int) -> bytes:
+    return _row_seq.pack(_GROUP, topic, group, b"f", seq)
+
+
+def cover_key(topic: int, group: int, start: int) -> bytes:
+    return _row_seq.pack(_GROUP, topic, group, b"v", start)
+
+
+def ready_key(topic: int, group: int, priority: int, seq: int) -> bytes:
+    return _row_rank.pack(_GROUP, topic, group, b"y", HIGHEST_PRIORITY - priority, seq)
+
+
+def waiting_key(topic: int, group: int, due: int, seq: int) -> bytes:
+    return _row_due.pack(_GROUP, topic, group, b"w", due, seq)
+
+
+def busy_key(topic: int, group: int, key: str) -> bytes:
+    text = key.encode()
+    return _row.pack(_GROUP, topic, group, b"b") + _length.pack(len(text)) + text
+
+
+def held_prefix(topic: int, group: int, key: str) -> bytes:
+    text = key.encode()
+    return _row.pack(_GROUP, topic, group, b"h") + _length.pack(len(text)) + text
+
+
+def held_key(topic: int, group: int, key: str, seq: int) -> bytes:
+    return held_prefix(topic, group, key) + _seq.pack(seq)
+
+
+def held_range(topic: int, group: int, key: str) -> tuple[bytes, bytes]:
+    prefix = held_prefix(topic, group, key)
+    return prefix, prefix + b"\xff" * 9
+
+
+# ── what a key says ──────────────────────────────────────────────────────────────────────────────────────────────────
+def tail_seq(key: bytes) -> int:
+    """The number a key ends with: a position, or a lease's number."""
+    return _seq.unpack_from(key, len(key) - 8)[0]  # type: ignore[no-any-return]
+
+
+def split_ready(key: bytes) -> tuple[int, int]:
+    """Priority and position of a ready row."""
+    rank, seq = _rank_seq.unpack_from(key, _row.size)
+    return HIGHEST_PRIORITY - rank, seq
+
+
+def split_waiting(key: bytes) -> tuple[int, int]:
+    """Due time and position of a waiting row."""
+    return _due_seq.unpack_from(key, _row.size)
+
+
+def pack_seq(seq: int) -> bytes:
+    return _seq.pack(seq)
+
+
+def unpack_seq(value: bytes) -> int:
+    return _seq.unpack(value)[0]  # type: ignore[no-any-return]

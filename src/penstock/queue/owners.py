@@ -1,0 +1,54 @@
+"""Who holds a lease that lasts "until the process ends", and whether that process is still there.
+
+An owner is one open journal of one process: `token:pid:start`, with the process's start time, because pids are reused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+_open: set[str] = set()
+
+
+def new_owner() -> str:
+    """A name for a journal that is being opened."""
+    pid = os.getpid()
+    owner = f"{secrets.token_hex(6)}:{pid}:{_started(pid)}"
+    _open.add(owner)
+    return owner
+
+
+def retire_owner(owner: str) -> None:
+    """The journal is closed: what it held endlessly is free."""
+    _open.discard(owner)
+
+
+def is_alive(owner: str) -> bool:
+    """Whether the journal that made this name is still open, as far as this machine can tell."""
+    if owner in _open:
+        return True
+    try:
+        _, pid_text, started = owner.split(":")
+        pid = int(pid_text)
+    except ValueError:
+        return False
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return _started(pid) == started
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's own ticks; empty where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]

@@ -1,0 +1,109 @@
+"""A queue's policy: a value, stored with the queue, checked before it is stored."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.clock import seconds
+from penstock.errors import ConfigError, PolicyMismatch
+from penstock.journal.names import check_name
+from penstock.queue.retry import Retry
+
+Mode = Literal["work", "fanout"]
+
+LEASE = 30.0
+MAX_ATTEMPTS = 3
+MOST_ATTEMPTS = 1_000_000_000
+DEDUP_WINDOW = 300.0
+
+
+class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a queue delivers. Durations are seconds (timedelta where you set them). Values: compare, print, store."""
+
+    mode: Mode = "work"
+    """work: each message to one consumer, an ack removes it. fanout: every group gets every message."""
+    lease: float = LEASE
+    """How long a consumer may hold a message before it is offered again; 0: until the process that took it ends."""
+    max_attempts: int = MAX_ATTEMPTS
+    """How often a message is delivered before it is given up."""
+    dead_letter: str | None = None
+    """The queue that messages given up go to; without one they stay, in state "failed"."""
+    retry: Retry = Retry()
+    """The delay before the next attempt."""
+    max_size: int | None = None
+    """How many unsettled messages the queue may hold; a push above it raises QueueFull."""
+    max_in_flight: int | None = None
+    """How many messages a group may have in flight at once; takes find nothing above it."""
+    ttl: float | None = None
+    """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
+    priority: bool = False
+    """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
+    dedup_window: float = DEDUP_WINDOW
+    """How long a dedup key is remembered."""
+
+
+FIELDS = QueuePolicy.__struct_fields__
+DEFAULT = QueuePolicy()
+
+
+def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
+    """The fields of a policy as a caller gave them, in their stored form; ConfigError names the first bad one."""
+    unknown = set(given) - set(FIELDS)
+    if unknown:
+        raise ConfigError(f"a queue has no policy {sorted(unknown)[0]!r}; there are {', '.join(sorted(FIELDS))}")
+    fields = dict(given)
+    if "mode" in fields and fields["mode"] not in ("work", "fanout"):
+        raise ConfigError(f'mode is "work" or "fanout", not {fields["mode"]!r}')
+    for name in ("lease", "dedup_window"):
+        if name in fields:
+            fields[name] = seconds(fields[name], name)
+    if fields.get("ttl") is not None:
+        fields["ttl"] = seconds(fields["ttl"], "ttl", minimum=0.001)
+    if "max_attempts" in fields:
+        check_attempts(fields["max_attempts"])
+    for name in ("max_size", "max_in_flight"):
+        value = fields.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"{name} must be None or a whole number of at least 1, not {value!r}")
+    if "priority" in fields and not isinstance(fields["priority"], bool):
+        raise ConfigError(f"priority must be True or False, not {fields['priority']!r}")
+    if fields.get("dead_letter") is not None:
+        fields["dead_letter"] = _dead_letter(fields["dead_letter"], queue)
+    if "retry" in fields:
+        fields["retry"] = _retry(fields["retry"])
+    return fields
+
+
+def check_attempts(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ATTEMPTS:
+        raise ConfigError(f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS:,}, not {value!r}")
+    return value
+
+
+def _dead_letter(target: Any, queue: str) -> str:
+    name: str = check_name(getattr(target, "name", target), "queue")
+    if name == queue:
+        raise ConfigError(f"queue {queue!r} cannot be its own dead-letter queue: name another one")
+    return name
+
+
+def _retry(value: Any) -> Retry:
+    if isinstance(value, Retry):
+        return value
+    if isinstance(value, int | float | timedelta) and not isinstance(value, bool):
+        return Retry.fixed(value)
+    raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds), not {value!r}")
+
+
+def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, Any]) -> None:
+    """PolicyMismatch when a caller asks for another policy than the stored one."""
+    for field, value in given.items():
+        kept = getattr(stored, field)
+        if kept != value:
+            raise PolicyMismatch(
+                f"queue {name!r} has {field}={kept}, not {value}: open it without {field}=, "
+                f"or change it with queue.configure({field}=…)"
+            )

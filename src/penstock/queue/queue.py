@@ -1,0 +1,559 @@
+"""Queue: what users push to, take from, look into and repair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.clock import Seconds, seconds
+from penstock.errors import ConfigError
+from penstock.event import Draft, Event, Receipt
+from penstock.journal.commit import Commit
+from penstock.journal.names import check_consumer, check_limit, check_position
+from penstock.journal.prepare import Batch, FindCause
+from penstock.journal.writer import Operation
+from penstock.queue import inspect, metrics, repair, schedule
+from penstock.queue.delivery import Delivery, extend_in, nack_in, release_in
+from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
+from penstock.queue.metrics import QueueCounters
+from penstock.queue.middleware import Middleware
+from penstock.queue.modes import add_group, change_mode, remove_group
+from penstock.queue.policy import QueuePolicy, checked
+from penstock.queue.push import Wish, draft_fields, push, read_wish
+from penstock.queue.schedule import Schedule
+from penstock.queue.settle import Held, ack, find_held
+from penstock.queue.state import QueueState, unknown_queue
+from penstock.queue.take import Request
+from penstock.queue.token import fits, read_token
+from penstock.queue.waiting import take_waiting, take_waiting_async
+from penstock.queue.worker import QueueWorker
+from penstock.ticket import Ticket
+
+if TYPE_CHECKING:
+    from penstock.queue.desk import Desk
+
+DEFAULT_GROUP = "default"
+
+
+class Queue:
+    """Messages handed out under leases, over the topic of the same name. Thread-safe; get one from `journal.queue`."""
+
+    def __init__(self, desk: Desk, name: str, topic: int) -> None:
+        self.journal = desk.journal
+        self.name = name
+        self._desk = desk
+        self._book = desk.book
+        self._number = topic
+        self._writer = desk.journal._writer
+        self._topic = desk.journal.topic(name)
+        self._signal = desk.journal._hub.signal(name)
+        self._counters = QueueCounters(name)
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name!r} of {self.journal!r}>"
+
+    @property
+    def policy(self) -> QueuePolicy:
+        """How the queue delivers, as stored."""
+        record = self._desk.record(self.name)
+        if record is None:
+            raise unknown_queue(self.name)
+        return record.policy
+
+    # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+    ) -> Receipt:
+        """Adds a message and returns when it is durable.
+
+        `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
+        `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
+        message's receipt again. `max_attempts`: its own retry budget.
+        """
+        batch, wish = self._prepare(
+            payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
+        )
+        receipt = self._writer.run(Operation(lambda commit: self._push_in(commit, batch, wish)[0], batch.size))
+        self._counters.pushed.inc()
+        return receipt
+
+    def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
+        """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
+        batch, wish = self._prepare_with(payload, options)
+        self._counters.pushed.inc()
+        return self._writer.submit(Operation(lambda commit: self._push_in(commit, batch, wish)[0], batch.size))
+
+    def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+        """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
+
+        A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
+        """
+        batch, wish = self._prepare_many(payloads, options)
+        receipts = self._writer.run(Operation(lambda commit: self._push_in(commit, batch, wish), batch.size))
+        self._counters.pushed.inc(len(receipts))
+        return receipts
+
+    def _push_in(self, commit: Commit, batch: Batch, wish: Wish | None) -> list[Receipt]:
+        return push(commit, self._book.state(commit, self.name), batch, wish)
+
+    def _prepare_with(
+        self, payload: Any, options: dict[str, Any], find_cause: FindCause | None = None
+    ) -> tuple[Batch, Wish | None]:
+        return self._prepare(payload, **_push_options(options), find_cause=find_cause)
+
+    def _prepare(
+        self,
+        payload: Any,
+        kind: str,
+        key: str | None,
+        priority: int,
+        delay: Seconds,
+        not_before: datetime | None,
+        dedup: str | None,
+        max_attempts: int | None,
+        headers: Mapping[str, str] | None,
+        cause: Any,
+        find_cause: FindCause | None = None,
+    ) -> tuple[Batch, Wish | None]:
+        wish = None
+        if priority or delay != 0 or not_before is not None or max_attempts is not None or priority is False:
+            wish = read_wish(self.journal.clock, key, priority, delay, not_before, max_attempts)
+        fields = draft_fields(key, dedup, headers, cause)
+        return self._topic._prepare(kind, payload, fields, find_cause), wish
+
+    def _prepare_many(
+        self, payloads: Iterable[Any], options: dict[str, Any], find_cause: FindCause | None = None
+    ) -> tuple[Batch, Wish | None]:
+        given = _push_options(options)
+        if given["dedup"] is not None:
+            raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
+        kind = given["kind"]
+        fields = draft_fields(given["key"], None, given["headers"], given["cause"])
+        drafts = [item if isinstance(item, Draft) else Draft(kind, item, **fields) for item in payloads]
+        keyed = next((draft.key for draft in drafts if draft.key is not None), None)
+        wish = read_wish(
+            self.journal.clock,
+            keyed,
+            given["priority"],
+            given["delay"],
+            given["not_before"],
+            given["max_attempts"],
+        )
+        return self._topic._prepare_many(drafts, find_cause), wish
+
+    # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def take(
+        self,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> Delivery | None:
+        """The next message, for this consumer until it is settled or its lease ends; None when there is none.
+
+        `wait`: how long to wait for one. `newest`: from the other end.
+        """
+        found = self._take(1, group, consumer, wait, lease, newest)
+        return found[0] if found else None
+
+    def take_many(
+        self,
+        limit: int,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> list[Delivery]:
+        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
+        if check_limit(limit) is None:
+            raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
+        return self._take(limit, group, consumer, wait, lease, newest) if limit else []
+
+    async def take_async(
+        self,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> Delivery | None:
+        """`take` for an event loop."""
+        request = self._request(1, group, consumer, lease, newest)
+        found = await take_waiting_async(self, request, seconds(wait, "wait"))
+        self._counters.delivered.inc(len(found))
+        return found[0] if found else None
+
+    async def take_many_async(
+        self,
+        limit: int,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> list[Delivery]:
+        """`take_many` for an event loop."""
+        if check_limit(limit) is None:
+            raise ConfigError("take_many_async needs a limit: how many messages you can work on within one lease")
+        if not limit:
+            return []
+        found = await take_waiting_async(
+            self, self._request(limit, group, consumer, lease, newest), seconds(wait, "wait")
+        )
+        self._counters.delivered.inc(len(found))
+        return found
+
+    def _take(
+        self, limit: int, group: str, consumer: str | None, wait: Seconds, lease: Seconds | None, newest: bool
+    ) -> list[Delivery]:
+        request = self._request(limit, group, consumer, lease, newest)
+        found = take_waiting(self, request, seconds(wait, "wait") if wait else 0.0)
+        if found:
+            self._counters.delivered.inc(len(found))
+        return found
+
+    def _request(self, limit: int, group: str, consumer: str | None, lease: Seconds | None, newest: bool) -> Request:
+        if group != DEFAULT_GROUP:
+            check_consumer(group, "group")
+        if consumer is not None:
+            check_consumer(consumer)
+        lease_ms = None if lease is None else round(seconds(lease, "lease") * 1000)
+        return Request(limit, group, consumer, lease_ms, newest, self._desk.owner)
+
+    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
+        """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held.
+
+        Unknown, repeated, settled and lost ones count 0.
+        """
+        handles = list(deliveries)
+        for handle in handles:
+            if isinstance(handle, Delivery):
+                self._check_own(handle)
+            elif not isinstance(handle, str):
+                raise ConfigError(f"ack_many takes deliveries or their tokens, not {handle!r:.80}")
+        if not handles:
+            return 0
+        count = self._writer.run(Operation(lambda commit: self._ack_many_in(commit, handles)))
+        for handle in handles:
+            if isinstance(handle, Delivery):
+                handle._settled = True
+        self._note_acks(count)
+        return count
+
+    def _ack_many_in(self, commit: Commit, handles: list[Delivery | str]) -> int:
+        state = self._book.state(commit, self.name)
+        held: list[Held] = []
+        seen: set[tuple[int, int, int]] = set()
+        for handle in handles:
+            found = self._find(commit, state, handle)
+            if found is not None:
+                place = (found.group.number, found.number, found.index)
+                if place not in seen:
+                    seen.add(place)
+                    held.append(found)
+        if held:
+            ack(commit, state, held)
+        return len(held)
+
+    def _find(self, commit: Commit, state: QueueState, handle: Delivery | str) -> Held | None:
+        if isinstance(handle, Delivery):
+            return handle._held(commit, state)
+        address = read_token(handle)
+        if address is None or (address.group and address.group not in state.record.groups.values()):
+            return None
+        lease = state.group(commit.tx, address.group).lease(commit.tx, address.number)
+        if lease is None or not fits(self._number, address, lease.secret):
+            return None
+        return find_held(commit, state, address.group, address.number, address.index, lease.secret)
+
+    def _ack(self, delivery: Delivery) -> None:
+        def apply(commit: Commit) -> None:
+            state = self._book.state(commit, self.name)
+            ack(commit, state, [delivery._held_or_stale(commit, state)])
+
+        self._writer.run(Operation(apply))
+        self._note_acks(1)
+
+    def _ack_in(self, commit: Commit, delivery: Delivery) -> None:
+        state = self._book.state(commit, self.name)
+        ack(commit, state, [delivery._held_or_stale(commit, state)])
+
+    def _note_acks(self, count: int) -> None:
+        self._counters.acked.inc(count)
+        self._desk.caretaker.note(self.name, count)
+
+    def _nack(self, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> None:
+        outcome = self._writer.run(Operation(lambda commit: self._nack_in(commit, delivery, delay, error, dead)))
+        metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
+
+    def _nack_in(self, commit: Commit, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> str:
+        return nack_in(commit, self._book.state(commit, self.name), delivery, delay, error, dead)
+
+    def _extend(self, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool = False) -> int:
+        def apply(commit: Commit) -> int:
+            state = self._book.state(commit, self.name)
+            return extend_in(commit, state, deliveries, lease_ms, patient=patient)
+
+        return self._writer.run(Operation(apply, relaxed=True))
+
+    def _release(self, deliveries: list[Delivery]) -> int:
+        def apply(commit: Commit) -> int:
+            state = self._book.find(commit, self.name)
+            return 0 if state is None else release_in(commit, state, deliveries)
+
+        return self._writer.run(Operation(apply, relaxed=True))
+
+    def _check_own(self, delivery: Delivery) -> None:
+        if delivery.queue is not self:
+            raise ConfigError(f"a delivery of queue {delivery.queue.name!r} was given to queue {self.name!r}")
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def get(self, seq: int) -> Event | None:
+        """The message at a position, without taking it; None when it is settled or never was."""
+        return inspect.get(self, check_position(seq, "seq"))
+
+    def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
+        """The messages that would be taken next, without taking them."""
+        check_limit(limit)
+        return inspect.peek(self, limit, check_consumer(group, "group"))
+
+    def __iter__(self) -> Iterator[Event]:
+        """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
+        return inspect.unsettled_events(self)
+
+    def __len__(self) -> int:
+        """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
+        return inspect.length(self)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
+        """How many messages are in which state; costs the same whatever the queue holds."""
+        return inspect.stats(self, check_consumer(group, "group"))
+
+    def pending(self, group: str | None = None) -> list[PendingDelivery]:
+        """Every delivery in flight, of one group or of all."""
+        return inspect.pending(self, None if group is None else check_consumer(group, "group"))
+
+    def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
+        """Messages given up that have no dead-letter queue to go to, in order of position."""
+        return inspect.failed(self, check_consumer(group, "group"))
+
+    def consumers(self) -> list[Consumer]:
+        """The consumers that gave their name, and when they last took something."""
+        return inspect.consumers(self)
+
+    # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def claim(
+        self,
+        *,
+        min_idle: Seconds,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        limit: int = 1,
+        lease: Seconds | None = None,
+    ) -> list[Delivery]:
+        """Takes over deliveries that nobody has extended for `min_idle`, whether or not their lease has ended.
+
+        A claim is a new delivery: a new token, one more attempt; the old handle is stale.
+        """
+        idle_ms = round(seconds(min_idle, "min_idle") * 1000)
+        if check_limit(limit) is None:
+            raise ConfigError("claim needs a limit: how many messages you can work on within one lease")
+        request = self._request(limit, group, consumer, lease, False)
+        found = repair.claim(self, request, idle_ms) if limit else []
+        self._counters.delivered.inc(len(found))
+        return found
+
+    def redrive(
+        self,
+        *,
+        to: Queue | None = None,
+        limit: int | None = None,
+        where: Callable[[Event], bool] | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
+
+        Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own
+        letters. They get a fresh budget. Returns how many; `dry_run` only counts.
+        """
+        check_limit(limit)
+        return repair.redrive(self, None if to is None else self._desk.own(to), limit, where, dry_run)
+
+    def move(self, to: Queue, *, limit: int | None = None, where: Callable[[Event], bool] | None = None) -> int:
+        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
+        check_limit(limit)
+        return repair.move(self, self._desk.own(to), limit, where)
+
+    def purge(self) -> int:
+        """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
+        count = repair.purge(self)
+        if count:
+            self.journal._engine.reclaim()
+        return count
+
+    def drop(self) -> int:
+        """Removes the queue with its messages, groups and schedules; returns how many messages that were.
+
+        The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
+        """
+        return repair.drop(self)
+
+    def configure(self, **policy: Any) -> QueuePolicy:
+        """Changes the policy; deliveries under way finish under the old mode."""
+        changes = checked(policy, self.name)
+
+        def apply(commit: Commit) -> QueuePolicy:
+            state = self._book.state(commit, self.name)
+            old = state.policy
+            new = msgspec.structs.replace(old, **changes)
+            if new == old:
+                return new
+            state.record.policy = new
+            state.save(commit)
+            state.apply_window(commit)
+            if new.mode != old.mode:
+                change_mode(commit, state)
+            commit.touched.setdefault(self.name, 0)
+            return new
+
+        return self._writer.run(Operation(apply))
+
+    # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def groups(self) -> list[str]:
+        """The names of the queue's groups, sorted."""
+        return inspect.groups(self)
+
+    def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
+        """Registers a group that gets what comes after a position; one that exists already is left as it is.
+
+        In work mode the name is only kept: all takes share the messages, whatever group they name.
+        """
+        check_consumer(name, "group")
+        if after != "latest":
+            check_position(after, "after")
+
+        def apply(commit: Commit) -> None:
+            state = self._book.state(commit, self.name)
+            if name in state.record.groups:
+                return
+            latest = commit.latest(self.name)
+            start = latest if after == "latest" else after
+            if start > latest:
+                raise ConfigError(
+                    f"group {name!r} of queue {self.name!r} cannot begin after {start}: the queue ends at {latest}"
+                )
+            add_group(commit, state, name, start)
+
+        self._writer.run(Operation(apply))
+
+    def remove_group(self, name: str) -> bool:
+        """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
+        check_consumer(name, "group")
+        return self._writer.run(
+            Operation(lambda commit: remove_group(commit, self._book.state(commit, self.name), name))
+        )
+
+    # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def worker(
+        self,
+        handler: Callable[[Delivery], Any],
+        *,
+        group: str = DEFAULT_GROUP,
+        concurrency: int = 1,
+        consumer: str | None = None,
+        ahead: int | None = None,
+        lease: Seconds | None = None,
+        middleware: Iterable[Middleware] = (),
+    ) -> QueueWorker:
+        """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
+
+        A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
+        those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager.
+        """
+        self._request(1, group, consumer, lease, False)
+        worker = QueueWorker(
+            self,
+            handler,
+            group=group,
+            concurrency=concurrency,
+            consumer=consumer,
+            ahead=ahead,
+            lease=lease,
+            middleware=middleware,
+        )
+        self.journal._workers.add(worker)
+        return worker
+
+    def every(
+        self,
+        interval: Seconds | str,
+        payload: Any = None,
+        *,
+        name: str,
+        timezone: str = "UTC",
+        missed: Literal["all", "last", "none"] = "all",
+        kind: str = "message",
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        priority: int = 0,
+    ) -> Schedule:
+        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields ("0 6 * * mon").
+
+        Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
+        and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
+        nothing, with others it replaces the schedule. `missed`: what to do about ticks that nobody was there for.
+        """
+        return schedule.add(self, interval, payload, name, timezone, missed, kind, headers, key=key, priority=priority)
+
+    def schedules(self) -> list[Schedule]:
+        """The queue's periodic messages, by name."""
+        return schedule.listed(self)
+
+    def unschedule(self, name: str) -> bool:
+        """Removes a periodic message; False when there is none of that name."""
+        return schedule.remove(self, check_consumer(name, "schedule"))
+
+
+_PUSH_DEFAULTS: dict[str, Any] = {
+    "kind": "message",
+    "key": None,
+    "priority": 0,
+    "delay": 0,
+    "not_before": None,
+    "dedup": None,
+    "max_attempts": None,
+    "headers": None,
+    "cause": None,
+}
+
+
+def _push_options(given: dict[str, Any]) -> dict[str, Any]:
+    options = {**_PUSH_DEFAULTS, **given}
+    if len(options) != len(_PUSH_DEFAULTS):
+        unknown = sorted(set(options) - set(_PUSH_DEFAULTS))[0]
+        raise ConfigError(f"a push has no option {unknown!r}; there are {', '.join(sorted(_PUSH_DEFAULTS))}")
+    return options

@@ -1,0 +1,198 @@
+"""What queues store: the queue, its groups, leases, and messages that are not where a plain queue would have them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from penstock.errors import Corrupt
+from penstock.queue.policy import QueuePolicy
+
+READY: Final = 0
+WAITING: Final = 1
+HELD: Final = 2
+FAILED: Final = 3
+
+NEVER: Final = (1 << 63) - 1
+"""The deadline of a lease that lasts as long as its owner's process."""
+
+
+class QueueRecord(msgspec.Struct, array_like=True):
+    """A queue: its policy, its topic's number, and its groups by name."""
+
+    policy: QueuePolicy
+    topic: int
+    created_ms: int
+    groups: dict[str, int] = {}
+    next_group: int = 1
+
+
+class Traits(msgspec.Struct, array_like=True):
+    """What pushes have used so far, so that queues pay only for that."""
+
+    special: int = 0
+    """The highest position pushed with a delay or a priority."""
+    overridden: bool = False
+    """Whether anything was pushed with a retry budget of its own."""
+
+
+class Special(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A message pushed with a delay or a priority."""
+
+    priority: int = 0
+    due: int = 0
+
+
+class GroupRecord(msgspec.Struct, array_like=True):
+    """How far a group is, and how many messages are in which state."""
+
+    frontier: int = 0
+    """Every position up to here was handed out; which of them are not settled, leases and messages say."""
+    absorbed: int = 0
+    """Delays and priorities of positions up to here are known to the group."""
+    covered: int = 0
+    """Positions above the frontier that were handed out, or wait elsewhere, already."""
+    ready: int = 0
+    waiting: int = 0
+    held: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    leases: int = 0
+    next_lease: int = 1
+    next_due: int = 0
+    """No waiting message is due before this; 0: nothing waits."""
+    next_deadline: int = 0
+    """No lease ends before this; 0: there is none that ends."""
+    endless: int = 0
+    """Leases that last as long as their owner's process."""
+    after: int = 0
+    """The group never wanted positions up to here."""
+
+
+class Message(msgspec.Struct, array_like=True):
+    """A message that is not where a plain queue would have it: it was delivered before, or it is special."""
+
+    seq: int
+    state: int = READY
+    attempts: int = 0
+    """Deliveries so far; in a lease, that lease's own included."""
+    priority: int = 0
+    key: str | None = None
+    due: int = 0
+    first_ms: int = 0
+    """When it was first delivered."""
+    last_ms: int = 0
+    """When its last delivery began."""
+    error: str | None = None
+
+
+class Lease(msgspec.Struct, array_like=True):
+    """One take: a run of positions, or a list of messages, handed to one consumer until a deadline."""
+
+    secret: bytes
+    delivered_ms: int
+    deadline: int
+    start: int
+    count: int
+    label: str
+    consumer: str | None = None
+    settled: bytes = b""
+    """A bit for every message of the lease that is no longer held by it."""
+    messages: list[Message] | None = None
+    extended: dict[int, tuple[int, int]] | None = None
+    """Messages with another deadline than the lease's: deadline and the time of the extension."""
+    owner: str | None = None
+    """Who must be alive for an endless lease to hold."""
+    renewed_ms: int = 0
+    """When the whole lease was last extended."""
+    returns: bytes | None = None
+    """After a change of mode: which messages go back to the queue when they are not acknowledged. None: all."""
+
+    def message(self, index: int) -> Message:
+        """What the lease knows of one of its messages."""
+        if self.messages is not None:
+            return self.messages[index]
+        return Message(self.start + index, READY, 1, first_ms=self.delivered_ms, last_ms=self.delivered_ms)
+
+    def seq(self, index: int) -> int:
+        return self.start + index if self.messages is None else self.messages[index].seq
+
+    def deadline_of(self, index: int) -> int:
+        if self.extended is not None and index in self.extended:
+            return self.extended[index][0]
+        return self.deadline
+
+    def deadlines(self) -> list[int]:
+        """When what the lease still holds may have to be taken back: no time of it is earlier than these."""
+        held = self.held()
+        found = {self.deadline_of(index) for index in held} if self.extended else {self.deadline} if held else set()
+        return [deadline for deadline in found if deadline != NEVER]
+
+    def touched_ms(self, index: int) -> int:
+        """When the message was delivered or last extended."""
+        if self.extended is not None and index in self.extended:
+            return self.extended[index][1]
+        return self.renewed_ms or self.delivered_ms
+
+    def holds(self, index: int) -> bool:
+        """Whether the message is still held by this lease."""
+        if not 0 <= index < self.count:
+            return False
+        byte = index >> 3
+        return byte >= len(self.settled) or not self.settled[byte] >> (index & 7) & 1
+
+    def comes_back(self, index: int) -> bool:
+        """Whether the message goes back to the queue when it is not acknowledged."""
+        if self.returns is None:
+            return True
+        byte = index >> 3
+        return byte < len(self.returns) and bool(self.returns[byte] >> (index & 7) & 1)
+
+    def held(self) -> list[int]:
+        """The messages still held, by index."""
+        if not self.settled:
+            return list(range(self.count))
+        return [index for index in range(self.count) if self.holds(index)]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
+_decode_traits = msgspec.msgpack.Decoder(Traits).decode
+_decode_special = msgspec.msgpack.Decoder(Special).decode
+_decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
+_decode_message = msgspec.msgpack.Decoder(Message).decode
+_decode_lease = msgspec.msgpack.Decoder(Lease).decode
+
+encode = _encode
+
+
+def read_queue(value: bytes, name: str) -> QueueRecord:
+    return _read(_decode_queue, value, name)  # type: ignore[no-any-return]
+
+
+def read_traits(value: bytes, name: str) -> Traits:
+    return _read(_decode_traits, value, name)  # type: ignore[no-any-return]
+
+
+def read_special(value: bytes, name: str) -> Special:
+    return _read(_decode_special, value, name)  # type: ignore[no-any-return]
+
+
+def read_group(value: bytes, name: str) -> GroupRecord:
+    return _read(_decode_group, value, name)  # type: ignore[no-any-return]
+
+
+def read_message(value: bytes, name: str) -> Message:
+    return _read(_decode_message, value, name)  # type: ignore[no-any-return]
+
+
+def read_lease(value: bytes, name: str) -> Lease:
+    return _read(_decode_lease, value, name)  # type: ignore[no-any-return]
+
+
+def _read(decode: Any, value: bytes, name: str) -> Any:
+    try:
+        return decode(value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a record of queue {name!r} does not decode: {error}", topic=name) from error

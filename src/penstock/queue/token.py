@@ -1,0 +1,64 @@
+"""Delivery tokens: 24 characters that name one delivery, show no structure and cannot be guessed.
+
+Fifteen bytes in base 32: nine that say which message of which lease, hidden under a keystream, and a tag of six that
+only the lease's stored secret can make. A new delivery is a new lease with a new secret: a token dies with its lease.
+"""
+
+from __future__ import annotations
+
+from base64 import b32decode, b32encode
+from hashlib import blake2b
+
+_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+_BODY = 9
+_TAG = 6
+
+MAX_GROUP = (1 << 16) - 1
+MAX_INDEX = (1 << 16) - 1
+
+
+class Address:
+    """Where a token leads: a message of a lease of a group."""
+
+    __slots__ = ("group", "index", "number", "tag")
+
+    def __init__(self, group: int, number: int, index: int, tag: bytes) -> None:
+        self.group = group
+        self.number = number
+        self.index = index
+        self.tag = tag
+
+
+def make_token(topic: int, group: int, number: int, index: int, secret: bytes) -> str:
+    """The token of a message of a lease."""
+    body = _body(group, number, index)
+    tag = _tag(topic, body, secret)
+    hidden = int.from_bytes(body) ^ _stream(tag)
+    return b32encode(hidden.to_bytes(_BODY) + tag).decode().lower()
+
+
+def read_token(token: str) -> Address | None:
+    """Where a token leads, if it is one; whether it still holds, `fits` says."""
+    if len(token) != 24 or not _ALPHABET.issuperset(token):
+        return None
+    raw = b32decode(token.upper())
+    tag = raw[_BODY:]
+    body = int.from_bytes(raw[:_BODY]) ^ _stream(tag)
+    return Address(body >> 56, body >> 16 & ((1 << 40) - 1), body & MAX_INDEX, tag)
+
+
+def fits(topic: int, address: Address, secret: bytes) -> bool:
+    """Whether a token was made for the lease that has this secret."""
+    return _tag(topic, _body(address.group, address.number, address.index), secret) == address.tag
+
+
+def _body(group: int, number: int, index: int) -> bytes:
+    return (group << 56 | number << 16 | index).to_bytes(_BODY)
+
+
+def _tag(topic: int, body: bytes, secret: bytes) -> bytes:
+    return blake2b(body + topic.to_bytes(4), digest_size=_TAG, key=secret).digest()
+
+
+def _stream(tag: bytes) -> int:
+    return int.from_bytes(blake2b(tag, digest_size=_BODY, person=b"penstock").digest())

@@ -1,0 +1,154 @@
+"""Events and receipts out of the documents a server sends: the same classes that a local journal gives."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from penstock.clock import to_ms
+from penstock.document import DraftDocument, ReceiptDocument
+from penstock.errors import ConfigError
+from penstock.event import Draft, Event, Receipt, parse_id
+
+
+class RawEvent(msgspec.Struct):
+    """An event's document with its payload as it came."""
+
+    seq: int
+    topic: str
+    kind: str
+    id: str
+    recorded_at: datetime
+    occurred_at: datetime
+    payload: msgspec.Raw
+    key: str | None = None
+    scope: str | None = None
+    headers: dict[str, str] = {}
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    binary: bool = False
+    poison: bool = False
+
+
+class DocumentRows:
+    """Events that came as documents, as rows: what `Event` looks its fields up in."""
+
+    __slots__ = ("_documents", "topic")
+
+    def __init__(self, topic: str, documents: list[RawEvent]) -> None:
+        self.topic = topic
+        self._documents = documents
+
+    def seq(self, row: int) -> int:
+        return self._documents[row].seq
+
+    def kind(self, row: int) -> str:
+        return self._documents[row].kind
+
+    def is_binary(self, row: int) -> bool:
+        document = self._documents[row]
+        return document.binary and not document.poison
+
+    def raw_payload(self, row: int) -> memoryview:
+        document = self._documents[row]
+        if document.binary:
+            return memoryview(base64.b64decode(msgspec.json.decode(document.payload, type=str)))
+        return memoryview(bytes(document.payload))
+
+    def key(self, row: int) -> str | None:
+        return self._documents[row].key
+
+    def scope(self, row: int) -> str | None:
+        return self._documents[row].scope
+
+    def headers(self, row: int) -> Mapping[str, str]:
+        return self._documents[row].headers
+
+    def occurred_ms(self, row: int) -> int:
+        return to_ms(self._documents[row].occurred_at, "occurred_at")
+
+    def recorded_ms(self, row: int) -> int:
+        return to_ms(self._documents[row].recorded_at, "recorded_at")
+
+    def id_number(self, row: int) -> int:
+        return parse_id(self._documents[row].id) or 0
+
+    def correlation(self, row: int) -> str | None:
+        return self._documents[row].correlation_id
+
+    def causation(self, row: int) -> str | None:
+        return self._documents[row].causation_id
+
+    def extract(self, row: int) -> bytes:
+        """A block of this one event, for pickling."""
+        from penstock.journal.block import Columns, build_block
+
+        columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
+        columns.binary = [self.is_binary(row)]
+        columns.key = [self.key(row)]
+        columns.scope = [self.scope(row)]
+        columns.headers = [dict(self.headers(row)) or None]
+        columns.occurred = [self.occurred_ms(row)]
+        columns.correlation = [self.correlation(row)]
+        columns.causation = [self.causation(row)]
+        return build_block(columns, self.seq(row), self.recorded_ms(row), self.id_number(row))
+
+
+def events_of(documents: Iterable[RawEvent]) -> Iterator[Event]:
+    """Events, each a row of its own."""
+    for document in documents:
+        yield event_of(document)
+
+
+def event_of(document: RawEvent) -> Event:
+    return Event(DocumentRows(document.topic, [document]), 0)
+
+
+def receipt_of(document: ReceiptDocument) -> Receipt:
+    return Receipt(
+        document.topic, document.seq, parse_id(document.id) or 0, document.correlation_id, document.duplicate
+    )
+
+
+def draft_document(draft: Draft, topic: str | None = None) -> dict[str, Any]:
+    """What is sent of a draft: only what it says."""
+    kind, payload, headers = draft.kind, draft.payload, draft.headers
+    if not isinstance(kind, str):
+        from penstock.schema import encode_event
+
+        if payload is not None:
+            raise ConfigError(f"a {type(kind).__name__} is the payload itself: give no second one")
+        kind, payload, extra = encode_event(kind)
+        headers = {**(headers or {}), **extra} or None
+    document: dict[str, Any] = {"kind": kind, **payload_fields(payload)}
+    for name in ("key", "scope", "occurred_at", "dedup", "correlation", "expect"):
+        value = getattr(draft, name)
+        if value is not None:
+            document[name] = value
+    if headers:
+        document["headers"] = dict(headers)
+    cause = draft.cause
+    if cause is not None:
+        document["cause"] = cause.id if isinstance(cause, Event | Receipt) else cause
+    if topic is not None:
+        document["topic"] = topic
+    elif draft.topic is not None:
+        document["topic"] = draft.topic
+    return document
+
+
+def payload_fields(payload: Any) -> dict[str, Any]:
+    """A payload as a document says it."""
+    from penstock.journal.payload import encode_payload, is_binary
+
+    encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as a local append would
+    if is_binary(payload):
+        return {"payload": base64.b64encode(encoded).decode(), "binary": True}
+    return {"payload": msgspec.Raw(encoded)}
+
+
+__all__ = ["DraftDocument", "RawEvent", "draft_document", "event_of", "events_of", "payload_fields", "receipt_of"]

@@ -1,0 +1,272 @@
+"""The journal at the other end of a url."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
+
+from penstock.clock import Clock, SystemClock
+from penstock.document import ReceiptDocument
+from penstock.errors import ConfigError, ReadOnly
+from penstock.event import Draft, Event, Receipt
+from penstock.journal.journal import Description, Pressure
+from penstock.journal.names import check_name
+from penstock.remote.events import RawEvent, draft_document, events_of, receipt_of
+from penstock.remote.http import Http
+from penstock.remote.queue import RemoteQueue
+from penstock.remote.topic import RemoteTopic
+from penstock.ticket import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.journal.worker import Worker
+
+T = TypeVar("T")
+
+SUBMITTERS = 4
+"""Threads that carry submissions nobody waits for."""
+
+
+class _Pressure(msgspec.Struct):
+    queued: int
+    capacity: int
+
+
+class _About(msgspec.Struct):
+    version: str
+    engine: str
+    location: str | None
+    size_bytes: int
+    durability: str
+    read_only: bool
+    topics: list[str]
+    queues: list[str]
+    writer_capacity: int
+    pressure: _Pressure
+    gates: dict[str, list[str]] = {}
+
+
+class _Receipts(msgspec.Struct):
+    receipts: list[ReceiptDocument]
+
+
+class _Events(msgspec.Struct):
+    events: list[RawEvent]
+
+
+_decode_about = msgspec.json.Decoder(_About).decode
+_decode_receipts = msgspec.json.Decoder(_Receipts).decode
+_decode_events = msgspec.json.Decoder(_Events).decode
+
+
+class RemoteJournal:
+    """A set of topics and queues served elsewhere. Thread-safe; close it, or use it as a context manager."""
+
+    def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
+        self._http = Http(url, token, timeout)
+        self._read_only = read_only
+        self.clock: Clock = SystemClock()
+        self.closed = False
+        self._topics: dict[str, RemoteTopic] = {}
+        self._queues: dict[str, RemoteQueue] = {}
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._pool: ThreadPoolExecutor | None = None
+        self._about()  # a wrong address or token is found now
+
+    def __repr__(self) -> str:
+        return f"<journal at {self._http.url}{' (closed)' if self.closed else ''}>"
+
+    def _about(self) -> _About:
+        return _decode_about(self._http.get())
+
+    # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
+    def topic(self, name: str) -> RemoteTopic:
+        """A handle on a topic; the topic exists from its first append."""
+        handle = self._topics.get(name)
+        if handle is None:
+            handle = self._topics[name] = RemoteTopic(self, check_name(name))
+        return handle
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return list(msgspec.json.decode(self._http.get("topics"))["topics"])
+
+    def queue(self, name: str, **policy: Any) -> RemoteQueue:
+        """A queue; it is made on first use. A policy other than the stored one raises PolicyMismatch."""
+        check_name(name, "queue")
+        handle = self._queues.get(name)
+        if handle is None or policy:
+            handle = RemoteQueue.open(self, name, policy)
+            handle = self._queues.setdefault(name, handle)
+        return handle
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return list(msgspec.json.decode(self._http.get("queues"))["queues"])
+
+    # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def outbox(self) -> RemoteOutbox:
+        """Gathers drafts for any topics locally and appends them as one atomic batch."""
+        return RemoteOutbox(self)
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        """Every event of a correlation, of all topics, causes before their effects."""
+        return events_of(_decode_events(self._http.get("correlated", correlation_id)).events)
+
+    def graph(self, correlation_id: str, format: Any = "mermaid") -> str:
+        """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
+        from penstock.entity.graph import graph_of
+
+        return graph_of(self.correlated(correlation_id)).render(format)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def pressure(self) -> Pressure:
+        """How many submissions wait for the server's writer."""
+        found = self._about().pressure
+        return Pressure(found.queued, found.capacity)
+
+    def describe(self) -> Description:
+        """What the served journal is; its location is the server's url."""
+        about = self._about()
+        return Description(
+            about.engine,
+            self._http.url,
+            about.size_bytes,
+            about.durability,
+            about.read_only or self._read_only,
+            about.topics,
+            about.queues,
+            about.writer_capacity,
+            about.gates,
+        )
+
+    def stats(self) -> Any:
+        """The server's newest sample: every topic and queue with its rates, backlogs and lags."""
+        from penstock.remote.stats import decode_sample
+
+        return decode_sample(self._http.get("stats"))
+
+    def flush(self) -> None:
+        """Returns when everything submitted so far, here and at the server, is on disk."""
+        if self._pool is not None:
+            self._drain_pool()
+        self._http.send("POST", "flush")
+
+    def _drain_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    def close(self) -> None:
+        """Stops workers, sends what was submitted, lets go of the connections. A second call does nothing."""
+        if self.closed:
+            return
+        failures: list[BaseException] = []
+        for worker in list(self._workers):
+            try:
+                worker.stop()
+            except Exception as error:
+                failures.append(error)
+        self._drain_pool()
+        self.closed = True
+        for subscription in list(self._subscriptions):
+            subscription._journal_closed()
+        self._http.close()
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> RemoteJournal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── what only the store itself can do ────────────────────────────────────────────────────────────────────────────
+    def transaction(self) -> NoReturn:
+        """Not over HTTP: a transaction holds the writer, which nobody may do from afar."""
+        raise ConfigError("a transaction runs where the store is; over http use outbox() for one atomic batch")
+
+    def fence(self, *, exclusive: bool = True) -> NoReturn:
+        """Not over HTTP: a fence lives and dies with the process that opened it."""
+        raise ConfigError("a fence runs where the store is; over http use outbox() for one atomic batch")
+
+    def backup(self, destination: str | os.PathLike[str]) -> NoReturn:
+        """Not over HTTP: the copy would be made on the server's disk."""
+        raise ConfigError("a backup is made where the store is: run `penstock backup` on the server")
+
+    # ── for topics and queues ────────────────────────────────────────────────────────────────────────────────────────
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnly("this journal was opened with read_only=True")
+
+    def _submit(self, work: Callable[[], T]) -> Ticket[T]:
+        """Does something in the background; the ticket says how it went."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SUBMITTERS, "penstock-remote")
+        ticket: Ticket[T] = Ticket()
+
+        def carry() -> None:
+            try:
+                ticket.resolve(work())
+            except BaseException as error:
+                ticket.fail(error)
+
+        self._pool.submit(carry)
+        return ticket
+
+
+class RemoteOutbox:
+    """Gathers drafts for any topics and appends them together. Not shared between threads."""
+
+    def __init__(self, journal: RemoteJournal) -> None:
+        self._journal = journal
+        self._staged: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def stage(self, topic: RemoteTopic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
+        """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is sent yet."""
+        name = topic if isinstance(topic, str) else topic.name
+        self._staged.append(draft_document(Draft(kind, payload, **draft), check_name(name)))
+        return len(self._staged) - 1
+
+    def clear(self) -> None:
+        """Drops everything staged."""
+        self._staged.clear()
+
+    def flush(self) -> list[Receipt]:
+        """Appends everything staged, all or nothing; one receipt each, in order. On an error it stays staged."""
+        if not self._staged:
+            return []
+        self._journal._check_writable()
+        receipts = _send_several(self._journal, self._staged)
+        self._staged = []
+        return receipts
+
+    def submit(self) -> Ticket[list[Receipt]]:
+        """Hands everything staged over as one batch and is empty again at once."""
+        self._journal._check_writable()
+        staged, self._staged = self._staged, []
+        return self._journal._submit(lambda: _send_several(self._journal, staged) if staged else [])
+
+    def __enter__(self) -> RemoteOutbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.flush()
+        else:
+            self.clear()
+
+
+def _send_several(journal: RemoteJournal, staged: list[dict[str, Any]]) -> list[Receipt]:
+    answer = _decode_receipts(journal._http.send("POST", "append", body=staged))
+    return [receipt_of(document) for document in answer.receipts]

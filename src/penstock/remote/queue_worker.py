@@ -1,0 +1,114 @@
+"""A worker over a queue at the other end of a url."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.clock import Seconds, seconds
+from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery, StorageError
+from penstock.journal.worker import Worker, log
+from penstock.queue.delivery import describe
+
+if TYPE_CHECKING:
+    from penstock.remote.queue import RemoteDelivery, RemoteQueue
+
+POLL = 2.0
+"""Seconds one take waits; also how long a worker that is told to stop may go on waiting."""
+
+
+class RemoteQueueWorker(Worker):
+    """Threads that take, handle and settle; leases are renewed while handlers run."""
+
+    def __init__(
+        self,
+        queue: RemoteQueue,
+        handler: Callable[[Any], Any],
+        *,
+        group: str,
+        concurrency: int,
+        consumer: str | None,
+        lease: Seconds | None,
+    ) -> None:
+        super().__init__(f"{queue.name}:{group}")
+        if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
+            raise ConfigError(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
+        self._queue = queue
+        self._handler = handler
+        self._group = group
+        self._concurrency = concurrency
+        self._consumer = consumer
+        self._lease = seconds(lease, "lease") if lease is not None else queue.policy.lease
+        self._held: dict[str, RemoteDelivery] = {}
+        self._done = threading.Event()
+        self._first_failure: BaseException | None = None
+
+    def run(self) -> None:
+        hands = [
+            threading.Thread(target=self._hand, name=f"penstock-{self.name}-{number}", daemon=True)
+            for number in range(self._concurrency)
+        ]
+        renewer = threading.Thread(target=self._renew, name=f"penstock-{self.name}-leases", daemon=True)
+        for thread in (*hands, renewer):
+            thread.start()
+        for thread in hands:
+            thread.join()
+        self._done.set()
+        renewer.join()
+        if self._first_failure is not None:
+            raise self._first_failure
+
+    def _hand(self) -> None:
+        import asyncio
+
+        with asyncio.Runner() as runner:
+            while not self._stopping.is_set():
+                try:
+                    delivery = self._queue.take(
+                        group=self._group, consumer=self._consumer, wait=POLL, lease=self._lease
+                    )
+                except StorageError as error:
+                    log.warning("worker %r: %s", self.name, error)
+                    self._stopping.wait(1.0)
+                    continue
+                except (Closed, PenstockError) as error:
+                    self._first_failure = self._first_failure or error
+                    self._stopping.set()
+                    return
+                if delivery is not None:
+                    self._work_on(delivery, runner)
+
+    def _work_on(self, delivery: RemoteDelivery, runner: Any) -> None:
+        self._held[delivery.token] = delivery
+        try:
+            try:
+                outcome = self._handler(delivery)
+                if inspect.isawaitable(outcome):
+                    runner.run(_finish(outcome))
+            except Exception as error:
+                log.warning("worker %r: message %d failed: %r", self.name, delivery.seq, error)
+                if not delivery._settled:
+                    delivery.nack(error=describe(error))
+            else:
+                if not delivery._settled:
+                    delivery.ack()
+        except StaleDelivery as error:
+            log.warning("worker %r: %s", self.name, error)
+        except PenstockError as error:
+            log.warning("worker %r: message %d could not be settled: %s", self.name, delivery.seq, error)
+        finally:
+            self._held.pop(delivery.token, None)
+
+    def _renew(self) -> None:
+        while not self._done.wait(max(0.05, self._lease / 3)):
+            for delivery in list(self._held.values()):
+                try:
+                    delivery.extend(self._lease)
+                except PenstockError as error:
+                    log.warning("worker %r: a lease was not renewed: %s", self.name, error)
+
+
+async def _finish(outcome: Any) -> Any:
+    return await outcome

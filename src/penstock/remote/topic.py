@@ -1,0 +1,410 @@
+"""A topic at the other end of a url."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from penstock.clock import Seconds, to_ms
+from penstock.document import ReceiptDocument
+from penstock.errors import ConfigError, PenstockError
+from penstock.event import Draft, Event, Receipt
+from penstock.journal.catalog import Settings
+from penstock.journal.compaction import CompactReport
+from penstock.journal.names import check_consumer, check_limit, check_position
+from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.remote.events import RawEvent, draft_document, event_of, receipt_of
+from penstock.remote.subscription import RemoteSubscription
+from penstock.ticket import Ticket
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.journal.worker import Worker
+    from penstock.remote.journal import RemoteJournal
+
+P = TypeVar("P")
+
+PAGE = 1000
+"""Events asked for at a time when the number wanted is small or reading goes backwards."""
+
+
+class _Topic(msgspec.Struct):
+    name: str
+    events: int
+    oldest: int
+    latest: int
+    cursors: dict[str, int]
+    settings: Settings
+
+
+class _Receipts(msgspec.Struct):
+    receipts: list[ReceiptDocument]
+
+
+class _Page(msgspec.Struct):
+    events: list[RawEvent]
+    next: int | None
+    latest: int
+
+
+class _Cursor(msgspec.Struct):
+    consumer: str
+    position: int | None
+    lag: int
+
+
+_decode_topic = msgspec.json.Decoder(_Topic).decode
+_decode_receipts = msgspec.json.Decoder(_Receipts).decode
+_decode_page = msgspec.json.Decoder(_Page).decode
+_decode_cursor = msgspec.json.Decoder(_Cursor).decode
+_decode_event = msgspec.json.Decoder(RawEvent).decode
+_decode_settings = msgspec.json.Decoder(Settings).decode
+_decode_report = msgspec.json.Decoder(CompactReport).decode
+
+
+class RemoteTopic:
+    """A log: events in order, from position 1."""
+
+    def __init__(self, journal: RemoteJournal, name: str) -> None:
+        self.journal = journal
+        self.name = name
+        self._http = journal._http
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r} of {self.journal!r}>"
+
+    def _look(self) -> _Topic:
+        return _decode_topic(self._http.get("topics", self.name))
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+        """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
+        return self.append_many((Draft(kind, payload, **draft),))[0]
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
+        return self._send(self._documents(drafts))
+
+    def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+        """Hands an event over and returns a ticket at once."""
+        documents = self._documents((Draft(kind, payload, **draft),))
+        return self.journal._submit(lambda: self._send(documents)[0])
+
+    def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
+        """Hands a batch over: `append_many` with a ticket."""
+        documents = self._documents(drafts)
+        return self.journal._submit(lambda: self._send(documents))
+
+    try_submit = submit
+    try_submit_many = submit_many
+
+    def _documents(self, drafts: Iterable[Draft]) -> list[dict[str, Any]]:
+        self.journal._check_writable()
+        documents = []
+        for draft in drafts:
+            if not isinstance(draft, Draft):
+                raise ConfigError(f"append_many takes Draft objects, not {type(draft).__name__}")
+            document = draft_document(draft)
+            if document.pop("topic", self.name) != self.name:
+                raise ConfigError(
+                    f"a draft for topic {draft.topic!r} was given to topic {self.name!r}; "
+                    "use journal.outbox() for several topics"
+                )
+            documents.append(document)
+        return documents
+
+    def _send(self, documents: list[dict[str, Any]]) -> list[Receipt]:
+        if not documents:
+            return []
+        answer = _decode_receipts(self._http.send("POST", "topics", self.name, "events", body=documents))
+        return [receipt_of(document) for document in answer.receipts]
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def latest(self) -> int:
+        """The highest position ever assigned (0: none); compaction never lowers it."""
+        return self._look().latest
+
+    @property
+    def oldest(self) -> int:
+        """The first position still stored (0: none)."""
+        return self._look().oldest
+
+    def __len__(self) -> int:
+        return self._look().events
+
+    def __bool__(self) -> bool:
+        return True
+
+    def read(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        key: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        since: datetime | None = None,
+        reverse: bool = False,
+        where: str | None = None,
+    ) -> Iterator[Event]:
+        """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
+
+        `where` is a condition the server asks (see `penstock.where`), so that only what fulfils it travels.
+        """
+        check_position(after, "after")
+        check_limit(limit)
+        if through is not None:
+            check_position(through, "through")
+        if since is not None:
+            to_ms(since, "since")
+        if limit == 0:
+            return iter(())
+        kinds = None if kind is None else [kind] if isinstance(kind, str) else list(kind)
+        if kinds == []:
+            return iter(())
+        query: dict[str, Any] = {
+            "after": after,
+            "through": through,
+            "key": key,
+            "kind": kinds,
+            "scope": scope,
+            "since": None if since is None else since.isoformat(),
+            "where": where,
+        }
+        if reverse or (limit is not None and limit <= PAGE):
+            return self._pages(query, limit, reverse)
+        return self._stream(query, limit)
+
+    def _pages(self, query: dict[str, Any], limit: int | None, reverse: bool) -> Iterator[Event]:
+        """A page at a time; the newest position of the first page is the end of all."""
+        left = limit
+        path = ("topics", self.name, "events")
+        query = {**query, "reverse": "true" if reverse else None}
+        while left is None or left > 0:
+            size = PAGE if left is None else min(left, PAGE)
+            page = _decode_page(self._http.get(*path, **query, limit=size))
+            for document in page.events:
+                yield event_of(document)
+            left = None if left is None else left - len(page.events)
+            if page.next is None:
+                return
+            if query["through"] is None:
+                query["through"] = page.latest
+            query["through" if reverse else "after"] = page.next
+            if reverse and page.next <= query["after"]:
+                return
+
+    def _stream(self, query: dict[str, Any], limit: int | None) -> Iterator[Event]:
+        path = ("topics", self.name, "events")
+        for line in self._http.pieces(path, {**query, "limit": limit}, "application/x-ndjson"):
+            yield event_of(_decode_event(line))
+
+    def read_arrow(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        batch_rows: int = ARROW_BATCH_ROWS,
+    ) -> Iterator[pa.RecordBatch]:
+        """Streams events as Arrow record batches of up to `batch_rows` rows."""
+        check_position(after, "after")
+        check_limit(limit)
+        if through is not None:
+            check_position(through, "through")
+        if not isinstance(batch_rows, int) or batch_rows < 1:
+            raise ConfigError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
+        if limit == 0:
+            return iter(())
+        return self._batches({"after": after, "through": through, "limit": limit}, batch_rows)
+
+    def _batches(self, query: dict[str, Any], rows: int) -> Iterator[pa.RecordBatch]:
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
+        accept = {"Accept": "application/vnd.apache.arrow.stream"}
+        connection, response = self._http.stream(("topics", self.name, "events"), query, accept)
+        try:
+            with pa.ipc.open_stream(pa.PythonFile(response, "r")) as reader:
+                for batch in reader:
+                    for start in range(0, batch.num_rows, rows):
+                        yield batch.slice(start, rows)
+        finally:
+            connection.close()
+
+    def get(self, seq: int) -> Event | None:
+        """The event at a position, or None."""
+        check_position(seq, "seq")
+        return self._one(str(seq)) if seq else None
+
+    def find(self, id: str) -> Event | None:
+        """The event with an id, or None."""
+        return None if not id or id.isdigit() else self._one(id)
+
+    def _one(self, name: str) -> Event | None:
+        try:
+            return event_of(_decode_event(self._http.get("topics", self.name, "events", name)))
+        except PenstockError as error:
+            if "UnknownEvent" in str(error):
+                return None
+            raise
+
+    def position_at(self, time: datetime) -> int:
+        """The last position recorded before a time; 0 for none."""
+        to_ms(time, "time")
+        answer = self._http.get("topics", self.name, "position", time=time.isoformat())
+        return int(msgspec.json.decode(answer)["position"])
+
+    def subscribe(
+        self,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: Literal["catch_up"] = "catch_up",
+    ) -> RemoteSubscription:
+        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
+        if after != "latest":
+            check_position(after, "after")
+        return RemoteSubscription(self, after, buffer=buffer, on_lag=on_lag)
+
+    # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def commit(self, consumer: str, seq: int) -> None:
+        """Remembers durably that a consumer is done with everything through `seq`; a smaller one changes nothing."""
+        self._move(consumer, seq, seek=False)
+
+    def seek(self, consumer: str, seq: int) -> None:
+        """Moves a consumer's cursor anywhere, also back."""
+        self._move(consumer, seq, seek=True)
+
+    def _move(self, consumer: str, seq: int, *, seek: bool) -> None:
+        self.journal._check_writable()
+        check_consumer(consumer)
+        check_position(seq, "seq")
+        self._http.send("PUT", "topics", self.name, "cursors", consumer, body={"position": seq, "seek": seek})
+
+    def forget(self, consumer: str) -> bool:
+        """Drops a consumer's cursor; False when there was none."""
+        self.journal._check_writable()
+        check_consumer(consumer)
+        answer = self._http.send("DELETE", "topics", self.name, "cursors", consumer)
+        return bool(msgspec.json.decode(answer)["forgotten"])
+
+    def _cursor(self, consumer: str) -> _Cursor:
+        check_consumer(consumer)
+        return _decode_cursor(self._http.get("topics", self.name, "cursors", consumer))
+
+    def cursor(self, consumer: str) -> int | None:
+        """How far a consumer has come, or None when it never committed."""
+        return self._cursor(consumer).position
+
+    def cursors(self) -> dict[str, int]:
+        """Every consumer and how far it has come."""
+        return self._look().cursors
+
+    def lag(self, consumer: str) -> int:
+        """How many positions a consumer is behind the newest event."""
+        return self._cursor(consumer).lag
+
+    def worker(
+        self,
+        consumer: str,
+        handler: Callable[[list[Event]], Any],
+        *,
+        batch: int = WORKER_BATCH,
+        idle: Seconds = WORKER_IDLE,
+        restarts: int = WORKER_RESTARTS,
+    ) -> Worker:
+        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it."""
+        from penstock.remote.worker import RemoteTopicWorker
+
+        check_consumer(consumer)
+        worker = RemoteTopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        self.journal._workers.add(worker)
+        return worker
+
+    # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def settings(self) -> Settings:
+        """What the topic keeps and for how long."""
+        return self._look().settings
+
+    def configure(self, **changes: Any) -> Settings:
+        """Changes the topic's settings."""
+        self.journal._check_writable()
+        changes = {
+            name: value.total_seconds() if hasattr(value, "total_seconds") else value for name, value in changes.items()
+        }
+        return _decode_settings(self._http.send("PATCH", "topics", self.name, "settings", body=changes))
+
+    def compact(self, through: int, *, force: bool = False) -> CompactReport:
+        """Removes events through a position, inclusive; stops at the slowest cursor unless forced."""
+        self.journal._check_writable()
+        check_position(through, "through")
+        body = {"through": through, "force": force}
+        return _decode_report(self._http.send("POST", "topics", self.name, "compact", body=body))
+
+    def compact_keys(self) -> int:
+        """Keeps only the newest event of every key, now; returns how many went."""
+        self.journal._check_writable()
+        answer = self._http.send("POST", "topics", self.name, "compact", body={"keys": True})
+        return int(msgspec.json.decode(answer)["removed"])
+
+    # ── entities and causes ──────────────────────────────────────────────────────────────────────────────────────────
+    def generation(self, key: str) -> int:
+        """The position of the entity's newest event; 0 for none."""
+        newest = next(self.read(key=key, reverse=True, limit=1), None)
+        return newest.seq if newest else 0
+
+    def project(self, projection: type[P], key: str | None = None, **freshness: Any) -> P | None:
+        """State folded from an entity's events, here: the events travel, the projection does not."""
+        found = self.project_if_changed(projection, key, 0)
+        return None if found is None else found[1]
+
+    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
+        """(generation, state) when there is something newer than `generation`, else None."""
+        from penstock.entity.folding import folder_of
+
+        newest = self.generation(key) if key is not None else self.latest
+        if newest <= generation:
+            return None
+        folder: Any = folder_of(projection)
+        return newest, folder.fold_events(projection(), self.read(through=newest, key=key))
+
+    def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """The event, its cause, its cause's cause, … as far as they are stored."""
+        from penstock.entity.causality import id_of
+
+        by_id = {found.id: found for found in self._chain(event)}
+        at: str | None = id_of(event)
+        while at is not None and at in by_id:
+            found = by_id.pop(at)
+            yield found
+            at = found.causation_id
+
+    def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """What an event caused directly, in the order it was recorded."""
+        from penstock.entity.causality import id_of
+
+        id = id_of(event)
+        return (found for found in self._chain(event) if found.causation_id == id)
+
+    def _chain(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """Every event of the correlation an event belongs to."""
+        if isinstance(event, str):
+            for name in self.journal.topics():
+                found = self.journal.topic(name).find(event)
+                if found is not None:
+                    return self.journal.correlated(found.correlation_id or found.id)
+            return iter(())
+        return self.journal.correlated(event.correlation_id or event.id)
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        """This topic's events of a correlation."""
+        return (event for event in self.journal.correlated(correlation_id) if event.topic == self.name)

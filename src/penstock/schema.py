@@ -1,0 +1,302 @@
+"""Typed events: declared payload types, their versions, and the functions that bring old payloads up to date.
+
+A kind has at most one type. What is appended carries its version in a header (version 1 needs none, so plain payloads
+count as version 1); what is read passes through every `@upcast` between its version and the newest, in order, wherever
+it is read: `Event.as_`, projections, rebuilds and Spark use the same functions.
+
+    @event("order.placed", version=2)
+    class OrderPlaced(msgspec.Struct):
+        total: int
+        currency: str
+
+    @upcast("order.placed", version=1)
+    def add_currency(payload):
+        return {**payload, "currency": "EUR"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+
+from penstock.errors import ConfigError, PoisonMessage
+
+if TYPE_CHECKING:
+    from penstock.event import Event
+
+T = TypeVar("T")
+Upcaster = Callable[[Any], Any]
+
+VERSION_HEADER = "schema-version"
+"""Where an event says which version of its type it was written with; absent for version 1."""
+
+
+class Schema:
+    """What is declared of one kind: its type and version, once they are known, and its upcasters."""
+
+    __slots__ = ("decode", "kind", "listed", "type", "upcasters", "version")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.version = 1
+        self.type: type[Any] | None = None
+        self.upcasters: dict[int, Upcaster] = {}
+        self.decode: Callable[[bytes | memoryview], Any] | None = None
+        self.listed: Callable[[bytes], list[Any]] | None = None
+        """Decodes a JSON array of payloads of the newest version at once; None where the type has no such decoder."""
+
+    @property
+    def newest(self) -> int:
+        """The version that reading brings every payload up to."""
+        if self.type is not None:
+            return self.version
+        return max(self.upcasters, default=0) + 1
+
+    def upcast(self, payload: Any, version: int, where: str) -> Any:
+        """A plain payload of a version brought up to the newest one."""
+        newest = self.newest
+        if version > newest:
+            raise ConfigError(
+                f"{where} was written with version {version} of {self.kind!r}; this program knows versions up to "
+                f"{newest}: upgrade it"
+            )
+        for step in range(version, newest):
+            upcaster = self.upcasters.get(step)
+            if upcaster is None:
+                raise ConfigError(
+                    f"{where} has version {version} of {self.kind!r}, and no upcast leads from {step} to {step + 1}: "
+                    f'declare @upcast("{self.kind}", version={step})'
+                )
+            try:
+                payload = upcaster(payload)
+            except Exception as error:
+                error.add_note(f"in upcaster {_name(upcaster)} ({self.kind!r}, {step} → {step + 1}), for {where}")
+                raise
+        return payload
+
+
+_lock = threading.RLock()
+_by_kind: dict[str, Schema] = {}
+_by_type: dict[type[Any], Schema] = {}
+
+
+def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
+    """Declares a class (msgspec Struct, dataclass, pydantic model) as the payload of a kind, in its newest version."""
+    from penstock.journal.names import check_kind
+
+    check_kind(kind)
+    _check_version(version)
+
+    def declare(cls: type[T]) -> type[T]:
+        decode, listed = _decoders(cls)
+        with _lock:
+            schema = _by_kind.get(kind) or Schema(kind)
+            _check_only_type(schema, cls)
+            beyond = [step for step in schema.upcasters if step >= version]
+            if beyond:
+                raise ConfigError(
+                    f"{kind!r} is declared with version {version}, but there is an upcast from version {max(beyond)} "
+                    f"to {max(beyond) + 1}: give the type version={max(beyond) + 1}, or remove the upcast"
+                )
+            if schema.type is not None:
+                _by_type.pop(schema.type, None)
+            schema.type, schema.version, schema.decode, schema.listed = cls, version, decode, listed
+            _by_kind[kind] = _by_type[cls] = schema
+        return cls
+
+    return declare
+
+
+def upcast(kind: str, *, version: int) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Declares a function that turns a plain payload of `version` into one of `version + 1`."""
+    from penstock.journal.names import check_kind
+
+    check_kind(kind)
+    _check_version(version)
+
+    def declare(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if not callable(function):
+            raise ConfigError(f"an upcast of {kind!r} must be a function, not {function!r}")
+        with _lock:
+            schema = _by_kind.get(kind) or Schema(kind)
+            known = schema.upcasters.get(version)
+            if known is not None and not _is_redefinition(known, function):
+                raise ConfigError(
+                    f"{kind!r} has an upcast from version {version} already ({_name(known)}): one function per step"
+                )
+            if schema.type is not None and version >= schema.version:
+                raise ConfigError(
+                    f"an upcast from version {version} of {kind!r} leads to {version + 1}, but its newest version is "
+                    f"{schema.version} ({schema.type.__qualname__}): give the type version={version + 1}"
+                )
+            steps = schema.upcasters.keys() | {version}
+            missing = set(range(min(steps), max(steps) + 1)) - steps
+            if missing:
+                raise ConfigError(
+                    f"the upcasts of {kind!r} have a gap: {sorted(steps)[0]} … {max(steps)} without {min(missing)}; "
+                    "declare them in order"
+                )
+            schema.upcasters[version] = function
+            _by_kind[kind] = schema
+        return function
+
+    return declare
+
+
+def schema_of(kind: str) -> Schema | None:
+    """What is declared of a kind, or None."""
+    return _by_kind.get(kind)
+
+
+def schema_of_type(cls: type[Any]) -> Schema | None:
+    """What a type is declared as, or None."""
+    return _by_type.get(cls)
+
+
+def forget(kind: str) -> None:
+    """Removes everything declared of a kind: for tests and interactive sessions."""
+    with _lock:
+        schema = _by_kind.pop(kind, None)
+        if schema is not None and schema.type is not None:
+            _by_type.pop(schema.type, None)
+
+
+def encode_event(instance: Any) -> tuple[str, Any, dict[str, str]]:
+    """The kind, the payload and the headers of an instance of a declared type."""
+    schema = _by_type.get(type(instance))
+    if schema is None:
+        name = type(instance).__qualname__
+        raise ConfigError(
+            f"an event's kind must be text or an instance of a declared event type, not {name}: "
+            f'declare the class with @penstock.event("…")'
+        )
+    dump = getattr(instance, "model_dump", None)
+    payload = instance if dump is None else dump(mode="json")
+    return schema.kind, payload, {} if schema.version == 1 else {VERSION_HEADER: str(schema.version)}
+
+
+def decode_event(event: Event, type: type[T]) -> T:
+    """An event's payload as a value of a type, upcast to the newest version of its kind."""
+    declared = _by_type.get(type)
+    if declared is not None and declared.kind != event.kind:
+        raise ConfigError(
+            f"event {event.seq} of topic {event.topic!r} is a {event.kind!r}; {type.__qualname__} is declared for "
+            f"{declared.kind!r}"
+        )
+    schema = declared or _by_kind.get(event.kind)
+    version = stored_version(event.headers, event.topic, event.seq)
+    if event.binary:
+        if type is bytes:
+            return cast(T, event.raw)
+        raise _misfit(event, type, version, "it is bytes, not JSON")
+    try:
+        if schema is None or version == schema.newest:
+            decode = declared.decode if declared is not None else _decoders(type)[0]
+            assert decode is not None
+            return cast(T, decode(event.raw))
+        payload = schema.upcast(event.payload, version, f"event {event.seq} of topic {event.topic!r}")
+        return cast(T, _convert(payload, type))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _misfit(event, type, version, error) from error
+    except ValueError as error:
+        if not _is_pydantic(type) or isinstance(error, ConfigError) or _raised_by_upcaster(error):
+            raise
+        raise _misfit(event, type, version, error) from error
+
+
+def stored_version(headers: Mapping[str, str], topic: str, seq: int) -> int:
+    """The version an event was written with."""
+    text = headers.get(VERSION_HEADER)
+    if text is None:
+        return 1
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ConfigError(f"event {seq} of topic {topic!r} has the header {VERSION_HEADER}: {text!r}, which is no version")
+
+
+def _check_version(version: Any) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ConfigError(f"version must be a whole number of at least 1, not {version!r}")
+
+
+def _check_only_type(schema: Schema, cls: type[Any]) -> None:
+    if schema.type is not None and not _is_redefinition(schema.type, cls):
+        raise ConfigError(
+            f"{schema.kind!r} is declared for {_name(schema.type)} already; {_name(cls)} needs a kind of its own"
+        )
+    other = _by_type.get(cls)
+    if other is not None and other is not schema:
+        raise ConfigError(f"{_name(cls)} is declared for {other.kind!r} already; a type belongs to one kind")
+
+
+def _is_redefinition(old: Any, new: Any) -> bool:
+    """Whether a module (or a notebook cell) was simply run again."""
+    return old is new or (
+        (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
+        and "<locals>" not in new.__qualname__
+        and "<lambda>" not in new.__qualname__
+    )
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _is_pydantic(cls: type[Any]) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(cls, type) and issubclass(cls, pydantic.BaseModel)
+
+
+def _raised_by_upcaster(error: BaseException) -> bool:
+    return any(note.startswith("in upcaster") for note in getattr(error, "__notes__", ()))
+
+
+def _decoders(cls: type[Any]) -> tuple[Callable[[Any], Any], Callable[[Any], list[Any]] | None]:
+    """How one payload, and how an array of them, becomes values of a type."""
+    if _is_pydantic(cls):
+        validate = cls.model_validate_json
+        return lambda raw: validate(bytes(raw)), None
+    declared = isinstance(cls, type) and (issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls))
+    if isinstance(cls, type) and not declared and cls.__module__ != "builtins":
+        raise ConfigError(
+            f"{_name(cls)} cannot be an event's type: use a msgspec.Struct, a dataclass or a pydantic model"
+        )
+    return _Lazy(cls), _Lazy(list[cls])  # type: ignore[valid-type]
+
+
+class _Lazy:
+    """A JSON decoder made at its first use: a class may name types that are defined after it."""
+
+    __slots__ = ("_cls", "_decode")
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+        self._decode: Callable[[Any], Any] | None = None
+
+    def __call__(self, raw: bytes | memoryview) -> Any:
+        decode = self._decode
+        if decode is None:
+            try:
+                decode = self._decode = msgspec.json.Decoder(self._cls).decode
+            except (TypeError, NameError) as error:
+                raise ConfigError(f"payloads cannot be read as {self._cls}: {error}") from error
+        return decode(raw)
+
+
+def _convert(payload: Any, cls: type[Any]) -> Any:
+    if _is_pydantic(cls):
+        return cls.model_validate(payload)
+    return msgspec.convert(payload, cls)
+
+
+def _misfit(event: Event, cls: type[Any], version: int, reason: object) -> PoisonMessage:
+    return PoisonMessage(
+        f"the payload of event {event.seq} of topic {event.topic!r} ({event.kind!r}, version {version}) does not fit "
+        f"{cls.__qualname__}: {reason}",
+        raw=event.raw,
+    )

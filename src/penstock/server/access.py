@@ -1,0 +1,136 @@
+"""Who may do what: tokens with roles, hosts that are answered, and browsers that may only act from the page itself.
+
+A request carries its token as `Authorization: Bearer …`; the page trades it for a cookie that scripts cannot read and
+other sites' requests do not carry. Tokens are compared in constant time and appear in no log, no url and no page.
+Without tokens everybody who reaches the server may do everything, which is why that is only allowed on this machine;
+and there the Host header must name this machine, so that a web site cannot reach in by renaming itself (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from penstock.errors import ConfigError
+from penstock.server.problems import Refused
+
+Role = Literal["read", "write", "admin"]
+ROLES: tuple[Role, ...] = ("read", "write", "admin")
+"""Each may do what the ones before it may: look; append, push, take and settle; configure, redrive, compact, purge."""
+
+COOKIE = "penstock_session"
+SESSION_SECONDS = 12 * 3600
+SHORTEST_TOKEN = 16
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Access:
+    """Decides what a request may do."""
+
+    def __init__(self, tokens: Mapping[str, Role] | None = None, hosts: Iterable[str] | None = None) -> None:
+        self._tokens: list[tuple[bytes, Role]] = []
+        for token, role in (tokens or {}).items():
+            if role not in ROLES:
+                raise ConfigError(f"a role is one of {', '.join(ROLES)}, not {role!r}")
+            if not isinstance(token, str) or len(token) < SHORTEST_TOKEN or not token.isascii():
+                raise ConfigError(
+                    f"a token is at least {SHORTEST_TOKEN} plain characters; `openssl rand -hex 32` makes one"
+                )
+            self._tokens.append((_digest(token), role))
+        if hosts is None:
+            hosts = () if self._tokens else LOCAL_HOSTS
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._secret = secrets.token_bytes(32)
+
+    @property
+    def open(self) -> bool:
+        """Whether no token is asked for."""
+        return not self._tokens
+
+    # ── who ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def role_of_token(self, token: str) -> Role | None:
+        """The role a token has. Every known token is compared, whichever matches, so the time taken says nothing."""
+        given = _digest(token)
+        found: Role | None = None
+        for known, role in self._tokens:
+            if hmac.compare_digest(known, given):
+                found = role
+        return found
+
+    def role(self, connection: HTTPConnection) -> Role | None:
+        """The role of whoever sent a request; None when it brings nothing that is known."""
+        if self.open:
+            return "admin"
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self.role_of_token(token.strip())
+        cookie = connection.cookies.get(COOKIE)
+        return self._role_of_session(cookie) if cookie else None
+
+    def require(self, connection: HTTPConnection, role: Role) -> Role:
+        """The sender's role; Refused when it may not do what needs `role`."""
+        has = self.role(connection)
+        if has is None:
+            raise Refused(
+                401,
+                "Unauthorized",
+                "this needs a token: send it as `Authorization: Bearer …`",
+                {"WWW-Authenticate": 'Bearer realm="penstock"'},
+            )
+        if ROLES.index(has) < ROLES.index(role):
+            raise Refused(403, "Forbidden", f"this needs the role {role}; the token's role is {has}")
+        return has
+
+    # ── sessions of the page ─────────────────────────────────────────────────────────────────────────────────────────
+    def session(self, role: Role) -> str:
+        """A cookie's value that stands for a role for some hours, in this server's lifetime."""
+        said = f"{role}.{int(time.time()) + SESSION_SECONDS}"
+        return f"{said}.{self._sign(said)}"
+
+    def _role_of_session(self, cookie: str) -> Role | None:
+        said, _, signature = cookie.rpartition(".")
+        if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
+            return None
+        role, _, until = said.partition(".")
+        if not until.isdigit() or int(until) < time.time():
+            return None
+        return next((known for known in ROLES if known == role), None)
+
+    def _sign(self, said: str) -> str:
+        return hmac.new(self._secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+    # ── where from ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def check_origin(self, connection: HTTPConnection, method: str) -> None:
+        """Refused when the request was made for another name than this server's, or by another site's page."""
+        headers = connection.headers
+        host = headers.get("host", "")
+        if self._hosts and _host_name(host) not in self._hosts:
+            raise Refused(421, "WrongHost", f"this server does not answer for {host[:80]!r}; name it with --allow-host")
+        if method in _SAFE_METHODS:
+            return
+        # Browsers say where a request comes from; programs say nothing, and no site can make them send one.
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+def _host_name(host: str) -> str:
+    """A Host header without its port."""
+    name = host.lower().strip()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.rpartition(":")[0] if ":" in name else name

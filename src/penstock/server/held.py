@@ -1,0 +1,86 @@
+"""What the HTTP API and the command line need of a queue beyond its public face: a delivery found again by its token,
+and failed messages with the reason they failed for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from penstock.clock import from_ms
+from penstock.errors import StaleDelivery
+from penstock.event import Event
+from penstock.observed import Failure
+from penstock.queue import keys
+from penstock.queue.blocks import Blocks
+from penstock.queue.dead import origin
+from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.inspect import _group, looking
+from penstock.queue.settle import stale
+from penstock.queue.token import fits, read_token
+
+if TYPE_CHECKING:
+    from penstock.api import Journal
+    from penstock.queue.queue import Queue
+
+
+def find_delivery(queue: Queue, token: str) -> Delivery:
+    """The delivery a token names, as its holder would have it; StaleDelivery when nobody holds it any more."""
+    address = read_token(token)
+    if address is None:
+        raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
+    with looking(queue) as (snap, state):
+        if address.group and address.group not in state.record.groups.values():
+            raise stale(token, queue.name)
+        group = state.group(snap, address.group)
+        lease = group.lease(snap, address.number)
+        if lease is None or not fits(queue._number, address, lease.secret) or address.index not in lease.held():
+            raise stale(token, queue.name)
+        message = lease.message(address.index)
+        event = Blocks(queue.name, state.topic).event(snap, message.seq)
+        if event is None:
+            raise stale(token, queue.name)
+        hold = Hold(queue, lease.label, lease.consumer).under(address.group, address.number, lease)
+        return Delivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
+
+
+def failures(queue: Queue, group: str = "default") -> Iterator[Failure]:
+    """The queue's own failed messages, in order of position."""
+    with looking(queue) as (snap, state):
+        blocks = Blocks(queue.name, state.topic)
+        chosen = _group(snap, state, group)
+        for key, _ in snap.scan(*keys.rows(chosen.topic, chosen.number, b"f")):
+            seq = keys.tail_seq(key)
+            event, message = blocks.event(snap, seq), chosen.message(snap, seq)
+            if event is None or message is None:
+                continue
+            at = from_ms(message.last_ms) if message.last_ms else None
+            yield Failure(event, queue.name, message.attempts, "attempts", message.error, at)
+
+
+def letters(journal: Journal, name: str) -> Iterator[Failure]:
+    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all."""
+    queue = journal.queue(name)
+    cemetery = queue.policy.dead_letter
+    for source in dict.fromkeys(found for found in (cemetery, name) if found is not None):
+        if source not in journal.queues():
+            continue
+        for event in journal.queue(source):
+            came = origin(event)
+            if came is not None and (source == name or came == name):
+                yield letter(event)
+
+
+def letter(event: Event) -> Failure:
+    """A dead letter with what its headers say."""
+    headers = event.headers
+    attempts = headers.get("dead-attempts", "")
+    last = headers.get("dead-last-delivered-at")
+    return Failure(
+        event,
+        headers.get("dead-queue", ""),
+        int(attempts) if attempts.isdigit() else 0,
+        headers.get("dead-reason", ""),
+        headers.get("dead-error"),
+        datetime.fromisoformat(last) if last else None,
+    )

@@ -1,0 +1,115 @@
+"""Errors as problem+json (RFC 9457): the error tree's names, what a program needs, and the sentence for a person."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock import errors
+
+log = logging.getLogger("penstock.server")
+
+STATUS: dict[type[Exception], int] = {
+    errors.PolicyMismatch: 409,
+    errors.ConfigError: 400,
+    errors.ReadOnly: 403,
+    errors.Denied: 403,
+    errors.Closed: 503,
+    errors.Locked: 503,
+    errors.Conflict: 409,
+    errors.PositionTrimmed: 410,
+    errors.Backpressure: 503,
+    errors.Lagged: 409,
+    errors.FenceActive: 409,
+    errors.FenceCancelled: 409,
+    errors.UnknownQueue: 404,
+    errors.QueueFull: 429,
+    errors.StaleDelivery: 409,
+    errors.Fenced: 409,
+    errors.OutOfOrder: 409,
+    errors.StorageError: 503,
+    errors.PoisonMessage: 500,
+    errors.Corrupt: 500,
+    errors.PenstockError: 500,
+}
+"""What HTTP calls each error; the nearest class in the tree decides."""
+
+ATTRIBUTES = (
+    "expected",
+    "actual",
+    "oldest",
+    "retry_after",
+    "last_seq",
+    "token",
+    "epoch",
+    "retryable",
+    "topic",
+    "seq",
+    "reason",
+)
+"""What errors carry for programs, and problems pass on."""
+
+
+class Refused(Exception):
+    """A request the server itself refuses: too large, not allowed, not there."""
+
+    def __init__(self, status: int, name: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.name = name
+        self.headers = headers
+
+
+def problem(status: int, name: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> Response:
+    """A problem+json answer."""
+    document = {"type": f"urn:penstock:error:{name}", "title": name, "status": status, "detail": message, "error": name}
+    return Response(
+        msgspec.json.encode({**document, **more}), status, headers=headers, media_type="application/problem+json"
+    )
+
+
+def of_error(error: errors.PenstockError) -> Response:
+    """The problem an error of the journal is."""
+    status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    more = {name: getattr(error, name) for name in ATTRIBUTES if getattr(error, name, None) is not None}
+    headers = {}
+    if isinstance(error, errors.Backpressure):
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, errors.StorageError) and not error.retryable:
+        status = 500
+    return problem(status, type(error).__name__, str(error), headers, **more)
+
+
+def answer_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return problem(error.status, error.name, str(error), error.headers)
+
+
+def answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.PenstockError)
+    answer = of_error(error)
+    if answer.status_code >= 500:
+        log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return answer
+
+
+def answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    names = {404: "NotFound", 405: "MethodNotAllowed"}
+    message = {
+        404: f"there is nothing at {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    name = names.get(error.status_code, "HTTPError")
+    return problem(error.status_code, name, message.get(error.status_code, error.detail), dict(error.headers or {}))
+
+
+def answer_defect(request: Request, error: Exception) -> Response:
+    """Something nobody expected: the log has the details, the answer has none."""
+    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem(500, "InternalError", "the server failed; its log says how")

@@ -1,0 +1,107 @@
+"""Serving a journal from this process: what `penstock serve` does."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.server.access import Role
+from penstock.server.application import make_app
+from penstock.server.limits import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from penstock.api import Journal
+
+HOST = "127.0.0.1"
+PORT = 7367
+
+
+def is_local(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def make_server(
+    journal: Journal,
+    *,
+    host: str = HOST,
+    port: int = PORT,
+    tokens: Mapping[str, Role] | None = None,
+    hosts: Iterable[str] | None = None,
+    limits: Limits | None = None,
+    log_level: str = "warning",
+    **options: Any,
+) -> uvicorn.Server:
+    """A server for a journal; `run()` it. An address that others can reach needs tokens."""
+    import uvicorn
+
+    if not is_local(host) and not tokens:
+        raise ConfigError(
+            f"{host} can be reached from other machines, so requests must bring a token: "
+            "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
+        )
+    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level=log_level,
+        # Paths and query strings may hold names and conditions nobody wants in a log; errors are logged by the app.
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=75,
+        lifespan="on",
+        ws="none",
+        **options,
+    )
+    server = uvicorn.Server(config)
+    stop = server.handle_exit
+
+    def handle_exit(sig: int, frame: Any) -> None:
+        # Streams end by themselves when they are told; uvicorn would wait for them first.
+        app.state.service.closing.set()
+        stop(sig, frame)
+
+    server.handle_exit = handle_exit  # type: ignore[method-assign]
+    return server
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, so that the caller knows the port (0: any) before anybody is served."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error
+    return listening
+
+
+def read_tokens(text: str) -> dict[str, Role]:
+    """Tokens from lines of `role token`; empty lines and those that begin with # are skipped."""
+    tokens: dict[str, Role] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] not in ("read", "write", "admin"):
+            raise ConfigError(f"line {number} of the tokens is not `read|write|admin TOKEN`")
+        tokens[words[1]] = words[0]  # type: ignore[assignment]
+    return tokens
+
+
+log = logging.getLogger("penstock.server")

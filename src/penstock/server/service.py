@@ -1,0 +1,61 @@
+"""What every handler works with: the journal, who may use it, and how much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server.access import Access, Role
+from penstock.server.limits import Limits
+
+if TYPE_CHECKING:
+    from penstock.api import Journal
+    from penstock.server.live import Lives
+    from penstock.server.sampler import Sampler
+
+
+class Service:
+    """One served journal."""
+
+    def __init__(self, journal: Journal, access: Access, limits: Limits) -> None:
+        self.journal = journal
+        self.access = access
+        self.limits = limits
+        self.lives: Lives
+        self.sampler: Sampler
+        self.waiting = 0
+        """Requests that wait for a message."""
+        self.closing = asyncio.Event()
+        """Set when the server stops, so that streams and long polls end."""
+
+
+Handler = Callable[[Request, Service], Any]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def guarded(role: Role) -> Callable[[Handler], Endpoint]:
+    """Makes a handler an endpoint that needs a role. A plain function runs in a thread: it may wait for the disk."""
+
+    def wrap(handler: Handler) -> Endpoint:
+        is_async = inspect.iscoroutinefunction(handler)
+
+        async def endpoint(request: Request) -> Response:
+            service: Service = request.app.state.service
+            service.access.check_origin(request, request.method)
+            request.state.role = service.access.require(request, role)
+            if is_async:
+                return await handler(request, service)  # type: ignore[no-any-return]
+            return await run_in_threadpool(handler, request, service)
+
+        endpoint.__name__ = handler.__name__
+        endpoint.__doc__ = handler.__doc__
+        endpoint.needs = role  # type: ignore[attr-defined]
+        return endpoint
+
+    return wrap

@@ -1,0 +1,123 @@
+"""Columns of any type as JSON text, a whole column at a time."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ConfigError
+
+_CONTROL = r"[\x00-\x1f]"
+_ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+_quote = msgspec.json.Encoder().encode
+
+
+def json_text(column: Any, name: str = "payload") -> Any:
+    """The JSON form of every value, as a string column without nulls: a null is the text null.
+
+    Numbers, text, truth values, dates, times (ISO 8601), structs, lists and maps have one; bytes inside a struct are
+    written in base64. NaN and infinities have none: ConfigError.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    text = _text(column, name)
+    if column.null_count:
+        text = pc.if_else(pc.is_valid(column), text, "null")
+    return text
+
+
+def _text(column: Any, name: str) -> Any:
+    """The same; what stands for nulls is of no importance."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.repeat("null", len(column))
+    if pa.types.is_boolean(kind):
+        return pc.if_else(column.fill_null(False), "true", "false")
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return _filled(column.cast(pa.string()))
+    if pa.types.is_floating(kind):
+        return _float_text(column, name)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _quoted(_filled(column.cast(pa.string())))
+    if pa.types.is_date(kind):
+        return _joined('"', _filled(column.cast(pa.string())), '"')
+    if pa.types.is_timestamp(kind):
+        return _joined('"', _filled(pc.strftime(column, "%Y-%m-%dT%H:%M:%S")), "Z" if kind.tz else "", '"')
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        encoded = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
+        return _joined('"', _filled(pa.array(encoded, pa.string())), '"')
+    if pa.types.is_struct(kind):
+        return _struct_text(column, name)
+    if pa.types.is_map(kind):
+        return _map_text(column, name)
+    if pa.types.is_list(kind):
+        return _list_text(column.offsets, json_text(column.values, f"{name}[]"), "[", "]")
+    raise ConfigError(f"column {name!r} has the type {kind}, which has no JSON form here: cast it to text")
+
+
+def _struct_text(column: Any, name: str) -> Any:
+    pieces: list[Any] = ["{"]
+    for at, (field, values) in enumerate(zip(column.type, column.flatten(), strict=True)):
+        label = _quote(field.name).decode()
+        pieces.append(f"{',' if at else ''}{label}:")
+        pieces.append(json_text(values, f"{name}.{field.name}"))
+    pieces.append("}")
+    return _joined(*pieces) if column.type.num_fields else pa.repeat("{}", len(column))
+
+
+def _map_text(column: Any, name: str) -> Any:
+    keys, values = column.keys, column.items
+    labels = keys if pa.types.is_string(keys.type) else json_text(keys, name)
+    if not pa.types.is_string(keys.type) and len(labels) and pc.any(pc.starts_with(labels, '"')).as_py():
+        labels = pc.utf8_slice_codeunits(labels, 1, -1)
+    pairs = _joined(_quoted(labels), ":", json_text(values, f"{name}[]"))
+    return _list_text(column.offsets, pairs, "{", "}")
+
+
+def _list_text(offsets: Any, values: Any, opening: str, closing: str) -> Any:
+    lists = pa.ListArray.from_arrays(offsets, values)
+    return _joined(opening, pc.binary_join(lists, ","), closing)
+
+
+def _float_text(column: Any, name: str) -> Any:
+    if not pc.all(pc.is_finite(column.fill_null(0))).as_py():
+        raise ConfigError(f"column {name!r} holds NaN or an infinity, which JSON cannot say; use null or text instead")
+    text = _filled(column.cast(pa.string()))
+    whole = pc.match_substring_regex(text, r"^-?[0-9]+$")
+    return pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
+
+
+def _quoted(column: Any) -> Any:
+    """Text in quotes, with what JSON wants escaped escaped."""
+    if _needs_escapes(column):
+        for plain, escaped in _ESCAPES:
+            column = pc.replace_substring(column, plain, escaped)
+        if pc.any(pc.match_substring_regex(column, _CONTROL)).as_py():  # the rare ones
+            column = pa.array([_spelled(value) for value in column.to_pylist()], pa.string())
+    return _joined('"', column, '"')
+
+
+def _needs_escapes(column: Any) -> bool:
+    """Whether any byte of the column is a quote, a backslash or a control character; asking by row is far slower."""
+    held = column.buffers()[2]
+    if held is None:
+        return False
+    data = np.frombuffer(held, dtype=np.uint8)
+    return bool(((data < 32) | (data == 34) | (data == 92)).any())
+
+
+def _spelled(escaped: str) -> str:
+    return "".join(character if character >= " " else f"\\u{ord(character):04x}" for character in escaped)
+
+
+def _filled(column: Any) -> Any:
+    return column.fill_null("") if column.null_count else column
+
+
+def _joined(*pieces: Any) -> Any:
+    return pc.binary_join_element_wise(*pieces, "")

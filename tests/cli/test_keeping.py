@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import penstock
+from cli.commandline import Cli
+
+
+def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders: str) -> None:
+    assert cli("seek", "orders", "billing", "--to", "4", "--json").document == {
+        "topic": "orders",
+        "consumer": "billing",
+        "before": None,
+        "position": 4,
+        "lag": 6,
+    }
+    assert cli("seek", "orders", "billing", "--to-end", "--json").document["position"] == 10
+    assert cli("seek", "orders", "billing", "--to-time", "1h", "--json").document["position"] == 0
+    assert cli("seek", "orders", "billing", "--to-start", "--json").document["lag"] == 10
+    assert "10 events lie ahead" in cli("seek", "orders", "billing", "--to-start").out
+
+
+def test_seek_needs_exactly_one_destination(cli: Cli, orders: str) -> None:
+    assert "--to-time" in cli("seek", "orders", "billing", code=2).err
+    cli("seek", "orders", "billing", "--to", "1", "--to-end", code=2)
+
+
+def test_cursors_and_lag_show_every_consumer(cli: Cli, orders: str) -> None:
+    cli("seek", "orders", "billing", "--to", "4")
+    cli("seek", "orders", "mail", "--to-end")
+    assert [(row["consumer"], row["position"], row["lag"]) for row in cli("cursors", "--json").documents] == [
+        ("billing", 4, 6),
+        ("mail", 10, 0),
+    ]
+    assert [(row["consumer"], row["lag"]) for row in cli("lag", "orders", "--json").documents] == [
+        ("billing", 6),
+        ("mail", 0),
+    ]
+    assert cli("lag", "--max", "6").code == 0
+    assert cli("lag", "--max", "5", code=1).code == 1
+    assert cli("lag", "--consumer", "mail", "--max", "0").code == 0
+    cli("lag", "--consumer", "nobody", code=3)
+
+
+def test_forget_drops_a_cursor(cli: Cli, orders: str) -> None:
+    cli("seek", "orders", "billing", "--to", "4")
+    cli("forget", "orders", "billing")
+    assert cli("cursors", "orders", "--json").documents == []
+    cli("forget", "orders", "billing", code=3)
+
+
+def test_compact_stops_at_the_slowest_consumer_unless_forced(cli: Cli, orders: str) -> None:
+    cli("seek", "orders", "billing", "--to", "4")
+    report = cli("compact", "orders", "--through", "8", "--json").document
+    assert (report["removed"], report["stopped_at"]) == (4, "billing")
+    assert "--yes" in cli("compact", "orders", "--through", "8", "--force", input="", code=2).err
+    assert cli("compact", "orders", "--through", "8", "--force", "--yes", "--json").document["remaining"] == 2
+    assert "PositionTrimmed" in cli("read", "orders", "--after", "4", "--json", code=1).err
+
+
+def test_compact_by_key_and_by_time(cli: Cli, orders: str) -> None:
+    assert cli("compact", "orders", "--before", "1h", "--json").document["removed"] == 0
+    assert cli("compact", "orders", "--keys", "--json").document["remaining"] == 3
+    cli("compact", "orders", code=2)
+
+
+def test_settings_are_shown_and_changed(cli: Cli, orders: str) -> None:
+    assert cli("settings", "orders", "--json").document["max_age"] is None
+    cli("settings", "orders", "--max-age", "30d", "--max-bytes", "2MiB", "--by-key", "yes")
+    changed = cli("settings", "orders", "--json").document
+    assert (changed["max_age"], changed["max_bytes"], changed["by_key"]) == (30 * 86400, 2 << 20, True)
+    cli("settings", "orders", "--max-age", "none")
+    assert cli("settings", "orders", "--json").document["max_age"] is None
+
+
+def test_verify_finds_a_whole_store_whole(cli: Cli, orders: str) -> None:
+    assert cli("verify", "--json").document == {"topic": "orders", "events": 10, "state": "whole"}
+
+
+def test_verify_names_a_damaged_block_and_fails(cli: Cli, tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'journal'}"
+    with penstock.open(url) as journal:
+        for number in range(50):
+            journal.topic("t").append("k", {"number": number, "text": "x" * 100})
+    data = max(
+        (path for path in (tmp_path / "journal").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    size = data.stat().st_size
+    with data.open("r+b") as file:
+        file.seek(size // 2, os.SEEK_SET)
+        file.write(b"\xff\xff\xff\xff")
+    said = cli("verify", "--url", url, "--json", code=1)
+    assert "Corrupt" in said.out + said.err
+    assert "Traceback" not in said.err
+
+
+def test_info_says_what_the_journal_is(cli: Cli, orders: str, url: str) -> None:
+    said = cli("info", "--json").document
+    assert (said["engine"], said["location"], said["topics"]) == ("sqlite", url, 1)
+    assert "sqlite" in cli("info").out
+
+
+def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
+    cli("backup", str(tmp_path / "copy.db"))
+    assert len(cli("read", "orders", "--url", str(tmp_path / "copy.db"), "--json").documents) == 10

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+from cli.commandline import Cli
+
+WORKER = """
+import os, time
+def send(delivery):
+    if delivery.payload.get("bad"):
+        raise RuntimeError("no such mailbox")
+    with open("handled", "a") as out:
+        out.write(f"{delivery.payload['n']}\\n")
+async def send_async(delivery):
+    send(delivery)
+def slow(delivery):
+    open("begun", "w").close()
+    time.sleep(0.5)
+    send(delivery)
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def emails(cli: Cli) -> str:
+    cli("configure", "emails", "--max-attempts", "1", "--dead-letter", "emails.dead")
+    for number in range(3):
+        cli("push", "emails", json.dumps({"n": number}), "--kind", "welcome")
+    return "emails"
+
+
+def test_push_and_peek_and_queues(cli: Cli, emails: str) -> None:
+    assert [event["payload"]["n"] for event in cli("peek", "emails", "--json").documents] == [0, 1, 2]
+    row = cli("queues", "emails", "--json").documents[0]
+    assert {"queue": "emails", "group": "default", "ready": 3, "in_flight": 0, "failed": 0}.items() <= row.items()
+    assert row["oldest"] >= 0
+    assert "emails" in cli("queues").out and "#1" in cli("peek", "emails", "-n1").out
+
+
+def test_push_takes_lines_and_refuses_a_bad_one(cli: Cli) -> None:
+    assert cli("push", "q", "--json", input="1\n\n2\n3\n").document["pushed"] == 3
+    assert "line 2" in cli("push", "q", input="1\n{\n", code=2).err
+    assert cli("push", "q", "plain", "--text", "--json").document["seq"] == 4
+
+
+def test_push_options_reach_the_queue(cli: Cli) -> None:
+    first = cli("push", "q", "1", "--dedup", "a", "--delay", "1h", "--header", "a=b", "--json").document
+    assert cli("push", "q", "1", "--dedup", "a", "--json").document == {**first, "duplicate": True}
+    row = cli("queues", "--json").document
+    assert (row["ready"], row["delayed"]) == (0, 1)
+
+
+def test_take_settles_as_told(cli: Cli, emails: str) -> None:
+    taken = cli("take", "emails", "--settle", "ack", "--json").document
+    assert (taken["event"]["payload"], taken["attempt"], taken["settled"]) == ({"n": 0}, 1, "ack")
+    cli("take", "emails", "--settle", "release", "--newest")
+    dead = cli("take", "emails", "--settle", "dead", "--error", "mailbox full", "--json").document
+    assert dead["event"]["payload"] == {"n": 1}
+    assert cli("queues", "emails", "--json").documents[0]["ready"] == 1
+    cli("take", "emails", "--settle", "ack", "-n", "5")
+    assert "no message" in cli("take", "emails", "--settle", "ack", code=3).err
+
+
+def test_take_without_a_terminal_needs_to_be_told(cli: Cli, emails: str) -> None:
+    assert "--settle" in cli("take", "emails", input="", code=2).err
+    assert cli("queues", "emails", "--json").documents[0]["ready"] == 3
+
+
+def test_take_asks_at_a_terminal(cli: Cli, emails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("what\ne\na\nn\n"))
+    said = cli("take", "emails", "-n3")
+    assert '"n": 0' in said.out and "yours until" in said.err
+    # The first was extended and acknowledged, the second given back (one attempt: dead), the third released at the end.
+    rows = {row["queue"]: row for row in cli("queues", "--json").documents}
+    assert (rows["emails"]["ready"], rows["emails"]["in_flight"], rows["emails.dead"]["ready"]) == (1, 0, 1)
+
+
+def test_a_delivery_is_settled_by_its_token(cli: Cli, emails: str) -> None:
+    first, second, third = cli("take", "emails", "-n3", "--settle", "none", "--json").documents
+    assert [one["consumer"] for one in cli("pending", "emails", "--json").documents] == [None] * 3
+    assert cli("settle", "emails", first["token"], "--json").document == {"queue": "emails", "seq": 1, "settled": "ack"}
+    extended = cli("settle", "emails", second["token"], "--as", "extend", "--lease", "1h", "--json").document
+    assert extended["deadline"] > second["deadline"]
+    cli("settle", "emails", second["token"], "--as", "nack", "--error", "no")
+    cli("settle", "emails", third["token"], "--as", "release")
+    assert cli("pending", "emails", "--json").documents == []
+    said = cli("settle", "emails", first["token"], "--json", code=1)
+    assert json.loads(said.err)["error"] == "StaleDelivery"
+    assert "StaleDelivery" in cli("settle", "emails", "nonsense", "--json", code=1).err
+
+
+def test_dead_letters_show_their_reason_and_go_back(cli: Cli, emails: str) -> None:
+    cli("take", "emails", "-n3", "--settle", "nack", "--error", "mailbox full")
+    letters = cli("dead", "emails", "--json").documents
+    assert [(one["queue"], one["error"], one["event"]["payload"]["n"]) for one in letters] == [
+        ("emails", "mailbox full", n) for n in range(3)
+    ]
+    assert "mailbox full" in cli("dead", "emails.dead").out
+    assert cli("redrive", "emails", "--dry-run", "--json").document["would_redrive"] == 3
+    assert cli("redrive", "emails", "--where", "payload.n = 1", "--json").document["redriven"] == 1
+    assert cli("redrive", "emails.dead", "--rate", "1000/s", "--json").document["redriven"] == 2
+    assert cli("queues", "emails", "--json").documents[0]["ready"] == 3
+    assert cli("dead", "emails").out == ""
+
+
+def test_a_rate_makes_a_redrive_take_its_time(cli: Cli, emails: str) -> None:
+    cli("take", "emails", "-n3", "--settle", "dead")
+    begun = time.monotonic()
+    assert cli("redrive", "emails", "--rate", "10/s", "--json").document["redriven"] == 3
+    assert time.monotonic() - begun >= 0.15
+    assert "100/s" in cli("redrive", "emails", "--rate", "fast", code=2).err
+
+
+def test_failed_messages_show_their_error(cli: Cli) -> None:
+    cli("configure", "q", "--max-attempts", "1")
+    cli("push", "q", "1")
+    cli("take", "q", "--settle", "nack", "--error", "broken")
+    (failure,) = cli("failed", "q", "--json").documents
+    assert (failure["error"], failure["attempts"]) == ("broken", 1)
+    assert "broken" in cli("failed", "q").out
+    assert cli("redrive", "q", "--json").document["redriven"] == 1
+    assert cli("failed", "q").out == ""
+
+
+def test_purge_asks(cli: Cli, emails: str) -> None:
+    assert "Remove all 3" in cli("purge", "emails", input="", code=2).err
+    assert cli("purge", "emails", "--yes", "--json").document["removed"] == 3
+
+
+def test_configure_shows_and_changes(cli: Cli) -> None:
+    words = ("--lease", "2m", "--retry", "exponential:1s:60s", "--priority", "yes", "--max-size", "10", "--ttl", "1d")
+    made = cli("configure", "q", *words, "--json").document
+    assert (made["lease"], made["retry"], made["priority"]) == (120, "exponential(1, factor=2, cap=60)", True)
+    cli("configure", "q", "--max-size", "none", "--retry", "schedule:5s,5m")
+    shown = cli("configure", "q", "--json").document
+    assert (shown["max_size"], shown["ttl"], shown["retry"]) == (None, 86400, "schedule(5, 300)")
+    assert "exponential" in cli("configure", "q", "--retry", "sometimes", code=2).err
+    cli("configure", "nobody", code=3)
+
+
+def test_a_mistyped_queue_is_not_made(cli: Cli, emails: str) -> None:
+    for words in (("peek",), ("pending",), ("take", "--settle", "ack"), ("purge", "--yes"), ("redrive",)):
+        said = cli(words[0], "emials", *words[1:], code=3)
+        assert "did you mean emails?" in said.err
+    assert "emials" not in cli("queues").out
+
+
+def test_schedules_are_added_shown_and_removed(cli: Cli) -> None:
+    cli(
+        "schedule",
+        "reports",
+        "daily",
+        "--cron",
+        "0 6 * * mon-fri",
+        "--timezone",
+        "Europe/Zurich",
+        "--payload",
+        '{"a": 1}',
+    )
+    cli("schedule", "reports", "often", "--every", "1h")
+    assert [row["name"] for row in cli("schedule", "reports", "--json").documents] == ["daily", "often"]
+    assert "0 6 * * mon-fri" in cli("schedule", "reports", "daily").out
+    cli("schedule", "reports", "daily", "--remove")
+    cli("schedule", "reports", "daily", "--remove", code=3)
+    cli("schedule", "reports", "--every", "1h", code=2)
+    cli("schedule", "reports", "x", "--every", "1h", "--cron", "* * * * *", code=2)
+    assert "Traceback" not in cli("schedule", "reports", "x", "--cron", "nonsense", code=2).err
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mailing.py").write_text(WORKER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("handler", ["mailing:send", "mailing:send_async"])
+def test_work_handles_everything_and_failures_go_their_way(cli: Cli, emails: str, folder: Path, handler: str) -> None:
+    cli("push", "emails", '{"n": 9, "bad": true}')
+    cli("work", "emails", handler, "--concurrency", "2", "--until-empty")
+    assert sorted((folder / "handled").read_text().split()) == ["0", "1", "2"]
+    assert "no such mailbox" in cli("dead", "emails").out
+
+
+@pytest.mark.parametrize("handler", ["mailing", "mailing:nobody", "nomodule:f", "mailing:not_a_function", "mailing:"])
+def test_a_handler_that_is_none_is_a_sentence(cli: Cli, folder: Path, handler: str) -> None:
+    said = cli("work", "q", handler, code=2)
+    assert "Traceback" not in said.err and said.err.startswith("penstock: ")
+
+
+def test_a_worker_that_is_told_to_stop_finishes_what_it_has(emails: str, url: str, folder: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", "work", "emails", "mailing:slow"],
+        cwd=folder,
+        env={**os.environ, "PENSTOCK_URL": url},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "begun").exists():
+            assert time.monotonic() < deadline and worker.poll() is None
+            time.sleep(0.02)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+    handled = (folder / "handled").read_text().split()
+    with penstock.open(url) as journal:
+        assert len(handled) >= 1 and len(journal.queue("emails")) == 3 - len(handled)
+        assert journal.queue("emails").pending() == []

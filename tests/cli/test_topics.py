@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import penstock
+from cli.commandline import Cli
+
+
+def test_topics_lists_each_topic_with_its_ends(cli: Cli, orders: str) -> None:
+    assert cli("topics", "--json").document == {
+        "topic": "orders",
+        "events": 10,
+        "oldest": 1,
+        "latest": 10,
+        "newest": cli("topics", "--json").document["newest"],
+        "consumers": 0,
+    }
+    assert "orders" in cli("topics").out
+    assert cli("topics", "nothing-like-it").out == ""
+
+
+def test_append_takes_a_payload_from_the_command_line(cli: Cli, url: str) -> None:
+    said = cli(
+        "append",
+        "orders",
+        '{"total": 9.5}',
+        "--kind",
+        "placed",
+        "--key",
+        "7",
+        "--scope=eu",
+        "--header",
+        "trace=a=b",
+        "--json",
+    )
+    assert said.document["seq"] == 1 and said.document["topic"] == "orders"
+    with penstock.open(url) as journal:
+        event = journal.topic("orders").get(1)
+    assert event is not None
+    assert (event.kind, event.payload, event.key, event.scope) == ("placed", {"total": 9.5}, "7", "eu")
+    assert dict(event.headers) == {"trace": "a=b"}
+
+
+def test_a_payload_that_is_no_json_is_refused_with_advice(cli: Cli, url: str) -> None:
+    said = cli("append", "orders", "{total", code=2)
+    assert "--text" in said.err and "Traceback" not in said.err
+    assert not Path(url).exists()
+    cli("append", "orders", "{total", "--text")
+    assert cli("read", "orders", "--json").document["payload"] == "{total"
+
+
+def test_dedup_appends_once(cli: Cli) -> None:
+    first = cli("append", "t", "1", "--dedup", "a", "--json").document
+    second = cli("append", "t", "2", "--dedup", "a", "--json").document
+    assert second == {**first, "duplicate": True}
+    assert "nothing new" in cli("append", "t", "2", "--dedup", "a").out
+
+
+def test_expect_refuses_a_stale_writer(cli: Cli) -> None:
+    cli("append", "t", "1", "--key", "k")
+    said = cli("append", "t", "2", "--key", "k", "--expect", "0", "--json", code=1)
+    assert json.loads(said.err)["error"] == "Conflict"
+
+
+def test_lines_of_standard_input_are_payloads(cli: Cli) -> None:
+    lines = "".join(json.dumps({"id": n, "what": f"k{n % 2}"}) + "\n" for n in range(5)) + "\n"
+    said = cli("append", "t", "--kind-from", "what", "--key-from", "id", "--batch", "2", "--json", input=lines)
+    assert said.document["appended"] == 5
+    events = cli("read", "t", "--json").documents
+    assert [(event["kind"], event["key"], event["payload"]["id"]) for event in events] == [
+        (f"k{n % 2}", str(n), n) for n in range(5)
+    ]
+
+
+def test_a_bad_line_is_named_and_whole_batches_before_it_are_kept(cli: Cli) -> None:
+    said = cli("append", "t", "--batch", "2", input='1\n2\n3\n{"a":\n', code=2)
+    assert "line 4" in said.err
+    assert [event["payload"] for event in cli("read", "t", "--json").documents] == [1, 2]
+
+
+def test_a_file_of_whole_events_round_trips(cli: Cli, orders: str, tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_text(cli("read", "orders", "--json").out)
+    assert "10 events" in cli("append", "copy", "--file", str(file), "--events").out
+    keep = ("kind", "payload", "key")
+    copied = [[event[name] for name in keep] for event in cli("read", "copy", "--json").documents]
+    assert copied == [[event[name] for name in keep] for event in cli("read", "orders", "--json").documents]
+
+
+def test_dedup_from_makes_an_import_repeatable(cli: Cli) -> None:
+    for expected in ((2, 0), (0, 2)):
+        said = cli("append", "t", "--dedup-from", "id", "--json", input='{"id": "a"}\n{"id": "b"}\n').document
+        assert (said["appended"], said["duplicates"]) == expected
+
+
+def test_a_missing_field_is_named(cli: Cli) -> None:
+    assert "'id'" in cli("append", "t", "--key-from", "id", input='{"x": 1}\n', code=2).err
+
+
+def test_read_shows_a_range(cli: Cli, orders: str) -> None:
+    def seqs(*words: str) -> list[int]:
+        return [event["seq"] for event in cli("read", "orders", "--json", *words).documents]
+
+    assert seqs() == list(range(1, 11))
+    assert seqs("--after", "3", "--through", "6") == [4, 5, 6]
+    assert seqs("--reverse", "-n", "2") == [10, 9]
+    assert seqs("--limit=0") == []
+    assert seqs("--kind", "paid") == [2, 4, 6, 8, 10]
+    assert seqs("--kind", "paid", "--kind", "placed", "--key", "customer-0") == [3, 6, 9]
+    assert seqs("--where", "payload.total > 20") == [9, 10]
+    assert seqs("--where", "payload.total > 10", "-n2") == [5, 6]
+    assert seqs("--reverse", "--where", "payload.total < 10", "-n1") == [3]
+    assert seqs("--since", "1h") == list(range(1, 11))
+    assert seqs("--until", "1h") == []
+
+
+def test_read_lines_are_for_people(cli: Cli, orders: str) -> None:
+    line = cli("read", "orders", "-n1").out
+    assert line.startswith("#1  ") and "placed" in line and "[customer-1]" in line and '"total":2.5' in line
+    assert cli("read", "orders", "-n1", "--payload").out == '{"number":1,"total":2.5}\n'
+
+
+def test_control_characters_in_data_never_reach_the_terminal(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("t").append("\x1b[31mred", "\x1b]0;title\x07 \u202e", key="a\x1b[2Jb")
+    for words in (("read", "t"), ("tail", "t"), ("show", "t", "1")):
+        assert "\x1b" not in cli(*words).out and "\x07" not in cli(*words).out
+
+
+def test_bytes_are_shown_and_carried_as_base64(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("t").append("raw", b"\x00\xffabc")
+    assert cli("read", "t", "--json").document["payload"] == "AP9hYmM="
+    assert cli("read", "t", "--json").document["binary"] is True
+    assert "00 ff 61" in cli("read", "t").out
+
+
+def test_tail_begins_with_the_newest(cli: Cli, orders: str) -> None:
+    def seqs(*words: str) -> list[int]:
+        return [event["seq"] for event in cli("tail", "orders", "--json", *words).documents]
+
+    assert seqs("-n", "3") == [8, 9, 10]
+    assert seqs("-n", "2", "--where", "kind = 'placed'") == [7, 9]
+    assert seqs("--since", "1h") == list(range(1, 11))
+
+
+def test_tail_follows_what_comes_and_filters_it(cli: Cli, orders: str, url: str) -> None:
+    def append() -> None:
+        with penstock.open(url) as journal:
+            for number in range(40):
+                journal.topic("orders").append("late" if number % 2 else "other", {"total": number}, key="k")
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    words = (
+        "tail",
+        "orders",
+        "-f",
+        "-n0",
+        "--kind",
+        "late",
+        "--key",
+        "k",
+        "--where",
+        "payload.total > 30",
+        "--count",
+        "3",
+    )
+    said = cli(*words, "--json")
+    writer.join()
+    assert [event["payload"]["total"] for event in said.documents] == [31, 33, 35]
+
+
+def test_show_gives_everything_about_one_event(cli: Cli, orders: str) -> None:
+    event = cli("show", "orders", "3", "--json").document
+    assert event["seq"] == 3
+    said = cli("show", "orders", event["id"]).out
+    assert event["id"] in said and '"number": 3' in said and "customer-0" in said
+    assert "1 to 10" in cli("show", "orders", "11", code=3).err
+
+
+def test_a_mistyped_topic_is_not_made_but_suggested(cli: Cli, orders: str) -> None:
+    said = cli("read", "ordres", code=3)
+    assert "did you mean orders?" in said.err
+    assert [topic["topic"] for topic in cli("topics", "--json").documents] == ["orders"]
+
+
+def test_occurred_at_is_kept(cli: Cli) -> None:
+    cli("append", "t", "1", "--occurred-at", "2024-05-01T12:00:00Z")
+    assert cli("read", "t", "--json").document["occurred_at"] == "2024-05-01T12:00:00Z"
+
+
+def test_since_takes_iso_times(cli: Cli, orders: str) -> None:
+    future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    assert cli("read", "orders", "--since", future).out == ""
+    assert "no time" in cli("read", "orders", "--since", "yesterdayish", code=2).err

@@ -1,0 +1,122 @@
+"""Cursors: how far each named consumer has come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from journals import DEADLINE, on
+
+from penstock import Draft, Journal, Topic
+from penstock.errors import ConfigError, InvalidName
+
+Reopen = Callable[[Journal], Journal]
+
+
+@pytest.fixture
+def ten(topic: Topic) -> Topic:
+    topic.append_many([Draft("k", n) for n in range(10)])
+    return topic
+
+
+def test_a_cursor_is_none_until_it_is_committed(ten: Topic, reopen: Reopen) -> None:
+    assert ten.cursor("billing") is None and ten.cursors() == {} and ten.lag("billing") == 10
+    ten.commit("billing", 4)
+    assert ten.cursor("billing") == 4 and ten.lag("billing") == 6
+    topic = reopen(ten.journal).topic("orders")
+    assert topic.cursor("billing") == 4 and topic.cursors() == {"billing": 4}
+
+
+def test_commit_never_goes_back_and_seek_may(ten: Topic) -> None:
+    ten.commit("c", 7)
+    ten.commit("c", 3)
+    assert ten.cursor("c") == 7
+    ten.seek("c", 3)
+    assert ten.cursor("c") == 3
+    ten.commit("c", 10)
+    ten.seek("c", 0)
+    assert ten.cursor("c") == 0 and ten.lag("c") == 10
+    ten.seek("new", 5)
+    assert ten.cursors() == {"c": 0, "new": 5}
+
+
+def test_a_cursor_cannot_pass_the_end(ten: Topic) -> None:
+    for move in (ten.commit, ten.seek):
+        with pytest.raises(ConfigError, match="ends at 10"):
+            move("c", 11)
+        with pytest.raises(ConfigError):
+            move("c", 2**63)
+    assert ten.cursor("c") is None
+    with pytest.raises(ConfigError):
+        ten.journal.topic("empty").commit("c", 1)
+    ten.journal.topic("empty").commit("c", 0)
+    assert ten.journal.topic("empty").cursor("c") == 0
+
+
+def test_the_end_counts_after_compaction_too(ten: Topic) -> None:
+    ten.compact(10)
+    ten.commit("c", 10)
+    assert ten.cursor("c") == 10 and ten.lag("c") == 0
+
+
+NAMES = ["a", "a/b", "a_b", " inner and outer ", "ünïcödé", "\0", "..", "x__y", "é" * 200, "🎉"]
+
+
+def test_any_text_that_is_not_blank_names_a_consumer_of_its_own(ten: Topic, reopen: Reopen) -> None:
+    for at, name in enumerate(NAMES):
+        ten.commit(name, at)
+    topic = reopen(ten.journal).topic("orders")
+    assert topic.cursors() == {name: at for at, name in enumerate(NAMES)}
+    assert [topic.cursor(name) for name in NAMES] == list(range(len(NAMES)))
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t\n", None, 5, b"c", "\ud800", "x" * 401], ids=lambda name: repr(name)[:20])
+@on("memory")
+def test_a_bad_consumer_name_is_refused(ten: Topic, name: Any) -> None:
+    uses: list[Callable[[], Any]] = [
+        lambda: ten.commit(name, 1),
+        lambda: ten.seek(name, 1),
+        lambda: ten.cursor(name),
+        lambda: ten.lag(name),
+        lambda: ten.forget(name),
+        lambda: ten.worker(name, print),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidName):
+            use()
+    assert ten.cursors() == {}
+
+
+@pytest.mark.parametrize("seq", [-1, "1", 1.0, None, True])
+@on("memory")
+def test_a_bad_position_is_refused(ten: Topic, seq: Any) -> None:
+    with pytest.raises(ConfigError):
+        ten.commit("c", seq)
+    with pytest.raises(ConfigError):
+        ten.seek("c", seq)
+
+
+def test_a_forgotten_cursor_is_gone(ten: Topic, reopen: Reopen) -> None:
+    ten.commit("c", 5)
+    assert ten.forget("c") and not ten.forget("c") and not ten.journal.topic("nobody").forget("c")
+    assert reopen(ten.journal).topic("orders").cursor("c") is None
+
+
+def test_cursors_of_topics_do_not_meet(journal: Journal) -> None:
+    for n, name in enumerate(("x", "x__y"), 1):
+        journal.topic(name).append_many([Draft("k")] * 3)
+        journal.topic(name).commit("y__z", n)
+        journal.topic(name).commit("z", n)
+    assert journal.topic("x").cursors() == {"y__z": 1, "z": 1}
+    assert journal.topic("x__y").cursors() == {"y__z": 2, "z": 2}
+
+
+def test_many_threads_moving_one_cursor_leave_it_at_the_highest(
+    ten: Topic, in_threads: Callable[..., threading.Thread]
+) -> None:
+    threads = [in_threads(lambda at=at: [ten.commit("c", (at + n) % 10 + 1) for n in range(10)]) for at in range(8)]
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert ten.cursor("c") == 10

@@ -1,0 +1,96 @@
+"""Which engine a url opens, and what a bad one says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.url import open_engine, parse_url
+from penstock.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("shop.db", ("sqlite", "shop.db")),
+        ("data/shop.db", ("sqlite", "data/shop.db")),
+        ("/var/shop.db", ("sqlite", "/var/shop.db")),
+        (Path("/var/shop.db"), ("sqlite", "/var/shop.db")),
+        (Path("lmdb:shop"), ("sqlite", "lmdb:shop")),
+        ("sqlite:shop.db", ("sqlite", "shop.db")),
+        ("SQLite:shop.db", ("sqlite", "shop.db")),
+        ("sqlite:/var/shop.db", ("sqlite", "/var/shop.db")),
+        ("sqlite:///var/shop.db", ("sqlite", "/var/shop.db")),
+        ("lmdb:shop", ("lmdb", "shop")),
+        ("lmdb:///var/shop", ("lmdb", "/var/shop")),
+        ("rocksdb:shop", ("rocksdb", "shop")),
+        ("file:shop", ("file", "shop")),
+        ("file:///var/shop", ("file", "/var/shop")),
+        ("memory:", ("memory", "")),
+        ("memory://", ("memory", "")),
+        ("memory:cart", ("memory", "cart")),
+        ("memory://cart", ("memory", "cart")),
+        (r"C:\shop\shop.db", ("sqlite", r"C:\shop\shop.db")),
+        ("C:/shop/shop.db", ("sqlite", "C:/shop/shop.db")),
+        ("./odd:name.db", ("sqlite", "./odd:name.db")),
+        ("/var/odd:name.db", ("sqlite", "/var/odd:name.db")),
+        ("sqlite:odd:name.db", ("sqlite", "odd:name.db")),
+        ("sqlite:with space.db", ("sqlite", "with space.db")),
+    ],
+)
+def test_a_url_names_an_engine_and_a_path(url: str | Path, expected: tuple[str, str]) -> None:
+    assert parse_url(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, lmdb:, rocksdb:, file:"),
+        ("postgres:shop", r'pip install "penstock\[lmdb\]"'),
+        ("odd:name.db", r"sqlite:\./name"),
+        ("", "no path"),
+        ("sqlite:", "no path"),
+        ("lmdb://", "machine|no path"),
+        (":memory:", "memory:"),
+        ("sqlite::memory:", "memory:"),
+        ("sqlite://host/shop.db", "machine"),
+        ("shop\0.db", "null byte"),
+        (7, "not by int"),
+        (b"shop.db", "not by bytes"),
+    ],
+)
+def test_a_bad_url_says_what_is_wrong(url: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_url(url)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", ["lmdb", "rocksdb"])
+def test_a_missing_package_names_the_line_that_installs_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = {"lmdb": "lmdb", "rocksdb": "rocksdict"}[scheme]
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"penstock.engine.{scheme}", raising=False)
+    for name in [name for name in sys.modules if name.startswith(f"penstock.engine.{scheme}")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    with pytest.raises(ConfigError, match=rf'pip install "penstock\[{scheme}\]"'):
+        open_engine(f"{scheme}:anything")
+
+
+def test_every_open_of_memory_without_a_name_is_a_new_store() -> None:
+    one, two = open_engine("memory:"), open_engine("memory:")
+    with one.write() as tx:
+        tx.put(b"a", b"1")
+
+    with two.read() as snapshot:
+        assert snapshot.get(b"a") is None
+    assert one.location is None
+
+
+def test_a_bare_path_is_a_sqlite_store(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "shop.db")
+    assert engine.scheme == "sqlite"
+    assert engine.location == str(tmp_path / "shop.db")
+    engine.close()
+    assert (tmp_path / "shop.db").read_bytes().startswith(b"SQLite format 3")

@@ -1,0 +1,437 @@
+"""Pushing, taking, settling: what a plain queue promises, on every engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from journals import Place, eventually, on, only
+
+from penstock import Draft, Journal, ManualClock, Queue
+from penstock.errors import Closed, ConfigError, InvalidName, ReadOnly, StaleDelivery, UnknownQueue
+
+Reopen = Callable[[Journal], Journal]
+
+
+@pytest.fixture
+def queue(journal: Journal) -> Queue:
+    return journal.queue("jobs")
+
+
+def taken(queue: Queue, limit: int = 100, **options: object) -> list[int]:
+    return [delivery.seq for delivery in queue.take_many(limit, **options)]  # type: ignore[arg-type]
+
+
+# ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_messages_come_in_order_with_what_was_pushed(queue: Queue) -> None:
+    first = queue.push({"n": 1}, kind="job.new", headers={"trace": "t1"})
+    second = queue.push(b"\x00raw", cause=first)
+    assert (first.seq, second.seq, first.topic) == (1, 2, "jobs")
+    one, two = queue.take(), queue.take()
+    assert one is not None and two is not None and queue.take() is None
+    assert (one.payload, one.kind, one.headers["trace"], one.seq, one.attempt) == ({"n": 1}, "job.new", "t1", 1, 1)
+    assert (two.payload, two.event.causation_id, two.event.kind) == (b"\x00raw", first.id, "message")
+    assert one.event.id == first.id and one.group == "default" and one.consumer is None
+
+
+def test_push_many_is_atomic_and_consecutive(queue: Queue) -> None:
+    queue.push("zero")
+    receipts = queue.push_many(["a", Draft("other", "b", key="k"), "c"], headers={"h": "1"})
+    assert [receipt.seq for receipt in receipts] == [2, 3, 4]
+    assert [(event.kind, event.payload, event.key) for event in queue] == [
+        ("message", "zero", None),
+        ("message", "a", None),
+        ("other", "b", "k"),
+        ("message", "c", None),
+    ]
+    with pytest.raises(ConfigError):
+        queue.push_many(["fine", object()])
+    assert len(queue) == 4 and queue.push("next").seq == 5
+    assert queue.push_many([]) == []
+
+
+def test_a_refused_push_leaves_nothing_behind(queue: Queue) -> None:
+    for bad in ({"delay": -1}, {"priority": 1}, {"priority": "high"}, {"kind": ""}, {"headers": {"a": 1}}, {"key": ""}):
+        with pytest.raises(ConfigError):
+            queue.push(1, **bad)  # type: ignore[arg-type]
+    for bad in ({"max_attempts": 0}, {"not_before": datetime(2030, 1, 1)}, {"delay": 1, "key": "k"}):
+        with pytest.raises(ConfigError):
+            queue.push(1, **bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        queue.push(float("nan"))
+    with pytest.raises(ConfigError, match="no option 'prio'"):
+        queue.push_many([1], prio=3)
+    with pytest.raises(ConfigError, match="dedup"):
+        queue.push_many([1, 2], dedup="same")
+    assert len(queue) == 0 and queue.push("first").seq == 1
+
+
+def test_what_is_appended_to_the_topic_is_a_message(queue: Queue, journal: Journal) -> None:
+    journal.topic("jobs").append("job", 1)
+    delivery = queue.take()
+    assert delivery is not None and delivery.payload == 1 and delivery.kind == "job"
+    assert [event.seq for event in journal.topic("jobs").read()] == [1]
+
+
+def test_a_submitted_push_resolves_to_its_receipt(queue: Queue) -> None:
+    tickets = [queue.submit(n, headers={"n": str(n)}) for n in range(20)]
+    assert [ticket.result(60).seq for ticket in tickets] == list(range(1, 21))
+    assert taken(queue) == list(range(1, 21))
+
+
+# ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_nothing_is_delivered_twice_within_its_lease(queue: Queue) -> None:
+    queue.push_many(range(10))
+    assert taken(queue, 4) == [1, 2, 3, 4]
+    assert taken(queue, 100) == [5, 6, 7, 8, 9, 10]
+    assert taken(queue) == []
+
+
+def test_a_limit_of_zero_takes_nothing_and_a_negative_one_is_refused(queue: Queue) -> None:
+    queue.push(1)
+    assert queue.take_many(0) == []
+    for bad in (-1, 1.5, None, True):
+        with pytest.raises(ConfigError):
+            queue.take_many(bad)  # type: ignore[arg-type]
+    for bad in (-1, "x", float("inf")):
+        with pytest.raises(ConfigError):
+            queue.take(wait=bad)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError):
+            queue.take(lease=bad)  # type: ignore[arg-type]
+    for bad in ("", " ", 3):
+        with pytest.raises(InvalidName):
+            queue.take(group=bad)  # type: ignore[arg-type]
+        with pytest.raises(InvalidName):
+            queue.take(consumer=bad)  # type: ignore[arg-type]
+    assert taken(queue) == [1]
+
+
+def test_a_large_take_spans_blocks_and_lease_records(queue: Queue) -> None:
+    for start in range(0, 3000, 500):
+        queue.push_many(range(start, start + 500))
+    deliveries = queue.take_many(2500)
+    assert [delivery.payload for delivery in deliveries] == list(range(2500))
+    assert queue.ack_many(deliveries[100:]) == 2400
+    assert len(queue) == 600 and queue.stats().in_flight == 100
+    assert [event.seq for event in queue][:101] == [*range(1, 101), 2501]
+
+
+def test_tokens_are_opaque_and_new_for_every_delivery(queue: Queue) -> None:
+    queue.push_many(range(50))
+    tokens = [delivery.token for delivery in queue.take_many(50)]
+    assert all(re.fullmatch("[a-z2-7]{24}", token) for token in tokens)
+    assert len({token[:8] for token in tokens}) > 45 and len({token[-8:] for token in tokens}) > 45
+    for delivery in queue.take_many(50):
+        delivery.release()
+    assert len({*tokens, *(delivery.token for delivery in queue.take_many(50))}) == len(tokens)
+    for _ in range(3):
+        for delivery in queue.claim(min_idle=0, limit=1):
+            tokens.append(delivery.token)
+    assert len(set(tokens)) == len(tokens)
+
+
+# ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_acknowledged_message_is_gone_for_good(queue: Queue, reopen: Reopen) -> None:
+    queue.push_many(["a", "b"])
+    first = queue.take()
+    assert first is not None
+    first.ack()
+    assert queue.get(1) is None and len(queue) == 1
+    again = reopen(queue.journal).queue("jobs")
+    assert [event.payload for event in again] == ["b"] and again.get(1) is None and taken(again) == [2]
+
+
+def test_a_second_ack_and_an_ack_after_a_nack_are_stale(queue: Queue) -> None:
+    queue.push(1)
+    delivery = queue.take()
+    assert delivery is not None
+    delivery.ack()
+    for settle in (delivery.ack, delivery.nack, delivery.extend):
+        with pytest.raises(StaleDelivery, match="settled already") as caught:
+            settle()
+        assert caught.value.token == delivery.token
+    delivery.release()
+    queue.push(2)
+    other = queue.take()
+    assert other is not None
+    other.nack()
+    with pytest.raises(StaleDelivery):
+        other.nack()
+    assert len(queue) == 1 and taken(queue) == [2]
+
+
+def test_ack_many_counts_what_was_held(queue: Queue, journal: Journal) -> None:
+    queue.push_many(range(5))
+    deliveries = queue.take_many(4)
+    tokens = [delivery.token for delivery in deliveries]
+    assert queue.ack_many([deliveries[0], tokens[0], tokens[0], "x", "a" * 24, "é" * 24, tokens[1].upper()]) == 1
+    assert queue.ack_many([*deliveries, *tokens]) == 3
+    assert queue.ack_many(deliveries) == 0 and queue.ack_many([]) == 0
+    assert [event.seq for event in queue] == [5]
+    other = journal.queue("other")
+    other.push(1)
+    stray = other.take()
+    assert stray is not None
+    with pytest.raises(ConfigError, match="queue 'other'"):
+        queue.ack_many([stray])
+    assert queue.ack_many([stray.token]) == 0
+    with pytest.raises(ConfigError):
+        queue.ack_many([1])  # type: ignore[list-item]
+
+
+def test_a_token_is_good_in_another_process_and_after_a_restart(queue: Queue, reopen: Reopen) -> None:
+    queue.push_many(range(3))
+    tokens = [delivery.token for delivery in queue.take_many(3)]
+    again = reopen(queue.journal).queue("jobs")
+    assert [one.token for one in again.pending()] == tokens
+    assert again.ack_many(tokens[:2]) == 2
+    assert [one.token for one in again.pending()] == tokens[2:]
+
+
+def test_a_nack_puts_the_message_back_in_its_place(queue: Queue) -> None:
+    queue.push_many(range(4))
+    first, second, _ = queue.take_many(3)
+    second.nack(error="second thoughts")
+    first.nack()
+    assert [(delivery.seq, delivery.attempt) for delivery in queue.take_many(9)] == [(1, 2), (2, 2), (4, 1)]
+
+
+def test_a_nack_with_a_delay_comes_back_when_it_is_due_in_its_place(queue: Queue, clock: ManualClock) -> None:
+    queue.push_many(range(3))
+    delivery = queue.take()
+    assert delivery is not None
+    delivery.nack(delay=timedelta(seconds=5))
+    assert queue.stats().delayed == 1 and taken(queue, 1) == [2]
+    clock.advance(4.999)
+    assert queue.stats().delayed == 1
+    clock.advance(0.001)
+    assert (queue.stats().delayed, queue.stats().ready) == (0, 2)
+    assert taken(queue) == [1, 3]
+
+
+def test_a_release_counts_no_attempt_and_never_fails(queue: Queue) -> None:
+    queue.push_many(range(2))
+    for _ in range(5):
+        deliveries = queue.take_many(2)
+        assert [(delivery.seq, delivery.attempt) for delivery in deliveries] == [(1, 1), (2, 1)]
+        for delivery in deliveries:
+            delivery.release()
+            delivery.release()
+    assert len(queue) == 2 and queue.stats().ready == 2
+
+
+def test_a_with_block_acknowledges_or_gives_back(queue: Queue) -> None:
+    queue.push_many(["good", "bad", "mine"])
+    with queue.take() as delivery:  # type: ignore[union-attr]
+        assert delivery.payload == "good"
+    with pytest.raises(ValueError, match="broken"), queue.take() as delivery:  # type: ignore[union-attr]
+        raise ValueError("broken")
+    assert [event.payload for event in queue] == ["bad", "mine"]
+    with queue.take() as delivery:  # type: ignore[union-attr]
+        assert (delivery.payload, delivery.attempt) == ("bad", 2)
+        delivery.nack(dead=True, error="hopeless")
+    with pytest.raises(KeyboardInterrupt), queue.take() as delivery:  # type: ignore[union-attr]
+        raise KeyboardInterrupt
+    assert (delivery.payload, delivery.attempt) == ("mine", 1)
+    again = queue.take()
+    assert again is not None and (again.payload, again.attempt) == ("mine", 1)
+    assert [event.payload for event in queue.failed()] == ["bad"]
+
+
+def test_a_with_block_whose_lease_was_lost_says_so_unless_it_failed_anyway(queue: Queue, clock: ManualClock) -> None:
+    queue.push(1)
+    with pytest.raises(StaleDelivery), queue.take():  # type: ignore[union-attr]
+        clock.advance(31)
+        assert queue.take() is not None
+    clock.advance(31)
+    with pytest.raises(ZeroDivisionError), queue.take():  # type: ignore[union-attr]
+        clock.advance(31)
+        queue.take()
+        raise ZeroDivisionError
+
+
+# ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_expired_lease_gives_the_message_to_the_next_taker(queue: Queue, clock: ManualClock) -> None:
+    queue.push_many(range(2))
+    slow = queue.take()
+    assert slow is not None and slow.deadline == datetime.fromtimestamp(clock.now_ms() / 1000 + 30, UTC)
+    clock.advance(29.999)
+    assert taken(queue) == [2]
+    clock.advance(0.001)
+    again = queue.take()
+    assert again is not None and (again.seq, again.attempt) == (1, 2)
+    for settle in (slow.ack, slow.nack, slow.extend):
+        with pytest.raises(StaleDelivery):
+            settle()
+    again.ack()
+
+
+def test_an_expired_lease_that_nobody_has_taken_over_can_still_be_settled(queue: Queue, clock: ManualClock) -> None:
+    queue.push(1)
+    slow = queue.take()
+    clock.advance(100)
+    assert slow is not None
+    slow.ack()
+    assert queue.take() is None and len(queue) == 0
+
+
+def test_extending_keeps_the_token_and_moves_the_deadline(queue: Queue, clock: ManualClock) -> None:
+    queue.push_many(range(3))
+    one, two, three = queue.take_many(3, lease=10)
+    token = two.token
+    clock.advance(8)
+    two.extend()
+    three.extend(2)
+    assert two.token == token and two.deadline - three.deadline == timedelta(seconds=28)
+    assert {p.seq: p.deadline for p in queue.pending()} == {1: one.deadline, 2: two.deadline, 3: three.deadline}
+    clock.advance(2)
+    assert taken(queue) == [1, 3]
+    clock.advance(10)
+    two.ack()
+    assert sorted(event.seq for event in queue) == [1, 3]
+
+
+def test_leases_survive_a_restart(queue: Queue, reopen: Reopen, clock: ManualClock) -> None:
+    queue.push_many(range(3))
+    queue.take_many(2, consumer="w1")
+    clock.advance(10)
+    again = reopen(queue.journal).queue("jobs")
+    assert [(one.seq, one.consumer, one.attempt) for one in again.pending()] == [(1, "w1", 1), (2, "w1", 1)]
+    assert taken(again) == [3]
+    clock.advance(20)
+    assert [(delivery.seq, delivery.attempt) for delivery in again.take_many(9)] == [(1, 2), (2, 2)]
+
+
+def test_a_lease_of_zero_lasts_until_its_journal_is_closed(place: Place, clock: ManualClock) -> None:
+    journal = place.open(clock=clock, durability="process")
+    queue = journal.queue("jobs", lease=0)
+    queue.push_many(range(2))
+    delivery = queue.take()
+    assert delivery is not None and delivery.deadline.year == 9999
+    clock.advance(10 * 365 * 24 * 3600)
+    assert taken(queue) == [2]
+    journal = place.reopen(journal, clock=clock, durability="process")
+    assert [(one.seq, one.attempt) for one in journal.queue("jobs").take_many(9)] == [(1, 2), (2, 2)]
+
+
+def test_attempts_are_counted_once_per_delivery(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", max_attempts=4)
+    queue.push("x")
+    first = queue.take()
+    assert first is not None and first.attempt == 1
+    first.nack()
+    second = queue.take()
+    assert second is not None and second.attempt == 2
+    clock.advance(31)
+    third = queue.take()
+    assert third is not None and third.attempt == 3
+    third.release()
+    third = queue.take()
+    assert third is not None and third.attempt == 3
+    (fourth,) = queue.claim(min_idle=0)
+    assert fourth.attempt == 4
+    fourth.nack()
+    assert queue.take() is None and [event.payload for event in queue.failed()] == ["x"]
+
+
+# ── handles ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_queues_are_listed_and_are_topics_too(journal: Journal) -> None:
+    journal.topic("plain").append("k", 1)
+    journal.queue("b")
+    journal.queue("a").push(1)
+    assert journal.queues() == ["a", "b"] and journal.topics() == ["a", "b", "plain"]
+    assert journal.describe().queues == ["a", "b"]
+    assert journal.queue("a") is journal.queue("a")
+
+
+def test_queue_names_follow_the_rules_of_topics(journal: Journal) -> None:
+    for bad in ("", ".", "..", "a/b", "ä", "x" * 256, 3):
+        with pytest.raises(InvalidName):
+            journal.queue(bad)  # type: ignore[arg-type]
+    assert journal.queue("A-z_0.9").name == "A-z_0.9"
+
+
+def test_positions_are_never_used_again(queue: Queue, reopen: Reopen) -> None:
+    for expected in (1, 3, 5):
+        queue.push_many(range(2))
+        assert [event.seq for event in queue] == [expected, expected + 1]
+        queue.ack_many(queue.take_many(2))
+        queue.journal.maintain()
+        assert queue.journal.topic("jobs").oldest == 0 and queue.journal.topic("jobs").latest == expected + 1
+        queue = reopen(queue.journal).queue("jobs")
+    assert queue.purge() == 0 and queue.push(0).seq == 7
+
+
+@only(on_disk=True, reads_beside_writer=True)
+def test_a_read_only_journal_looks_but_does_not_touch(place: Place, clock: ManualClock) -> None:
+    writer = place.open(clock=clock)
+    writer.queue("jobs").push_many(range(3))
+    writer.queue("jobs").take()
+    writer.close()
+    journal = place.open(read_only=True, clock=clock)
+    queue = journal.queue("jobs")
+    assert len(queue) == 3 and queue.stats().in_flight == 1 and [event.seq for event in queue] == [1, 2, 3]
+    assert [event.seq for event in queue.peek(5)] == [2, 3] and len(queue.pending()) == 1
+    for change in (queue.take, queue.purge, lambda: queue.push(1), lambda: queue.configure(lease=1)):
+        with pytest.raises(ReadOnly):
+            change()
+    with pytest.raises(UnknownQueue):
+        journal.queue("absent")
+
+
+def test_a_closed_journal_refuses(queue: Queue) -> None:
+    queue.push(1)
+    delivery = queue.take()
+    assert delivery is not None
+    queue.journal.close()
+    for use in (queue.take, queue.stats, lambda: queue.push(1), delivery.ack, lambda: len(queue), lambda: list(queue)):
+        with pytest.raises(Closed):
+            use()
+
+
+def test_a_dropped_queue_is_unknown_until_it_is_made_again(queue: Queue) -> None:
+    queue.push_many(range(3))
+    queue.take()
+    queue.every(60, "tick", name="t")
+    assert queue.drop() == 3
+    journal = queue.journal
+    assert journal.queues() == []
+    for use in (queue.take, queue.stats, lambda: queue.push(1), lambda: queue.policy):
+        with pytest.raises(UnknownQueue, match=r"make it with journal\.queue"):
+            use()
+    again = journal.queue("jobs", lease=7)
+    assert again.push("new").seq == 4 and again.policy.lease == 7 and taken(again) == [4] and again.schedules() == []
+
+
+@on("sqlite", "memory")
+def test_settled_messages_are_removed_in_passing(place: Place) -> None:
+    journal = place.open(durability="process")
+    queue = journal.queue("jobs")
+    topic = journal.topic("jobs")
+    for _ in range(20):
+        queue.push_many(range(500))
+        queue.ack_many(queue.take_many(500))
+    eventually(lambda: topic.oldest > 5000 or topic.oldest == 0, "the keeper removes what is settled")
+    assert topic.latest == 10_000
+
+
+def test_unsettled_messages_hold_compaction_back(queue: Queue, journal: Journal) -> None:
+    queue.push_many(range(10))
+    first, second, third = queue.take_many(3)
+    first.ack()
+    third.ack()
+    report = journal.topic("jobs").compact(10)
+    assert report.stopped_at == "queue jobs" and report.removed == 1
+    second.nack()
+    assert journal.topic("jobs").compact(10).removed == 0
+    assert taken(queue) == [2, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_what_a_forced_compaction_removed_is_not_delivered(queue: Queue, journal: Journal) -> None:
+    queue.push_many(range(6))
+    queue.take_many(2)[1].nack()
+    journal.topic("jobs").compact(4, force=True)
+    assert taken(queue) == [5, 6]
+    assert queue.get(3) is None

@@ -1,0 +1,24 @@
+"""One real, local Spark session for every test that asks for `spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock.spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two threads, as users get it; started once, and ended with its JVM and its files."""
+    with pytest.MonkeyPatch.context() as patch:
+        # An archive that is there makes the start twice as fast; tests do not leave one in the user's cache.
+        patch.setenv("PENSTOCK_SPARK_ARCHIVE", "use")
+        warehouse = tmp_path_factory.mktemp("warehouse")
+        yield penstock.spark.session("penstock-tests", master="local[2]", spark_sql_warehouse_dir=warehouse)
+        penstock.spark.stop()

