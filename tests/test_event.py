@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import typing
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -89,6 +91,12 @@ def test_a_draft_takes_kind_and_payload_by_position_and_the_rest_by_name() -> No
         Draft("k", 1, "topic")  # type: ignore[misc]
     with pytest.raises(TypeError):
         Draft("k", colour="red")  # type: ignore[call-arg]
+
+
+def test_the_signatures_of_the_values_can_be_looked_at() -> None:
+    for value in (Draft, Event, Receipt):
+        assert inspect.signature(value).parameters and typing.get_type_hints(value)
+    assert list(inspect.signature(Draft).parameters)[:2] == ["kind", "payload"]
 
 
 def test_receipts_are_values() -> None:

@@ -54,15 +54,21 @@ def open(
     writer_capacity: int | None = None,
     pressure: float = WRITER_PRESSURE,
     clock: Clock | None = None,
+    token: str | None = None,
 ) -> Journal:
     """Opens a journal, making it when it is not there.
 
     `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, lmdb:shop, rocksdb:shop, file:shop. Without
     it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for arguments
-    not given.
+    not given. An http:// or https:// url is a journal that `penstock serve` serves; `token` (or PENSTOCK_TOKEN) is what
+    it asks for, and what the other arguments say is the server's to decide.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
+    if isinstance(url, str) and url.lower().startswith(("http://", "https://")):
+        from penstock.remote import connect
+
+        return cast(Journal, connect(url, token=token, read_only=read_only))
     if durability is None:
         durability = cast(Durability, _from_environment("PENSTOCK_DURABILITY") or "disk")
     if durability not in ("disk", "process"):

@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from penstock.clock import from_ms
 from penstock.errors import PoisonMessage
-
-if TYPE_CHECKING:
-    from penstock.event import Receipt as _Receipt
 
 T = TypeVar("T")
 
@@ -199,7 +196,7 @@ class Draft(_DraftHead, kw_only=True):
     headers: Mapping[str, str] | None = None
     occurred_at: datetime | None = None
     dedup: str | None = None
-    cause: Event | _Receipt | str | int | None = None
+    cause: Event | Receipt | str | int | None = None
     correlation: str | None = None
     expect: int | None = None
 

@@ -75,8 +75,11 @@ TOPIC_DEDUP_WINDOW: Final = 7 * 24 * 3600.0
 SUBSCRIPTION_BUFFER: Final = 128
 """Events a subscriber may be behind before on_lag="raise" or "drop" apply; also its read-ahead."""
 WORKER_BATCH: Final = 64
+"""Events a worker hands to its handler at once, at the most."""
 WORKER_IDLE: Final = 0.01
+"""How long a worker waits before it looks again when nothing signals."""
 WORKER_RESTARTS: Final = 1
+"""How often a worker whose handler failed begins again."""
 ARROW_BATCH_ROWS: Final = 65_536
 """Rows in a record batch handed out by `read_arrow`, at the most."""
 POLL_FIRST: Final = 0.001

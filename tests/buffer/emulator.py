@@ -53,8 +53,15 @@ class Emulator:
         self._put(f"/bucket-{self._buckets}")
         return f"s3://bucket-{self._buckets}"
 
+    def forget(self) -> None:
+        """Drops every bucket, and the memory they hold."""
+        self._request("/moto-api/reset", "POST")
+
     def _put(self, path: str) -> None:
-        request = urllib.request.Request(self.endpoint + path, method="PUT")
+        self._request(path, "PUT")
+
+    def _request(self, path: str, method: str) -> None:
+        request = urllib.request.Request(self.endpoint + path, method=method)
         with urllib.request.urlopen(request, timeout=10):
             pass
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.buffer.format import batch as batch_format
-from penstock.buffer.format import decode_batch, encode_batch, encode_entries, open_batch, seal_batch
+from penstock.buffer.format import decode_arrow, decode_batch, encode_batch, encode_entries, open_batch, seal_batch
 from penstock.errors import ConfigError, Corrupt
 
 GOLDEN = {
@@ -66,6 +66,7 @@ entry_lists = st.one_of(
 def test_any_entries_round_trip_as_list_iterator_and_arrow(entries, compression):
     block = open_batch(encode_batch(entries, compression))
     assert block.entries() == list(block) == block.to_arrow().to_pylist() == entries
+    assert decode_arrow(encode_batch(entries, compression)).to_pylist() == entries
     assert block.size == sum(4 + len(entry) for entry in entries)
     assert pickle.loads(pickle.dumps(block)).entries() == entries
 
@@ -128,9 +129,11 @@ def test_arbitrary_bytes_decode_or_are_corrupt(data):
         try:
             block = open_batch(candidate)
         except Corrupt:
+            with pytest.raises(Corrupt):
+                decode_arrow(candidate)
             continue
         assert len(block.entries()) == block.count
-        assert block.to_arrow().to_pylist() == block.entries()
+        assert block.to_arrow().to_pylist() == decode_arrow(candidate).to_pylist() == block.entries()
 
 
 @settings(max_examples=200)
@@ -141,8 +144,10 @@ def test_a_flipped_bit_never_does_worse_than_corrupt(rng: random.Random):
     try:
         block = open_batch(bytes(data))
     except Corrupt:
+        with pytest.raises(Corrupt):
+            decode_arrow(bytes(data))
         return
-    assert block.to_arrow().to_pylist() == block.entries()
+    assert block.to_arrow().to_pylist() == decode_arrow(bytes(data)).to_pylist() == block.entries()
 
 
 def bounded(data: bytes, *, megabytes: int, **options) -> None:

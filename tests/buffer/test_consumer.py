@@ -320,6 +320,7 @@ def test_a_raw_fetch_gives_the_bytes_as_stored(memory_buffer: Buffer):
     consumer = memory_buffer.consumer()
     (descriptor,) = consumer.next_descriptors(1)
     assert bytes(consumer.fetcher().fetch_raw(descriptor)) == encode_batch([b"a"])
+    assert consumer.fetcher().fetch_arrow(descriptor).to_pylist() == [b"a"]
     with pytest.raises(StorageError, match="gone"):
         consumer.fetcher().fetch_raw(Descriptor(7, "ingest/none.batch"))
 

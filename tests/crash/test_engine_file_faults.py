@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine.contract import WriteTx
 from penstock.engine.file import FileEngine
 from penstock.engine.file_disk import Disk
 from penstock.errors import Closed, StorageError
@@ -231,6 +232,7 @@ class PowerCutDisk(Disk):
         self.pending: dict[int, list[tuple[int, bytes | None]]] = {}
         self.names: dict[Path, int] = {}
         self.renames: list[tuple[Path | None, Path, int]] = []
+        self.between_calls: Callable[[], None] = lambda: None
 
     def open(self, path: Path, flags: int) -> int:
         new = bool(flags & os.O_CREAT)
@@ -240,15 +242,18 @@ class PowerCutDisk(Disk):
             self.durable[inode] = b""
             self.pending[inode] = []
             self.renames.append((None, path, inode))
+        self.between_calls()
         return descriptor
 
     def write(self, descriptor: int, data: bytes, offset: int) -> None:
         super().write(descriptor, data, offset)
         self.pending[os.fstat(descriptor).st_ino].append((offset, data))
+        self.between_calls()
 
     def truncate(self, descriptor: int, length: int) -> None:
         super().truncate(descriptor, length)
         self.pending[os.fstat(descriptor).st_ino].append((length, None))
+        self.between_calls()
 
     def allocate(self, descriptor: int, offset: int, length: int) -> None:
         super().allocate(descriptor, offset, min(length, 8192))
@@ -258,16 +263,19 @@ class PowerCutDisk(Disk):
         status = os.fstat(descriptor)
         self.durable[status.st_ino] = os.pread(descriptor, status.st_size, 0)
         self.pending[status.st_ino] = []
+        self.between_calls()
 
     def rename(self, source: Path, target: Path) -> None:
         inode = source.stat().st_ino
         super().rename(source, target)
         self.renames.append((source, target, inode))
+        self.between_calls()
 
     def sync_folder(self, folder: Path) -> None:
         super().sync_folder(folder)
         self._rename(self.names, [step for step in self.renames if step[1].parent == folder])
         self.renames = [step for step in self.renames if step[1].parent != folder]
+        self.between_calls()
 
     @staticmethod
     def _rename(names: dict[Path, int], steps: list[tuple[Path | None, Path, int]]) -> None:
@@ -308,38 +316,49 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_prefix_with_everything_synced(
     rng = random.Random(seed)
     disk = PowerCutDisk()
     relaxed_share = rng.choice([0.0, 0.3, 1.0])
-    engine = FileEngine(str(tmp_path / "store"), disk=disk)
     states: list[State] = [{}]
     synced = 0
-    for step in range(40):
+
+    def cut_the_power() -> None:
+        if rng.random() < 0.15:
+            disk.cut(rng, tmp_path / "after")
+            survivor = FileEngine(str(tmp_path / "after"), durability="process")
+            assert state(survivor) in states[synced:], seed
+            survivor.close()
+
+    disk.between_calls = cut_the_power
+    engine = FileEngine(str(tmp_path / "store"), disk=disk)
+    for _ in range(40):
         choice = rng.random()
         if choice < 0.05:
             engine.flush()
             synced = len(states) - 1
-        elif choice < 0.12:
+        elif choice < 0.15:
             engine.reclaim()
-        elif choice < 0.16:
+        elif choice < 0.2:
             engine.close()
             synced = len(states) - 1
             engine = FileEngine(str(tmp_path / "store"), disk=disk)
         else:
-            after = states[-1].copy()
             relaxed = rng.random() < relaxed_share
             with engine.write(sync=not relaxed) as tx:
-                for _ in range(rng.randint(1, 4)):
-                    key, value = b"k%d" % rng.randrange(12), rng.randbytes(rng.choice([0, 10, 700, 3000]))
-                    if rng.random() < 0.2:
-                        tx.delete_range(key, b"k5")
-                        after = {name: kept for name, kept in after.items() if not key <= name < b"k5"}
-                    else:
-                        tx.put(key, value)
-                        after[key] = value
-            states.append(after)
+                states.append(change_something(rng, tx, states[-1]))  # from here on it may be there, as a whole
             if not relaxed:
                 synced = len(states) - 1
-        if rng.random() < 0.4:
-            disk.cut(rng, tmp_path / "after")
-            survivor = FileEngine(str(tmp_path / "after"), durability="process")
-            assert state(survivor) in states[synced:], (seed, step)
-            survivor.close()
     engine.close()
+    disk.between_calls = lambda: None
+
+
+def change_something(rng: random.Random, tx: WriteTx, now: State) -> State:
+    after = now.copy()
+    for _ in range(rng.randint(0, 3)):
+        key = b"k%d" % rng.randrange(12)
+        if rng.random() < 0.3:
+            tx.delete_range(key, b"k5")
+            after = {name: value for name, value in after.items() if not key <= name < b"k5"}
+        else:
+            after[key] = rng.randbytes(rng.choice([0, 10, 700, 3000]))
+            tx.put(key, after[key])
+    tx.put(b"last", b"")  # a transaction without changes would sync nothing, not even what earlier ones left
+    after[b"last"] = b""
+    return after

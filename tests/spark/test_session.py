@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ import pytest
 import penstock.spark
 from penstock.errors import ConfigError
 from penstock.spark import java as javas
-from penstock.spark.launch import goes_direct
+from penstock.spark.launch import goes_direct, heap
 from penstock.spark.scratch import Scratch, sweep
 from penstock.spark.settings import defaults, from_keywords, merged, threads, with_identity
 
@@ -55,6 +57,13 @@ def exists(pid: int) -> bool:
     return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
+@pytest.fixture
+def shallow_path() -> Iterator[Path]:
+    """A folder as short as the system's own temporary folder, so that sockets stay in it too."""
+    with tempfile.TemporaryDirectory(prefix="p-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 # ── Java ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -68,7 +77,7 @@ def make_java(tmp_path: Path) -> Callable[[str, str], Path]:
         script = home / "bin" / "java"
         script.write_text(
             f'#!/bin/sh\nprintf "    java.home = {home}\\n    java.version = {version}\\n" >&2\n'
-            f'echo \'openjdk version "{version}"\' >&2\n'
+            f"echo 'openjdk version \"{version}\"' >&2\n"
         )
         script.chmod(0o755)
         return home
@@ -149,7 +158,9 @@ def test_spark_that_is_not_installed_names_the_extra() -> None:
 
 
 def test_both_spellings_of_a_setting_are_understood() -> None:
-    given = from_keywords({"spark_sql_shuffle_partitions": 4, "spark.executorEnv.MY_NAME": "a", "spark_ui_enabled": True})
+    given = from_keywords(
+        {"spark_sql_shuffle_partitions": 4, "spark.executorEnv.MY_NAME": "a", "spark_ui_enabled": True}
+    )
     assert given == {"spark.sql.shuffle.partitions": "4", "spark.executorEnv.MY_NAME": "a", "spark.ui.enabled": "true"}
 
 
@@ -227,6 +238,16 @@ def test_the_scripts_start_what_only_they_understand(master: str, environ: dict[
     assert goes_direct(master, {}, environ) is direct
 
 
+@pytest.mark.parametrize(("memory", "flag"), [("2g", "2g"), ("512MB", "512m"), ("700", "700m"), ("1T", "1t")])
+def test_memory_is_given_to_java_in_its_own_spelling(memory: str, flag: str) -> None:
+    assert heap({"spark.driver.memory": memory}) == flag
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"spark\.driver\.memory must be a size"):
+        heap({"spark.driver.memory": "plenty"})
+
+
 # ── temporary files ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -255,6 +276,19 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: P
     mine.remove()
 
 
+def test_sockets_get_a_short_path_wherever_the_folder_is(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 80)
+    deep.mkdir()
+    scratch = Scratch(deep)
+    sockets = scratch.sockets()
+    assert scratch.path.parent == deep
+    assert sockets is not None
+    assert len(str(sockets / f".{uuid.uuid4()}.sock")) < 104
+    assert sockets.is_dir()
+    scratch.remove()
+    assert not sockets.exists()
+
+
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     for name in ("penstock-rocksdb-abc", "spark-123-abc", "penstock-data"):
         (tmp_path / name).mkdir()
@@ -276,9 +310,7 @@ def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSe
 
         return [(sys.executable, pyspark.__file__)]
 
-    assert spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect() == [
-        (sys.executable, pyspark.__file__)
-    ]
+    assert spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect() == [(sys.executable, pyspark.__file__)]
 
 
 @pytest.mark.spark
@@ -335,11 +367,11 @@ print(json.dumps(states))
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_nothing(tmp_path: Path) -> None:
-    """With a broken archive in the cache: stop and start, kill -9 of the JVM and start, a query still running at the end."""
+def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_nothing(shallow_path: Path) -> None:
+    """With a broken archive in the cache, a stop and a start, a kill -9 of the JVM, and a query running at the end."""
     home = javas.bundled_home()
     assert home is not None
-    environment = {"JAVA_HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    environment = {"JAVA_HOME": str(home), "XDG_CACHE_HOME": str(shallow_path / "cache"), "TMPDIR": str(shallow_path)}
     sealed_but_broken = (
         "from penstock.spark import java, sessions; import json, os\n"
         "archive = sessions.archive_for(java.find()); archive.path.parent.mkdir(parents=True)\n"
@@ -350,7 +382,7 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     prepared = run(sealed_but_broken, **environment)
     assert prepared.returncode == 0, prepared.stderr
 
-    done = run(LIFE.replace('sys.argv[0] + "CHECKPOINT"', repr(str(tmp_path / "checkpoint"))), **environment)
+    done = run(LIFE.replace('sys.argv[0] + "CHECKPOINT"', repr(str(shallow_path / "checkpoint"))), **environment)
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -358,37 +390,39 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     assert [state["sum"] for state in (first, restarted, revived)] == [499500] * 3
     assert first["java"] == str(home.resolve())
     assert first["archived"]
+    assert Path(first["folder"]).parent == shallow_path
     assert restarted["partitions"] == "5"
     assert restarted["pid"] == first["pid"]
     assert revived["pid"] != first["pid"]
     assert not exists(first["pid"])
     assert not exists(revived["pid"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "checkpoint"]
+    assert not Path(revived["folder"]).exists()
+    assert sorted(path.name for path in shallow_path.iterdir()) == ["cache", "checkpoint"]
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(tmp_path: Path) -> None:
+def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(shallow_path: Path) -> None:
     program = (
         "import time, penstock.spark; from penstock.spark import sessions\n"
         "spark = penstock.spark.session(master='local[2]'); assert spark.range(9).repartition(3).count() == 9\n"
         "print(sessions._running.jvm.process.pid, flush=True); time.sleep(600)"
     )
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PENSTOCK_SPARK_ARCHIVE": "use"}
+    environment = {**os.environ, "TMPDIR": str(shallow_path), "PENSTOCK_SPARK_ARCHIVE": "use"}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None
         jvm = int(owner.stdout.readline())
         owner.send_signal(signal.SIGKILL)
     wait_until(lambda: not exists(jvm))
-    assert len(list(tmp_path.iterdir())) == 1
-    Scratch(tmp_path).remove()
-    assert list(tmp_path.iterdir()) == []
+    assert len(list(shallow_path.iterdir())) == 1
+    Scratch(shallow_path).remove()
+    assert list(shallow_path.iterdir()) == []
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundled_java(tmp_path: Path) -> None:
-    folder = tmp_path / "conf"
+def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundled_java(shallow_path: Path) -> None:
+    folder = shallow_path / "conf"
     folder.mkdir()
     (folder / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 11\nspark.ui.enabled false\n")
     program = (
@@ -402,11 +436,11 @@ def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundl
         program,
         SPARK_CONF_DIR=str(folder),
         JAVA_HOME=str(javas.bundled_home()),
-        TMPDIR=str(tmp_path),
+        TMPDIR=str(shallow_path),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["11", "false", "true", "5"]
-    assert [path.name for path in tmp_path.iterdir()] == ["conf"]
+    assert [path.name for path in shallow_path.iterdir()] == ["conf"]
 
 
 def test_a_setting_the_jvm_refuses_is_one_clear_error(tmp_path: Path) -> None:

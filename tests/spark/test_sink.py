@@ -91,13 +91,8 @@ def test_every_column_is_written(spark: SparkSession, journal: penstock.Journal,
     )
     assert first.occurred_at == datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
     assert (first.correlation_id, first.causation_id) == ("corr", "caus")
-    assert (second.payload, second.key, second.scope, dict(second.headers), second.causation_id) == (
-        None,
-        None,
-        None,
-        {},
-        None,
-    )
+    assert (second.payload, second.key, second.scope, second.causation_id) == (None, None, None, None)
+    assert dict(second.headers) == {}
     assert abs((second.occurred_at - second.recorded_at).total_seconds()) < 60
     assert (third.payload, third.key, third.correlation_id) == (7, "ü", "corr")
 
@@ -208,9 +203,7 @@ def test_a_locked_journal_is_one_clear_error(spark: SparkSession, tmp_path: Path
         assert len(journal.topic("orders")) == 11
 
 
-def test_a_topic_with_settings_of_its_own_keeps_them(
-    spark: SparkSession, journal: penstock.Journal, write: Any
-) -> None:
+def test_a_topic_with_settings_keeps_them(spark: SparkSession, journal: penstock.Journal, write: Any) -> None:
     journal.topic("orders").configure(max_events=500)
     write(rows(spark, 1000), topic="orders")
     journal.maintain()
@@ -253,12 +246,9 @@ def test_a_stream_goes_from_topic_to_topic_once_across_restarts(
     assert [event.payload for event in copies.read()] == list(range(1000))
     orders.append_many([Draft("placed", n) for n in range(1000, 1100)])
     run()
-    newest = max(
-        (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
-    )
-    newest.unlink()
-    for check in (checkpoint / "commits").glob(f".{newest.name}.crc"):
-        check.unlink()
+    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    for path in (checkpoint / "commits").glob(f"*{newest}*"):
+        path.unlink()
     run()
     run()
     assert [event.payload for event in copies.read()] == list(range(1100))
@@ -266,9 +256,7 @@ def test_a_stream_goes_from_topic_to_topic_once_across_restarts(
     assert causes == [event.id for event in orders.read()]
 
 
-def test_a_windowed_aggregation_lands_in_a_topic(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
-) -> None:
+def test_windowed_totals_land_in_a_topic(spark: SparkSession, journal: penstock.Journal, tmp_path: Path) -> None:
     url = str(tmp_path / "shop.db")
     minutes = [datetime(2026, 1, 1, 0, minute, tzinfo=UTC) for minute in (0, 0, 1, 1, 1, 9)]
     for minute in minutes:

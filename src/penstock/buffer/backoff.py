@@ -27,3 +27,26 @@ class Backoff:
             yield failures
             time.sleep(self.delay(failures))
             failures += 1
+
+
+class Contention:
+    """Waits after a lost race, in units of what a round of the race takes: short on a disk, longer across a network."""
+
+    # Linear, and short at first: with few contenders the winner of every round is through, and an idle store wins nobody
+    # anything. With many, the waits grow until a round has about one of them in it.
+    _STEP = 0.5
+    _MOST_ROUNDS = 32.0
+    _WEIGHT = 0.2
+
+    def __init__(self) -> None:
+        self._round = 0.005
+        self._random = random.Random()
+
+    def took(self, seconds: float) -> None:
+        """Learns from one more round."""
+        self._round += self._WEIGHT * (seconds - self._round)
+
+    def delay(self, losses: int) -> float:
+        """Seconds to wait after losing this many times in a row."""
+        rounds = min(self._MOST_ROUNDS, self._STEP * losses)
+        return min(2.0, self._random.uniform(0.0, rounds) * self._round)

@@ -15,7 +15,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from penstock.buffer.backoff import Backoff
+from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.manifest import ManifestObject
 from penstock.buffer.naming import Place, batch_time_ms
 from penstock.buffer.outgoing import Filling, Outgoing
@@ -43,7 +43,7 @@ class Lane:
         self.wake = threading.Condition(pipeline.lock)
         self._pipeline = pipeline
         self._manifest = manifest
-        self._backoff = Backoff()
+        self._contention = Contention()
         self._errors = Backoff(first=0.05, most=5.0)
         self._uncertain: int | None = None  # where a write whose outcome is unknown would have put its first batch
         self._thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class Lane:
                 failures = 0
             except VersionConflict:
                 failures += 1
-                if pipeline.given_up.wait(self._backoff.delay(failures)):
+                if pipeline.given_up.wait(self._contention.delay(failures)):
                     return
             except Exception as error:  # as above: kept and tried again
                 failures += 1
@@ -137,12 +137,15 @@ class Lane:
             if self._stale(batch.location):
                 self._put(batch)
             batch.locations.add(batch.location)
+        started = monotonic()
         try:
             self._manifest.append([(batch.location, batch.metadata) for batch in ready])
         except BaseException:
             if self._manifest.expected_sequence is not None:
                 self._uncertain = self._manifest.expected_sequence
             raise
+        finally:
+            self._contention.took(monotonic() - started)
         self._uncertain = None
         self._settle(ready)
 
@@ -165,6 +168,4 @@ class Lane:
             for call in batch.calls:
                 call.settle(None, None)
             wake(batch.calls)
-        with pipeline.lock:
-            for batch in batches:
-                batch.release(pipeline.slabs)
+            batch.release(pipeline.slabs)

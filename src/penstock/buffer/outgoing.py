@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from penstock.buffer.format.batch import FOOTER_SIZE, Compression, batch_footer, compress_entries, decode_batch
 from penstock.buffer.format.descriptor import Metadata
+from penstock.buffer.slabs import Slabs
 from penstock.ticket import Ticket
 
 
@@ -52,23 +53,6 @@ class Part(Produced):
     def settle(self, value: None, error: BaseException | None) -> None:
         super().settle(value, error)
         self._whole.part_settled(error)
-
-
-class Slabs:
-    """Memory for batches, used again: fresh pages cost more than copying into them does."""
-
-    _FIRST = 64 << 10
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._free: list[bytearray] = []
-
-    def take(self) -> bytearray:
-        return self._free.pop() if self._free else bytearray(self._FIRST)
-
-    def give_back(self, slab: bytearray) -> None:
-        if sum(map(len, self._free)) + len(slab) <= self._most_bytes:
-            self._free.append(slab)
 
 
 class Filling:

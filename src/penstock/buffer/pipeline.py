@@ -11,7 +11,8 @@ from time import monotonic
 from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
 from penstock.buffer.lane import Lane
 from penstock.buffer.measures import Measures
-from penstock.buffer.outgoing import Filling, Outgoing, Produced, Slabs
+from penstock.buffer.outgoing import Filling, Outgoing, Produced
+from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import Store
 from penstock.clock import Clock
 from penstock.errors import Backpressure, Closed, StorageError

@@ -171,10 +171,15 @@ class Run:
                     self._next.extend(each.sequence for each in found)
                     self._unhandled += len(found)
                     self._changed.notify_all()
-                elif self._until_empty and self._unhandled == 0:
-                    self._exhausted = True
-                    self._changed.notify_all()
-                    return
+                elif self._until_empty:
+                    if self._unhandled == 0:
+                        self._exhausted = True
+                        self._changed.notify_all()
+                        return
+                    # Handling may bring more; only a look after the last of it can say that nothing is left.
+                    while self._unhandled and not self._stopping:
+                        self._changed.wait()
+                    continue
             if not found:
                 self._stop_event.wait(self._poll)
 

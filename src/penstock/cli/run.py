@@ -41,10 +41,7 @@ class Run:
         """The journal the command is about, closed at the end; read-only for looking: a mistyped name makes no file."""
         from penstock.api import open
 
-        options: dict[str, Any] = {"read_only": read_only}
-        if self.token is not None:
-            options["token"] = self.token
-        opened = open(self.url, **options)
+        opened = open(self.url, read_only=read_only, token=self.token)
         try:
             yield opened
         finally:

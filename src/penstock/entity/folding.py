@@ -212,6 +212,11 @@ def _want(handler: Callable[..., Any], parameter: inspect.Parameter, schema: Sch
         found = resolve(handler, annotation)
         if isinstance(found, type) and schema_of_type(found) is not None:
             return found
+        if found is None and schema is not None and str(annotation).rpartition(".")[2] not in ("Event", "Any", "None"):
+            raise ConfigError(
+                f"{annotation!r}, which handler {handler.__qualname__} asks for, cannot be found: define the class at "
+                "the top of a module, or call the parameter event or payload without naming a type"
+            )
     return PAYLOAD if parameter.name == PAYLOAD else EVENT
 
 

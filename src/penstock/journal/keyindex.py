@@ -226,6 +226,8 @@ class Look:
         elif self._index.extend(tail, self._limit, newer, last or (b"", 0, b"")):
             tail.version = self._version
             self._limit = tail.covered
+            if tail.size > 2 * INDEX_MEMORY_BYTES:  # nobody builds runs here: do not keep the whole topic in memory
+                self._index.forget(self._name)
         else:  # somebody else extends it, perhaps further than this snapshot: look at ours separately
             self._extra = Tail(tail.epoch, self._limit, keyless=view.record.settings.chained)
             for block, size in newer:

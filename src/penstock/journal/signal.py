@@ -71,12 +71,11 @@ class Signal:
         if self.version != seen:
             return True
         try:
-            await asyncio.wait_for(future, timeout)
-        except TimeoutError:
-            return self.version != seen
+            # Not wait_for: in Python 3.11 it swallows a cancellation that meets the future's result.
+            done, _ = await asyncio.wait((future,), timeout=timeout)
         finally:
             self._leave(waiter)
-        return True
+        return bool(done) or self.version != seen
 
     def _leave(self, waiter: Any) -> None:
         with suppress(ValueError):

@@ -14,7 +14,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from penstock.errors import ConfigError
 
 _MONTHS = {
-    name: at + 1 for at, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split())  # noqa: SIM905
+    name: at + 1
+    for at, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split())  # noqa: SIM905
 }
 _DAYS = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
 _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
@@ -35,6 +36,9 @@ _SHORTHANDS = {
 }
 _HORIZON = timedelta(days=366 * 9)
 """29 February comes at least every eight years; a line without a tick for longer never has one."""
+
+_SHIFT = timedelta(hours=3)
+"""More than any zone's clocks go back at once."""
 
 
 class Cron:
@@ -57,19 +61,22 @@ class Cron:
             raise ConfigError(f"cron line {line!r} never comes true: no month has such a day")
 
     def next(self, after: datetime) -> datetime:
-        """The first tick after a time, in UTC."""
-        local = after.astimezone(self._zone)
-        naive = local.replace(tzinfo=None, fold=0)
-        while True:
-            found = self._next_local(naive)
-            if found is None:
-                raise ConfigError(f"cron line {self.line!r} has no tick after {after.isoformat()}")
-            # When clocks go back an hour comes twice: what runs every hour runs in both, what names its hour once.
+        """The first tick after a time, in UTC.
+
+        When clocks go back an hour comes twice: what runs every hour runs in both, what names its hour runs once.
+        """
+        naive = after.astimezone(self._zone).replace(tzinfo=None, fold=0)
+        best: datetime | None = None
+        found = self._next_local(naive - _SHIFT if self._every_hour else naive)
+        while found is not None:
             for fold in (0, 1) if self._every_hour else (0,):
                 moment = found.replace(tzinfo=self._zone, fold=fold).astimezone(UTC)
-                if moment > after:
-                    return moment
-            naive = found
+                if moment > after and (best is None or moment < best):
+                    best = moment
+            if best is not None and (not self._every_hour or found > naive + _SHIFT):
+                return best
+            found = self._next_local(found)
+        raise ConfigError(f"cron line {self.line!r} has no tick after {after.isoformat()}")
 
     def _next_local(self, after: datetime) -> datetime | None:
         """The next local time after one, clocks that go forward and back aside."""

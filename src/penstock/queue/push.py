@@ -10,8 +10,12 @@ from typing import Any
 from penstock.clock import Clock, Seconds, seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.event import Receipt
+from penstock.journal.block import Columns
 from penstock.journal.commit import Commit
+from penstock.journal.names import check_kind
+from penstock.journal.payload import encode_payload, is_binary
 from penstock.journal.prepare import Batch
+from penstock.limits import MAX_BATCH_BYTES
 from penstock.queue import keys
 from penstock.queue.policy import check_attempts
 from penstock.queue.records import READY, WAITING, Message, Special, encode
@@ -129,6 +133,19 @@ def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due
         if seq != previous + 1:
             group.cover(commit, start, previous)
             start = seq
+
+
+def plain_batch(kind: str, payloads: list[Any]) -> Batch:
+    """Payloads of one kind with nothing else to them: no drafts on the way."""
+    check_kind(kind)
+    encoded = list(map(encode_payload, payloads))
+    columns = Columns([kind] * len(encoded), encoded)
+    if any(issubclass(one, bytes | bytearray | memoryview) for one in set(map(type, payloads))):
+        columns.binary = list(map(is_binary, payloads))
+    size = sum(map(len, encoded))
+    if size > MAX_BATCH_BYTES:
+        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
+    return Batch(columns, size)
 
 
 def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: Any) -> dict[str, Any]:

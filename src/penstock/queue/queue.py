@@ -16,15 +16,15 @@ from penstock.journal.names import check_consumer, check_limit, check_position
 from penstock.journal.prepare import Batch, FindCause
 from penstock.journal.writer import Operation
 from penstock.queue import inspect, metrics, repair, schedule
-from penstock.queue.delivery import Delivery, extend_in, nack_in, release_in
+from penstock.queue.delivery import Delivery, Hold, extend_in, nack_in, release_in
 from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.middleware import Middleware
 from penstock.queue.modes import add_group, change_mode, remove_group
 from penstock.queue.policy import QueuePolicy, checked
-from penstock.queue.push import Wish, draft_fields, push, read_wish
+from penstock.queue.push import Wish, draft_fields, plain_batch, push, read_wish
 from penstock.queue.schedule import Schedule
-from penstock.queue.settle import Held, ack, find_held
+from penstock.queue.settle import Held, ack, ack_mask, find_held
 from penstock.queue.state import QueueState, unknown_queue
 from penstock.queue.take import Request
 from penstock.queue.token import fits, read_token
@@ -130,7 +130,13 @@ class Queue:
         find_cause: FindCause | None = None,
     ) -> tuple[Batch, Wish | None]:
         wish = None
-        if priority or delay != 0 or not_before is not None or max_attempts is not None or priority is False:
+        if (
+            priority
+            or priority.__class__ is not int
+            or delay != 0
+            or not_before is not None
+            or max_attempts is not None
+        ):
             wish = read_wish(self.journal.clock, key, priority, delay, not_before, max_attempts)
         fields = draft_fields(key, dedup, headers, cause)
         return self._topic._prepare(kind, payload, fields, find_cause), wish
@@ -142,6 +148,11 @@ class Queue:
         if given["dedup"] is not None:
             raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
         kind = given["kind"]
+        if options.keys() <= {"kind"} and not self.journal._guards:
+            items = list(payloads)
+            if not any(issubclass(kind_of, Draft) for kind_of in set(map(type, items))):
+                return plain_batch(kind, items), None
+            payloads = items
         fields = draft_fields(given["key"], None, given["headers"], given["cause"])
         drafts = [item if isinstance(item, Draft) else Draft(kind, item, **fields) for item in payloads]
         keyed = next((draft.key for draft in drafts if draft.key is not None), None)
@@ -247,39 +258,50 @@ class Queue:
         Unknown, repeated, settled and lost ones count 0.
         """
         handles = list(deliveries)
-        for handle in handles:
-            if isinstance(handle, Delivery):
-                self._check_own(handle)
-            elif not isinstance(handle, str):
-                raise ConfigError(f"ack_many takes deliveries or their tokens, not {handle!r:.80}")
         if not handles:
             return 0
-        count = self._writer.run(Operation(lambda commit: self._ack_many_in(commit, handles)))
+        together, tokens = self._by_hold(handles)
+        count = self._writer.run(Operation(lambda commit: self._ack_many_in(commit, together, tokens)))
         for handle in handles:
-            if isinstance(handle, Delivery):
+            if handle.__class__ is Delivery:
                 handle._settled = True
         self._note_acks(count)
         return count
 
-    def _ack_many_in(self, commit: Commit, handles: list[Delivery | str]) -> int:
-        state = self._book.state(commit, self.name)
-        held: list[Held] = []
-        seen: set[tuple[int, int, int]] = set()
+    def _by_hold(self, handles: list[Delivery | str]) -> tuple[list[tuple[Hold, int]], list[str]]:
+        """Deliveries as one bit mask per lease, and the tokens among them."""
+        masks: dict[Hold, int] = {}
+        tokens: list[str] = []
         for handle in handles:
-            found = self._find(commit, state, handle)
-            if found is not None:
-                place = (found.group.number, found.number, found.index)
-                if place not in seen:
-                    seen.add(place)
-                    held.append(found)
-        if held:
-            ack(commit, state, held)
-        return len(held)
+            if isinstance(handle, Delivery):
+                hold = handle._hold
+                masks[hold] = masks.get(hold, 0) | 1 << handle._index
+            elif isinstance(handle, str):
+                tokens.append(handle)
+            else:
+                raise ConfigError(f"ack_many takes deliveries or their tokens, not {handle!r:.80}")
+        for hold in masks:
+            if hold.queue is not self:
+                raise ConfigError(f"a delivery of queue {hold.queue.name!r} was given to queue {self.name!r}")
+        return list(masks.items()), tokens
 
-    def _find(self, commit: Commit, state: QueueState, handle: Delivery | str) -> Held | None:
-        if isinstance(handle, Delivery):
-            return handle._held(commit, state)
-        address = read_token(handle)
+    def _ack_many_in(self, commit: Commit, together: list[tuple[Hold, int]], tokens: list[str]) -> int:
+        state = self._book.state(commit, self.name)
+        count = 0
+        for hold, mask in together:
+            group = state.group(commit.tx, hold.group)
+            lease = group.lease(commit.tx, hold.number)
+            if lease is not None and lease.secret == hold.secret:
+                count += ack_mask(commit, state, group, hold.number, lease, mask)
+        for token in tokens:
+            held = self._find(commit, state, token)
+            if held is not None:
+                ack(commit, state, held)
+                count += 1
+        return count
+
+    def _find(self, commit: Commit, state: QueueState, token: str) -> Held | None:
+        address = read_token(token)
         if address is None or (address.group and address.group not in state.record.groups.values()):
             return None
         lease = state.group(commit.tx, address.group).lease(commit.tx, address.number)
@@ -290,14 +312,14 @@ class Queue:
     def _ack(self, delivery: Delivery) -> None:
         def apply(commit: Commit) -> None:
             state = self._book.state(commit, self.name)
-            ack(commit, state, [delivery._held_or_stale(commit, state)])
+            ack(commit, state, delivery._held_or_stale(commit, state))
 
         self._writer.run(Operation(apply))
         self._note_acks(1)
 
     def _ack_in(self, commit: Commit, delivery: Delivery) -> None:
         state = self._book.state(commit, self.name)
-        ack(commit, state, [delivery._held_or_stale(commit, state)])
+        ack(commit, state, delivery._held_or_stale(commit, state))
 
     def _note_acks(self, count: int) -> None:
         self._counters.acked.inc(count)
@@ -323,10 +345,6 @@ class Queue:
             return 0 if state is None else release_in(commit, state, deliveries)
 
         return self._writer.run(Operation(apply, relaxed=True))
-
-    def _check_own(self, delivery: Delivery) -> None:
-        if delivery.queue is not self:
-            raise ConfigError(f"a delivery of queue {delivery.queue.name!r} was given to queue {self.name!r}")
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int) -> Event | None:

@@ -149,11 +149,18 @@ class Lease(msgspec.Struct, array_like=True):
         byte = index >> 3
         return byte < len(self.returns) and bool(self.returns[byte] >> (index & 7) & 1)
 
+    def held_mask(self) -> int:
+        """The messages still held, a bit each."""
+        return (1 << self.count) - 1 & ~int.from_bytes(self.settled, "little")
+
     def held(self) -> list[int]:
         """The messages still held, by index."""
-        if not self.settled:
-            return list(range(self.count))
-        return [index for index in range(self.count) if self.holds(index)]
+        return indexes_of(self.held_mask()) if self.settled else list(range(self.count))
+
+
+def indexes_of(mask: int) -> list[int]:
+    """The places of the bits that are set."""
+    return [index for index in range(mask.bit_length()) if mask >> index & 1]
 
 
 _encode = msgspec.msgpack.Encoder().encode

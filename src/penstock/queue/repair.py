@@ -59,7 +59,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
             if event is None or over_budget(commit, state, message):
                 expire_one(commit, state, group, number, lease, index)
                 continue
-            group.let_go(commit, number, lease, [index])
+            group.let_go(commit, number, lease, 1 << index)
             message.attempts += 1
             message.last_ms = now
             picked.append((message, event))

@@ -20,7 +20,7 @@ from penstock.journal.commit import Commit
 from penstock.queue import keys
 from penstock.queue.dead import bury
 from penstock.queue.owners import is_alive
-from penstock.queue.records import FAILED, NEVER, READY, WAITING, Lease, Message
+from penstock.queue.records import FAILED, NEVER, READY, WAITING, Lease, Message, indexes_of
 from penstock.queue.state import Group, QueueState
 
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
@@ -63,13 +63,23 @@ def stale(token: str, queue: str) -> StaleDelivery:
 
 
 # ── the ways out ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def ack(commit: Commit, queue: QueueState, held: list[Held]) -> None:
-    """Settles messages for good; those of one lease with one change of its record."""
-    for group, number, lease, indexes in _by_lease(held):
-        group.let_go(commit, number, lease, indexes)
-        if lease.messages is not None:
-            for index in indexes:
-                _free(commit, queue, group, lease, index)
+def ack(commit: Commit, queue: QueueState, held: Held) -> None:
+    """Settles a message for good."""
+    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    if held.lease.messages is not None:
+        _free(commit, queue, held.group, held.lease, held.index)
+
+
+def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, mask: int) -> int:
+    """Settles those of a lease's messages (a bit each) that it still holds; returns how many."""
+    mask &= lease.held_mask()
+    if not mask:
+        return 0
+    group.let_go(commit, number, lease, mask)
+    if lease.messages is not None:
+        for index in indexes_of(mask):
+            _free(commit, queue, group, lease, index)
+    return mask.bit_count()
 
 
 def nack(
@@ -77,7 +87,7 @@ def nack(
 ) -> Outcome:
     """One attempt failed: back to its position, now or later, or given up."""
     message = held.lease.message(held.index)
-    held.group.let_go(commit, held.number, held.lease, [held.index])
+    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
     return _fail(commit, queue, held.group, held.lease, held.index, message, commit.now_ms, error, delay, dead)
 
 
@@ -85,7 +95,7 @@ def release(commit: Commit, queue: QueueState, held: Held) -> None:
     """Back to its position at once, as if it had not been taken."""
     message = held.lease.message(held.index)
     message.attempts -= 1
-    held.group.let_go(commit, held.number, held.lease, [held.index])
+    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
     _put_back(commit, queue, held.group, held.lease, held.index, message, 0)
 
 
@@ -133,7 +143,7 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
 def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, index: int) -> None:
     """Takes one message back as if its lease had ended now."""
     message = msgspec.structs.replace(lease.message(index))
-    group.let_go(commit, number, lease, [index])
+    group.let_go(commit, number, lease, 1 << index)
     _fail(commit, queue, group, lease, index, message, commit.now_ms, LEASE_LOST, None, False)
 
 
@@ -222,7 +232,7 @@ def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: 
 
 def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:
     messages = [(index, lease.message(index), lease.deadline_of(index)) for index in indexes]
-    group.let_go(commit, number, lease, indexes)
+    group.let_go(commit, number, lease, sum(1 << index for index in indexes))
     for index, message, deadline in messages:
         since = min(deadline, commit.now_ms)
         _fail(commit, queue, group, lease, index, message, since, LEASE_LOST, None, False)

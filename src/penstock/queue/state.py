@@ -99,15 +99,15 @@ class Group:
         commit.writes += 1
         commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
 
-    def let_go(self, commit: Commit, number: int, lease: Lease, indexes: list[int]) -> None:
-        """Takes messages (still held ones) out of a lease; the lease goes with its last message."""
+    def let_go(self, commit: Commit, number: int, lease: Lease, mask: int) -> None:
+        """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
         record = self.record
         self.touch(commit)
-        record.in_flight -= len(indexes)
+        record.in_flight -= mask.bit_count()
+        if self.queue.policy.max_in_flight is not None:
+            commit.touched.setdefault(self.queue.name, 0)  # somebody may wait for room
         if lease.count > 1:
-            mask = int.from_bytes(lease.settled, "little")
-            for index in indexes:
-                mask |= 1 << index
+            mask |= int.from_bytes(lease.settled, "little")
             if mask != (1 << lease.count) - 1:
                 lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
                 self.save_lease(commit, number, lease)
@@ -257,7 +257,7 @@ class Group:
             self.occupy(commit, key, following.seq)
 
     def seat(self, commit: Commit, message: Message) -> None:
-        """Places a message that comes back, ready or waiting; of a key's messages that were not tried the first goes."""
+        """Places a message that comes back, ready or waiting; of a key's untried messages the first goes first."""
         key = message.key
         if key is None:
             self.place(commit, message)

@@ -15,7 +15,7 @@ from penstock.clock import SystemClock
 from penstock.errors import Closed
 from penstock.journal.writer import Operation
 from penstock.queue import metrics
-from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.delivery import Delivery, Hold, release_in
 from penstock.queue.modes import group_for
 from penstock.queue.take import Request, Taken, take
 
@@ -111,7 +111,7 @@ async def take_waiting_async(
     patience: Patience | None = None
     while True:
         seen = signal.version
-        taken = await queue._writer.submit(Operation(_Look(queue, request), relaxed=True))
+        taken = await _look_async(queue, request)
         if taken.deliveries:
             return _woken(taken, patience)
         if taken.more:
@@ -127,6 +127,24 @@ async def take_waiting_async(
         with queue.journal._hub:
             await signal.wait_async(seen, nap)
         _check_open(queue)
+
+
+async def _look_async(queue: Queue, request: Request) -> Taken:
+    import asyncio
+
+    look = Operation(_Look(queue, request), relaxed=True)
+    try:
+        return await queue._writer.submit(look)
+    except asyncio.CancelledError:
+        # The look goes on without us: what it finds is given back by the operation that comes after it.
+        queue._writer.submit(Operation(lambda commit: _give_back(commit, queue, look.value), relaxed=True))
+        raise
+
+
+def _give_back(commit: Commit, queue: Queue, taken: Taken | None) -> None:
+    state = queue._book.find(commit, queue.name)
+    if taken is not None and state is not None:
+        release_in(commit, state, taken.deliveries)
 
 
 def _check_open(queue: Queue) -> None:

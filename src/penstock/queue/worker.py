@@ -6,7 +6,6 @@ extends the leases of everything in hand. Stopping finishes what has begun and g
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import queue as stdlib_queue
@@ -22,6 +21,8 @@ from penstock.queue.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.waiting import take_waiting, take_waiting_async
 
 if TYPE_CHECKING:
+    import asyncio
+
     from penstock.queue.queue import Queue
 
 log = logging.getLogger("penstock.queue")
@@ -71,6 +72,8 @@ class QueueWorker(Worker):
     def run(self) -> None:
         """Works in the calling thread until stopped."""
         if self._is_async():
+            import asyncio
+
             asyncio.run(self._work_async())
         else:
             self._work()
@@ -213,6 +216,8 @@ class QueueWorker(Worker):
 
     # ── the event loop ───────────────────────────────────────────────────────────────────────────────────────────────
     async def _work_async(self) -> None:
+        import asyncio
+
         tasks: set[asyncio.Task[None]] = set()
         turns = asyncio.Semaphore(self._concurrency)
         room = asyncio.Event()
@@ -252,6 +257,8 @@ class QueueWorker(Worker):
             raise self._failure
 
     async def _hand_async(self, delivery: Delivery, turns: asyncio.Semaphore) -> None:
+        import asyncio
+
         try:
             async with turns:
                 if self._stopping.is_set():
@@ -267,6 +274,8 @@ class QueueWorker(Worker):
                 self._in_hand.discard(delivery)
 
     async def _handle_async(self, delivery: Delivery) -> None:
+        import asyncio
+
         try:
             self._enter(delivery)
             result = await self._handler(delivery)

@@ -4,7 +4,7 @@
     settings   what the caller asked for, and penstock's defaults around it
     java       which Java runs it
     launch     starting the JVM, directly or by Spark's scripts
-    archive    the cached class archive that halves the start; `warm` makes it
+    archive    the cached class archive that halves the start; `python -m penstock.spark.warm` makes it now
     scratch    the temporary folder, removed even after a kill
     daemon     the parent of Python workers, made quiet
 
@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.spark.sessions import session, stop
-    from penstock.spark.warm import warm
 
-__all__ = ["session", "stop", "warm"]
+__all__ = ["session", "stop"]
 
-_HOMES = {"session": "sessions", "stop": "sessions", "warm": "warm"}
+_HOMES = {"session": "sessions", "stop": "sessions"}
 
 
 def __getattr__(name: str) -> Any:

@@ -74,7 +74,7 @@ class Archive:
     def usable(self) -> bool:
         """Whether the archive was finished and has not been touched since."""
         try:
-            return json.loads(self._seal.read_bytes()) == _identity(self.path)
+            return bool(json.loads(self._seal.read_bytes()) == _identity(self.path))
         except (OSError, ValueError):
             return False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import site
 import struct
@@ -22,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.spark.archive import Archive
-
 from penstock.errors import ConfigError
+from penstock.spark.archive import Archive
 from penstock.spark.java import Java, home_for_scripts
 from penstock.spark.scratch import Scratch
 
@@ -209,7 +209,7 @@ def _start(java: Java, conf: Mapping[str, str], scratch: Scratch, extra: list[st
         str(java.executable),
         *virtual_machine_flags(java),
         *extra,
-        f"-Xmx{conf['spark.driver.memory']}",
+        f"-Xmx{heap(conf)}",
         f"-Djava.io.tmpdir={scratch.path}",
         f"-Dlog4j2.configurationFile={log.as_uri()}",
         *shlex.split(conf.get("spark.driver.extraJavaOptions", "")),
@@ -231,6 +231,15 @@ def _start(java: Java, conf: Mapping[str, str], scratch: Scratch, extra: list[st
         process.communicate()
         raise
     return Jvm(process, port, secret)
+
+
+def heap(conf: Mapping[str, str]) -> str:
+    """spark.driver.memory as the JVM spells it: Spark also takes "2gb", and a bare number for megabytes."""
+    memory = conf.get("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY") or "1g"
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", memory.strip().lower())
+    if match is None:
+        raise ConfigError(f"spark.driver.memory must be a size such as 512m or 4g, not {memory!r}")
+    return f"{match.group(1)}{match.group(2) or 'm'}"
 
 
 def _environment(java: Java, conf: Mapping[str, str], connection: Path) -> dict[str, str]:

@@ -40,7 +40,6 @@ _KNOWN = (
     "correlation_id",
     "causation_id",
 )
-_HEADERS = pa.map_(pa.string(), pa.string())
 _TIME = pa.timestamp("us", "UTC")
 
 
@@ -82,7 +81,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
     def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
         count = batch.num_rows
-        given = {name: batch.column(name) for name in batch.schema.names if name in self.columns}
+        given = {name: _narrow(batch.column(name)) for name in batch.schema.names if name in self.columns}
         made: dict[str, Any] = {
             "topic": given["topic"] if self.topic is None else _repeated(self.topic, count),
             "kind": self._kinds(given, count),
@@ -134,7 +133,8 @@ def _check_type(name: str, kind: Any) -> None:
     if name in _TEXT:
         fits = kind == pa.string()
     elif name == "headers":
-        fits, wanted = kind == _HEADERS, "a map of text to text"
+        wanted = "a map of text to text"
+        fits = pa.types.is_map(kind) and kind.key_type == pa.string() and kind.item_type == pa.string()
     elif name == "occurred_at":
         fits, wanted = kind == _TIME, "a timestamp"
     elif name == "cause":
@@ -150,3 +150,12 @@ def _check_type(name: str, kind: Any) -> None:
 
 def _repeated(value: str, count: int) -> Any:
     return pa.repeat(pa.scalar(value, pa.string()), count)
+
+
+def _narrow(column: Any) -> Any:
+    """The column with 32-bit offsets; Spark can be told to send text and bytes with 64-bit ones."""
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_large_binary(column.type):
+        return column.cast(pa.binary())
+    return column

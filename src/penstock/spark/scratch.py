@@ -16,6 +16,7 @@ from pathlib import Path
 
 _PREFIX = "penstock-"
 _LOCK = "owner.lock"
+_SHALLOW = Path("/tmp")
 
 # sockaddr_un holds 104 bytes on macOS and 108 on Linux; Spark's sockets are named ".<uuid>.sock".
 _SOCKET_PATH_LIMIT = 103
@@ -26,30 +27,34 @@ class Scratch:
     """A private temporary folder, kept until `remove` or the end of the process."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = _parent() if parent is None else parent
+        parent = Path(tempfile.gettempdir()) if parent is None else parent
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._shallow: Scratch | None = None
 
-    @property
-    def fits_sockets(self) -> bool:
-        """Whether a Unix socket made in here has a path short enough for the system."""
-        return len(os.fsencode(self.path)) + _SOCKET_NAME <= _SOCKET_PATH_LIMIT
-
-    def folder(self, name: str) -> Path:
-        """A folder inside this one."""
-        path = self.path / name
-        path.mkdir(exist_ok=True)
-        return path
+    def sockets(self) -> Path | None:
+        """A folder whose path leaves room for a socket's name: this one, or one in /tmp; None when there is neither."""
+        if _fits(self.path):
+            return self.path
+        if self._shallow is None and os.access(_SHALLOW, os.W_OK | os.X_OK) and self.path.parent != _SHALLOW:
+            self._shallow = Scratch(_SHALLOW)
+        return None if self._shallow is None else self._shallow.path
 
     def remove(self) -> None:
         """Deletes the folder with everything in it; calling it again changes nothing."""
+        if self._shallow is not None:
+            self._shallow.remove()
         if self._lock < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
         self._lock = -1
+
+
+def _fits(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + _SOCKET_NAME <= _SOCKET_PATH_LIMIT
 
 
 def sweep(parent: Path) -> list[Path]:
@@ -91,13 +96,3 @@ def _alive(path: Path) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _parent() -> Path:
-    """The system's temporary folder, or /tmp where that is so deep (macOS) that no socket path would fit."""
-    parent = Path(tempfile.gettempdir())
-    longest = len(os.fsencode(parent)) + len(f"/{_PREFIX}4194304-xxxxxxxx") + _SOCKET_NAME
-    shallow = Path("/tmp")
-    if longest > _SOCKET_PATH_LIMIT and os.access(shallow, os.W_OK | os.X_OK):
-        return shallow
-    return parent

@@ -26,7 +26,7 @@ from penstock.spark.launch import (
     virtual_machine_flags,
 )
 from penstock.spark.scratch import Scratch
-from penstock.spark.settings import defaults, from_keywords, merged, with_identity
+from penstock.spark.settings import UNNAMED, defaults, from_keywords, merged, with_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,10 +42,13 @@ class _Running:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.forget()
+
+    def forget(self) -> None:
         self.owner = os.getpid()
         self.jvm: Jvm | None = None
         self.scratch: Scratch | None = None
-        self.archive: Archive | None = None
+        self.missing: Archive | None = None  # the archive to make when this program has ended
 
 
 _running = _Running()
@@ -90,12 +93,9 @@ def stop() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    if _running.jvm is None or _running.owner != os.getpid():
-        return
-    archive = _running.archive
     stop()
-    if archive is not None and mode() == "on" and archive.wanted:
-        archive.make_in_background()
+    if _running.owner == os.getpid() and _running.missing is not None and _running.missing.wanted:
+        _running.missing.make_in_background()
 
 
 def _session_here(given: dict[str, str | None]) -> SparkSession:
@@ -127,9 +127,10 @@ def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> N
         java = javas.find()
         _running.owner = os.getpid()
         if goes_direct(wanted["spark.master"], wanted):
-            _running.archive = archive_for(java)
-            _running.jvm = launch(java, wanted, scratch, archive=_running.archive)
+            archive = archive_for(java)
+            _running.jvm = launch(java, wanted, scratch, archive=archive)
             connect(_running.jvm)
+            _running.missing = archive if mode() == "on" else None
         else:
             _running.jvm = launch_by_scripts(java, given, scratch)
     except BaseException:
@@ -145,17 +146,17 @@ def archive_for(java: javas.Java) -> Archive | None:
 
 
 def _session_on_foreign_ground(given: dict[str, str | None]) -> SparkSession:
-    """A session where one exists, or where spark-submit or a notebook started the JVM: their settings come first."""
+    """A session where one exists, or where spark-submit or a notebook started the JVM: what they set comes first."""
+    from pyspark import SparkConf
+    from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 
+    SparkContext._ensure_initialized()
+    present = SparkConf()
     builder = SparkSession.builder
-    explicit = {name: value for name, value in given.items() if value is not None}
-    if explicit["spark.app.name"] == "penstock":
-        del explicit["spark.app.name"]
-    if explicit["spark.master"] == "local[*]":
-        del explicit["spark.master"]
-    for name, value in explicit.items():
-        builder = builder.config(name, value)
+    for name, value in merged(given, {}).items():
+        if value != UNNAMED.get(name) or not present.contains(name):
+            builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
@@ -193,7 +194,7 @@ def _started_by_others() -> bool:
 
 def _forget_a_dead_jvm() -> None:
     if _running.owner != os.getpid():
-        _running.__init__()  # type: ignore[misc]
+        _running.forget()  # a forked child: the JVM is its parent's
     elif _running.jvm is not None and not _running.jvm.alive:
         stop()
 
@@ -211,10 +212,12 @@ def _hush_accumulators(spark: SparkSession) -> None:
 
 
 def _stop_session() -> None:
+    if _running.jvm is None or not _running.jvm.alive:
+        return
     from pyspark.sql import SparkSession
 
     active = SparkSession._instantiatedSession
-    if active is None or _running.jvm is None or not _running.jvm.alive:
+    if active is None:
         return
     with contextlib.suppress(Exception):
         active.conf.set("spark.sql.streaming.stopTimeout", _STREAM_STOP)

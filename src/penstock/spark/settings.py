@@ -6,6 +6,7 @@ a steady micro-batch at 80–100 ms. A cluster gets only those that hold anywher
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ from penstock.errors import ConfigError
 from penstock.spark.scratch import Scratch
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+UNNAMED = {"spark.app.name": "penstock", "spark.master": "local[*]"}
+"""What `session()` is called with when the caller says nothing."""
 
 
 def from_keywords(keywords: Mapping[str, object]) -> dict[str, str | None]:
@@ -46,11 +50,11 @@ def with_identity(conf: Mapping[str, str | None], app: str, master: str) -> dict
     if not isinstance(master, str) or not master.strip():
         raise ConfigError(f"master must be a Spark master such as local[*] or spark://host:7077, not {master!r}")
     named = dict(conf)
-    for name, value, default in (("spark.app.name", app, "penstock"), ("spark.master", master, "local[*]")):
+    for name, value in (("spark.app.name", app), ("spark.master", master)):
         given = named.get(name)
         if given is None:
             named[name] = value
-        elif value not in (default, given):
+        elif value not in (UNNAMED[name], given):
             raise ConfigError(f"{name} is given twice, as {given!r} and as {value!r}")
     return named
 
@@ -79,10 +83,11 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
     }
     if _installed():
         local["spark.python.daemon.module"] = "penstock.spark.daemon"
-    if scratch.fits_sockets:
+    sockets = scratch.sockets()
+    if sockets is not None:
         # Workers over Unix sockets: source to sink in 90–105 ms instead of 160–175 ms.
         local["spark.python.unix.domain.socket.enabled"] = "true"
-        local["spark.python.unix.domain.socket.dir"] = str(scratch.path)
+        local["spark.python.unix.domain.socket.dir"] = str(sockets)
     return local
 
 
@@ -133,8 +138,6 @@ def _memory() -> str:
         return chosen
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
-    try:
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
         available = min(available, int(limit.read_text()))
-    except (OSError, ValueError):
-        pass  # no limit, or no control groups
     return f"{min(max(available // 4 >> 20, 1024), 16 * 1024)}m"

@@ -156,6 +156,11 @@ class Block:
 
 def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> Block:
     """Checks a batch object; `Corrupt` when it is not one, or unpacks to more than `limit` bytes."""
+    return Block(*_unwrap(data, limit))
+
+
+def _unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:
+    """The bytes that hold the entries, where they end, and how many entries there should be."""
     size = len(data)
     if size < _FOOTER.size:
         raise Corrupt(f"a batch of {size} bytes is too small for its {_FOOTER.size}-byte footer", offset=size)
@@ -172,7 +177,15 @@ def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> Block:
         raise Corrupt(f"a batch of {end} bytes is larger than the {limit} allowed", offset=0)
     if count * _LENGTH.size > end:
         raise Corrupt(f"a batch of {end} bytes cannot hold the {count} entries it counts", offset=end)
-    return Block(data, end, count)
+    return data, end, count
+
+
+def decode_arrow(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> pyarrow.Array:
+    """The entries of a batch object as one Arrow binary array, without a Python object per entry."""
+    from penstock.buffer.format.arrow import block_to_arrow
+
+    unwrapped, end, count = _unwrap(data, limit)
+    return block_to_arrow(memoryview(unwrapped)[:end], count, _common_length(unwrapped, end, count))
 
 
 def decode_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> list[bytes]:

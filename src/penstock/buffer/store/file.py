@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from penstock.buffer.slabs import Slabs
 from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, check_path
 from penstock.errors import StorageError
 
@@ -23,6 +24,9 @@ _TEMPORARY = ".tmp"
 _TAIL = 64
 #: Linux writes and reads at most 2 GiB minus a page per call.
 _MOST = 1 << 30
+#: Objects of this size are read into memory that is used again once nobody looks at them.
+_LARGE = 1 << 20
+_slabs = Slabs(128 << 20)
 
 
 class FileStore:
@@ -111,7 +115,7 @@ class FileStore:
                 data = _read(file, status.st_size)
             finally:
                 os.close(file)
-        return Stored(data, _tag(status, data[-_TAIL:]))
+        return Stored(data, _tag(status, bytes(data[-_TAIL:])))
 
     def _version(self, place: Path) -> Version | None:
         """The version now, from the file's identity and its last bytes: a manifest's footer differs in every write.
@@ -159,15 +163,24 @@ def _tag(status: os.stat_result, tail: bytes) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}-{zlib.crc32(tail):x}"
 
 
-def _read(file: int, size: int) -> bytes:
-    data = os.read(file, min(size, _MOST))
-    if len(data) == size:
-        return data
-    parts = [data]
-    while data and sum(map(len, parts)) < size:
-        data = os.read(file, _MOST)
-        parts.append(data)
-    return b"".join(parts)
+def _read(file: int, size: int) -> Buffer:
+    if size < _LARGE or not _slabs.can_lend:
+        return _read_fresh(file, size)
+    slab = _slabs.take(size)
+    view = memoryview(slab)
+    done = 0
+    while done < size and (got := os.readv(file, [view[done : min(size, done + _MOST)]])):
+        done += got
+    return _slabs.lend(slab, done)
+
+
+def _read_fresh(file: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    left = size
+    while left > 0 and (part := os.read(file, min(left, _MOST))):
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @contextmanager

@@ -1,0 +1,53 @@
+"""Memory that is used again. Touching fresh pages costs more than copying into them, and batches are megabytes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+np: Any
+try:
+    import numpy as np
+except ImportError:  # then reads take fresh memory every time
+    np = None
+
+_FIRST = 64 << 10
+_ROUND = 1 << 20
+
+
+class Slabs:
+    """Free memory, up to a number of bytes; what is more is left to the garbage collector."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._free: list[bytearray] = []
+        self._free_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int = _FIRST) -> bytearray:
+        """Memory of at least `size` bytes, with anything in it."""
+        with self._lock:
+            for index in range(len(self._free) - 1, -1, -1):
+                if len(self._free[index]) >= size:
+                    slab = self._free.pop(index)
+                    self._free_bytes -= len(slab)
+                    return slab
+        return bytearray(size if size <= _FIRST else -(-size // _ROUND) * _ROUND)
+
+    def give_back(self, slab: bytearray) -> None:
+        """Takes memory that nobody looks at any more."""
+        with self._lock:
+            if self._free_bytes + len(slab) <= self._most_bytes:
+                self._free.append(slab)
+                self._free_bytes += len(slab)
+
+    def lend(self, slab: bytearray, size: int) -> memoryview:
+        """The first `size` bytes to look at; the slab comes back by itself when the last view of them is gone."""
+        lent = np.frombuffer(slab, np.uint8, size)  # an object that views keep alive and that can be watched
+        weakref.finalize(lent, self.give_back, slab).atexit = False
+        return memoryview(lent).toreadonly()
+
+    @property
+    def can_lend(self) -> bool:
+        return np is not None

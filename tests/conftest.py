@@ -1,0 +1,10 @@
+"""What every test shares: hypothesis without deadlines, because a loaded machine is slow without being wrong."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# --hypothesis-profile=first shows a failure as it was found, without minutes of looking for a smaller one.
+settings.register_profile("first", settings.get_profile("penstock"), phases=[Phase.reuse, Phase.generate])
+settings.load_profile("penstock")

@@ -1,0 +1,33 @@
+"""An entity index that builds runs after a few events, so that short tests go through all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from penstock.journal import indexer, keymerge, keyrows
+
+SIZES = [
+    (indexer, "INDEX_RUN_EVENTS", 16),
+    (indexer, "INDEX_FAN_IN", 3),
+    (indexer, "INDEX_STEP_BYTES", 1500),
+    (keyrows, "INDEX_CHUNK_BYTES", 600),
+    (keyrows, "INDEX_LARGE_CHUNK_BYTES", 1500),
+    (keyrows, "_MARKS", 4),
+    (keymerge, "INDEX_STEP_BYTES", 2000),
+    (keymerge, "_MARKS_STEP", 9),
+]
+
+
+@contextmanager
+def small_index() -> Iterator[None]:
+    """Shrinks the sizes of the index; what it does stays the same."""
+    patches = [patch.object(module, name, size) for module, name, size in SIZES]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()

@@ -1,0 +1,150 @@
+"""Causality: causes, effects and correlations across topics, and their picture."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+
+import pytest
+from journals import on
+from small_index import small_index
+
+from penstock import Draft, Event, Journal, Topic
+from penstock.errors import ConfigError
+
+Reopen = Callable[[Journal], Journal]
+
+
+@pytest.fixture(autouse=True)
+def runs_after_a_few_events() -> Iterator[None]:
+    with small_index():
+        yield
+
+
+def kinds(events: Iterator[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def story(journal: Journal) -> dict[str, str]:
+    """placed → charged → (sent → delivered), (mailed); and something else."""
+    placed = journal.topic("orders").append("placed", key="o1")
+    charged = journal.topic("payments").append("charged", cause=placed)
+    sent = journal.topic("shipping").append("sent", cause=charged)
+    mailed = journal.topic("shipping").append("mailed", cause=charged)
+    delivered = journal.topic("orders").append("delivered", key="o1", cause=sent)
+    journal.topic("orders").append("else")
+    return {one: receipt.id for one, receipt in zip(
+        ("placed", "charged", "sent", "mailed", "delivered"), (placed, charged, sent, mailed, delivered), strict=True
+    )}  # fmt: skip
+
+
+def test_ancestors_effects_and_correlations_cross_topics(journal: Journal, topic: Topic, reopen: Reopen) -> None:
+    ids = story(journal)
+    for step in ("tail", "runs", "reopened"):
+        if step == "runs":
+            for name in journal.topics():
+                journal.topic(name).append_many([Draft("noise", number, key="n") for number in range(40)])
+            journal.maintain()
+        if step == "reopened":
+            journal = reopen(journal)
+            topic = journal.topic("orders")
+        assert kinds(topic.ancestors(ids["delivered"])) == ["delivered", "sent", "charged", "placed"]
+        assert kinds(topic.ancestors(ids["placed"])) == ["placed"]
+        assert sorted(kinds(topic.effects(ids["charged"]))) == ["mailed", "sent"]
+        assert kinds(topic.effects(ids["delivered"])) == []
+        told = kinds(topic.correlated(ids["placed"]))
+        assert sorted(told) == ["charged", "delivered", "mailed", "placed", "sent"]
+        assert told.index("placed") < told.index("charged") < told.index("sent") < told.index("delivered")
+        assert kinds(journal.correlated(ids["placed"])) == told
+
+
+def test_events_receipts_and_ids_name_an_event(journal: Journal, topic: Topic) -> None:
+    first = topic.append("first")
+    topic.append("second", cause=first)
+    stored = topic.get(2)
+    assert stored is not None
+    for named in (stored, stored.id):
+        assert kinds(topic.ancestors(named)) == ["second", "first"]
+    assert kinds(topic.effects(first)) == ["second"]
+    assert kinds(topic.ancestors("no such id")) == []
+    for wrong in (3, None, ""):
+        with pytest.raises(ConfigError):
+            list(topic.effects(wrong))  # type: ignore[arg-type]
+
+
+def test_a_cause_outside_the_journal_ends_the_walk(topic: Topic) -> None:
+    topic.append("webhook", cause="request-7")
+    topic.append("handled", cause=topic.get(1))
+    assert kinds(topic.ancestors(topic.get(2))) == ["handled", "webhook"]  # type: ignore[arg-type]
+    assert kinds(topic.effects("request-7")) == ["webhook"]
+    assert kinds(topic.correlated("request-7")) == ["webhook", "handled"]
+
+
+def test_a_correlation_given_by_hand_is_kept(topic: Topic) -> None:
+    topic.append("a", correlation="session")
+    topic.append("b", cause=topic.get(1))
+    topic.append("c", correlation="session")
+    assert kinds(topic.correlated("session")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_compaction_takes_effects_and_correlations_along(journal: Journal, topic: Topic, indexed: bool) -> None:
+    first = topic.append("first")
+    for number in range(30):
+        topic.append("effect", number, cause=first)
+    if indexed:
+        journal.maintain()
+    assert len(list(topic.effects(first))) == 30
+    topic.compact(11)
+    assert len(list(topic.effects(first))) == 20 and len(list(topic.correlated(first.id))) == 20
+    journal.maintain()
+    assert len(list(topic.effects(first))) == 20
+
+
+def test_a_long_chain_is_walked_to_its_beginning(topic: Topic) -> None:
+    receipt = topic.append("link", 0)
+    for number in range(1, 120):
+        receipt = topic.append("link", number, cause=receipt)
+    assert [event.payload for event in topic.ancestors(receipt)] == list(range(119, -1, -1))
+
+
+# ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@on("memory")
+def test_a_graph_as_mermaid_and_dot(journal: Journal) -> None:
+    ids = story(journal)
+    mermaid = journal.graph(ids["placed"])
+    assert mermaid.startswith("flowchart TD\n")
+    assert mermaid.count("-->") == 4 and '["placed<br/>orders#35;1 · o1<br/>' in mermaid
+    dot = journal.graph(ids["placed"], "dot")
+    assert dot.startswith("digraph causes {") and dot.count("->") == 4 and dot.rstrip().endswith("}")
+    assert 'label="charged\\npayments#1\\n' in dot and ids["charged"] in dot
+    with pytest.raises(ConfigError, match="svg"):
+        journal.graph(ids["placed"], "png")  # type: ignore[arg-type]
+
+
+@on("memory")
+def test_a_graph_as_svg_shows_every_event_and_arrow_without_overlap(journal: Journal) -> None:
+    ids = story(journal)
+    root = ElementTree.fromstring(journal.graph(ids["placed"], "svg"))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [(float(box.attrib["x"]), float(box.attrib["y"])) for box in root.iter(f"{space}rect")]
+    assert len(boxes) == 5 and len(set(boxes)) == 5
+    assert len([path for path in root.iter(f"{space}path") if "marker-end" in path.attrib]) == 4
+    assert {title.text for title in root.iter(f"{space}title")} == set(ids.values())
+    rows = sorted({y for _, y in boxes})
+    assert len(rows) == 4, "one row for each step of the chain"
+    for one in boxes:
+        for other in boxes:
+            assert one == other or abs(one[0] - other[0]) >= 190 or abs(one[1] - other[1]) >= 54
+
+
+@on("memory")
+def test_awkward_text_is_escaped_and_nothing_is_drawn_for_nobody(journal: Journal, topic: Topic) -> None:
+    first = topic.append('<b> & "q" \\ #', key="a]b\nc")
+    topic.append("x" * 100, cause=first)
+    root = ElementTree.fromstring(journal.graph(first.id, "svg"))
+    assert '<b> & "q" \\ #' in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert '\\"q\\"' in journal.graph(first.id, "dot")
+    assert "#quot;q#quot;" in journal.graph(first.id) and "<b>" not in journal.graph(first.id)
+    for format in ("dot", "mermaid", "svg"):
+        assert journal.graph("nobody", format)  # type: ignore[arg-type]

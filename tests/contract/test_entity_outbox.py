@@ -1,0 +1,125 @@
+"""Outboxes: drafts gathered locally and appended as one atomic batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from journals import payloads, seqs
+
+import penstock
+from penstock import Journal, Topic
+from penstock.errors import Closed, ConfigError, Conflict, InvalidName
+
+
+def test_staged_drafts_are_appended_together_in_order(journal: Journal, topic: Topic) -> None:
+    topic.append("first", 0)
+    outbox = journal.outbox()
+    assert [outbox.stage(name, "e", number) for number, name in enumerate(["orders", "other", "orders"])] == [0, 1, 2]
+    assert len(outbox) == 3 and topic.latest == 1
+    receipts = outbox.flush()
+    assert [(one.topic, one.seq) for one in receipts] == [("orders", 2), ("other", 1), ("orders", 3)]
+    assert payloads(topic.read()) == [0, 0, 2] and payloads(journal.topic("other").read()) == [1]
+    assert len(outbox) == 0 and outbox.flush() == []
+
+
+def test_submit_empties_the_outbox_and_gives_a_ticket(journal: Journal, topic: Topic) -> None:
+    outbox = journal.outbox()
+    outbox.stage(topic, "e", 1)
+    ticket = outbox.submit()
+    assert len(outbox) == 0
+    assert [one.seq for one in ticket.result(60)] == [1]
+    assert outbox.submit().result(60) == []
+
+
+def test_all_or_nothing_across_topics(journal: Journal, topic: Topic) -> None:
+    journal.topic("other").append("e", key="k")
+    outbox = journal.outbox()
+    outbox.stage(topic, "e", 1, key="a", expect=0)
+    outbox.stage("other", "e", 2, key="k", expect=0)
+    with pytest.raises(Conflict) as conflict:
+        outbox.flush()
+    assert conflict.value.actual == 1
+    assert topic.latest == 0 and len(outbox) == 2, "after an error the drafts are still staged"
+    outbox.clear()
+    assert len(outbox) == 0
+
+
+def test_expectations_are_about_the_time_before_the_batch(journal: Journal) -> None:
+    outbox = journal.outbox()
+    outbox.stage("a", "e", 1, key="k", expect=0)
+    outbox.stage("b", "e", 2, key="k", expect=0)
+    outbox.stage("a", "e", 3, key="k", expect=0)
+    assert [one.seq for one in outbox.flush()] == [1, 1, 2]
+
+
+def test_causes_may_be_drafts_staged_earlier_also_for_other_topics(journal: Journal) -> None:
+    outbox = journal.outbox()
+    order = outbox.stage("orders", "placed")
+    payment = outbox.stage("payments", "charged", cause=order)
+    outbox.stage("orders", "paid", cause=payment)
+    outbox.stage("orders", "noted", cause=2, correlation="mine")
+    placed, charged, paid, noted = outbox.flush()
+    events = [journal.topic(one.topic).get(one.seq) for one in (placed, charged, paid, noted)]
+    assert [one and one.causation_id for one in events] == [None, placed.id, charged.id, paid.id]
+    assert [one and one.correlation_id for one in events] == [None, placed.id, placed.id, "mine"]
+    for wrong in (0, 5, -1):
+        outbox.stage("orders", "e", cause=wrong)
+        with pytest.raises(ConfigError, match="cause"):
+            outbox.flush()
+        outbox.clear()
+
+
+def test_dedup_keys_work_as_in_append(journal: Journal, topic: Topic) -> None:
+    original = topic.append("e", 1, dedup="d")
+    outbox = journal.outbox()
+    outbox.stage(topic, "e", 2, dedup="d")
+    outbox.stage("other", "e", 3, cause=0)
+    again, caused = outbox.flush()
+    assert again.duplicate and again.seq == original.seq and not caused.duplicate
+    assert next(journal.topic("other").read()).causation_id == original.id
+
+
+def test_a_block_flushes_on_a_clean_exit_only(journal: Journal, topic: Topic) -> None:
+    with journal.outbox() as outbox:
+        outbox.stage(topic, "e", 1)
+    with pytest.raises(KeyError), journal.outbox() as outbox:
+        outbox.stage(topic, "e", 2)
+        raise KeyError
+    assert seqs(topic.read()) == [1]
+
+
+def test_bad_drafts_are_refused(journal: Journal, topic: Topic) -> None:
+    outbox = journal.outbox()
+    with pytest.raises(InvalidName):
+        outbox.stage("no/slashes", "e")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        outbox.stage(topic, "e", colour="red")
+    with penstock.open("memory:") as other, pytest.raises(ConfigError, match="another journal"):
+        outbox.stage(other.topic("orders"), "e")
+    assert len(outbox) == 0
+    outbox.stage(topic, "e", float("nan"))
+    with pytest.raises(ConfigError):
+        outbox.flush()
+
+
+def test_a_closed_journal_takes_nothing_more(journal: Journal) -> None:
+    outbox = journal.outbox()
+    outbox.stage("orders", "e")
+    journal.close()
+    for attempt in (outbox.flush, outbox.submit):
+        with pytest.raises(Closed):
+            attempt()
+
+
+def test_many_interleaved_topics_keep_their_order(journal: Journal) -> None:
+    outbox = journal.outbox()
+    wanted: dict[str, list[Any]] = {"a": [], "b": [], "c": []}
+    for number in range(300):
+        name = "abc"[number * number % 3]
+        outbox.stage(name, "e", number, key=str(number % 7))
+        wanted[name].append(number)
+    receipts = outbox.flush()
+    assert len(receipts) == 300
+    for name, numbers in wanted.items():
+        assert payloads(journal.topic(name).read()) == numbers

@@ -1,0 +1,238 @@
+"""Groups: fanout, work, and the change between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock import Draft, Journal, ManualClock, Queue
+from penstock.errors import ConfigError, InvalidName, StaleDelivery
+
+Reopen = Callable[[Journal], Journal]
+
+
+@pytest.fixture
+def news(journal: Journal) -> Queue:
+    return journal.queue("news", mode="fanout")
+
+
+def seqs(queue: Queue, group: str = "default", limit: int = 100) -> list[int]:
+    return [delivery.seq for delivery in queue.take_many(limit, group=group)]
+
+
+# ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_in_work_mode_all_groups_share_the_messages(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    one, two = queue.take(group="a"), queue.take(group="b")
+    assert one is not None and two is not None
+    assert (one.seq, one.group, two.seq, two.group) == (1, "a", 2, "b")
+    assert queue.groups() == ["a", "b", "default"]
+    assert [p.seq for p in queue.pending("a")] == [1] and len(queue.pending()) == 2
+    one.ack()
+    two.ack()
+    assert [event.seq for event in queue] == [3], "an acknowledgement removes the message for everybody"
+
+
+def test_a_claim_minds_the_group_it_names(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(2))
+    queue.take(group="a")
+    queue.take(group="b")
+    assert [delivery.seq for delivery in queue.claim(min_idle=0, group="b", limit=9)] == [2]
+
+
+# ── fanout ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_group_gets_every_message_once(news: Queue, reopen: Reopen) -> None:
+    news.push_many(range(3))
+    assert news.groups() == [], "none is implicit"
+    assert seqs(news, "audit") == [1, 2, 3] and seqs(news, "mail", 1) == [1]
+    news.push("more")
+    news = reopen(news.journal).queue("news")
+    assert seqs(news, "audit") == [4] and seqs(news, "mail") == [2, 3, 4] and seqs(news, "mail") == []
+    assert news.groups() == ["audit", "mail"]
+
+
+def test_a_group_s_failures_are_its_own(news: Queue, clock: ManualClock) -> None:
+    news.configure(max_attempts=2)
+    news.push_many(range(2))
+    for _ in range(2):
+        news.take(group="bad").nack()  # type: ignore[union-attr]
+    good = news.take_many(2, group="good")
+    assert [(delivery.seq, delivery.attempt) for delivery in good] == [(1, 1), (2, 1)]
+    assert [event.seq for event in news.failed("bad")] == [1] and list(news.failed("good")) == []
+    assert (news.stats("bad").failed, news.stats("good").failed) == (1, 0)
+    clock.advance(31)
+    assert [delivery.attempt for delivery in news.take_many(2, group="good")] == [2, 2]
+
+
+def test_dead_letters_name_their_group(journal: Journal) -> None:
+    news = journal.queue("news", mode="fanout", dead_letter="grave", max_attempts=1)
+    news.add_group("a")
+    news.add_group("b")
+    news.push("x")
+    for group in ("a", "b"):
+        news.take(group=group).nack()  # type: ignore[union-attr]
+    assert [event.headers["dead-group"] for event in journal.queue("grave")] == ["a", "b"]
+    assert list(news) == []
+
+
+def test_a_message_goes_when_all_groups_are_done(news: Queue, journal: Journal) -> None:
+    news.add_group("a")
+    news.add_group("b")
+    news.push_many(range(4))
+    news.ack_many(news.take_many(4, group="a"))
+    assert [event.seq for event in news] == [1, 2, 3, 4]
+    mine = news.take_many(3, group="b")
+    mine[0].ack()
+    mine[2].ack()
+    assert [event.seq for event in news] == [2, 4] and news.get(1) is None and news.get(2) is not None
+    journal.maintain()
+    assert journal.topic("news").oldest == 2
+    mine[1].ack()
+    news.ack_many(news.take_many(9, group="b"))
+    journal.maintain()
+    assert list(news) == [] and journal.topic("news").oldest == 0 and journal.topic("news").latest == 4
+
+
+def test_without_a_group_messages_wait_for_the_first(news: Queue, journal: Journal) -> None:
+    news.push_many(range(3))
+    journal.maintain()
+    assert len(news) == 3 and [event.seq for event in news] == [1, 2, 3]
+    stats = news.stats("nobody yet")
+    assert (stats.ready, stats.in_flight, stats.groups) == (3, 0, ())
+    assert seqs(news, "first") == [1, 2, 3]
+
+
+def test_a_group_begins_where_it_says(news: Queue) -> None:
+    news.push_many(range(5))
+    news.add_group("all")
+    news.add_group("tail", after=3)
+    news.add_group("new", after="latest")
+    news.add_group("tail", after=0)
+    news.push("six")
+    assert (seqs(news, "all"), seqs(news, "tail"), seqs(news, "new")) == ([1, 2, 3, 4, 5, 6], [4, 5, 6], [6])
+    with pytest.raises(ConfigError, match="ends at 6"):
+        news.add_group("beyond", after=7)
+    for bad in ("", "  ", 4):
+        with pytest.raises(InvalidName):
+            news.add_group(bad)  # type: ignore[arg-type]
+
+
+def test_a_group_added_later_gets_what_others_have_not_settled(news: Queue) -> None:
+    news.push_many(range(5))
+    early = news.take_many(4, group="early")
+    early[0].ack()
+    early[2].ack()
+    early[3].nack(dead=True)
+    assert seqs(news, "late") == [2, 4, 5]
+    assert [delivery.attempt for delivery in news.claim(min_idle=0, group="late", limit=9)] == [2, 2, 2]
+
+
+def test_delays_and_keys_hold_for_every_group(news: Queue, clock: ManualClock) -> None:
+    news.add_group("a")
+    news.push("later", delay=10)
+    news.push_many([Draft("m", n, key="k") for n in range(2)])
+    assert news.stats("a").delayed == 1
+    first = news.take(group="a")
+    assert first is not None and first.seq == 2 and news.take(group="a") is None
+    assert seqs(news, "b") == [2], "another group, another turn"
+    clock.advance(10)
+    assert seqs(news, "b") == [1]
+    first.ack()
+    assert seqs(news, "a") == [1, 3]
+
+
+def test_priorities_hold_for_every_group(journal: Journal) -> None:
+    news = journal.queue("ranked", mode="fanout", priority=True)
+    news.push("low")
+    news.push("high", priority=2)
+    assert seqs(news, "a") == [2, 1]
+    news.push("higher", priority=3)
+    assert seqs(news, "a") == [3] and seqs(news, "b") == [3, 2, 1]
+
+
+def test_a_removed_group_is_not_waited_for(news: Queue, journal: Journal) -> None:
+    news.add_group("a")
+    news.add_group("gone")
+    news.push_many(range(3))
+    held = news.take(group="gone")
+    news.ack_many(news.take_many(3, group="a"))
+    assert len(news) == 3
+    assert news.remove_group("gone") and not news.remove_group("gone")
+    assert len(news) == 0 and list(news) == [] and news.groups() == ["a"]
+    assert held is not None
+    with pytest.raises(StaleDelivery):
+        held.ack()
+    news.push("four")
+    assert news.remove_group("a") and seqs(news, "b") == [4]
+
+
+# ── the change of mode ───────────────────────────────────────────────────────────────────────────────────────────────
+def test_from_work_to_fanout(journal: Journal, reopen: Reopen) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(5))
+    acked, returned, kept = queue.take_many(3)
+    acked.ack()
+    queue.configure(mode="fanout")
+    assert seqs(queue, "a") == [4, 5], "what is in hand under the old mode is nobody else's"
+    kept.ack()
+    returned.nack()
+    assert seqs(queue, "a") == [2] and seqs(queue, "b") == [2, 4, 5]
+    queue = reopen(journal).queue("jobs")
+    assert [event.seq for event in queue] == [2, 4, 5]
+    assert sorted(queue.groups()) == ["a", "b"]
+
+
+def test_from_fanout_to_work(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", mode="fanout")
+    queue.push_many(range(5))
+    a = queue.take_many(4, group="a")
+    b = queue.take_many(3, group="b")
+    for delivery in (a[0], b[0], a[1]):
+        delivery.ack()
+    queue.configure(mode="work")
+    # 1: done by both. 2: done by a, in b's hands. 3: in both hands. 4: in a's hands, b had not seen it. 5: untouched.
+    assert seqs(queue) == [4, 5]
+    b[1].ack()
+    b[2].nack()
+    a[2].nack()
+    assert seqs(queue) == [3], "one of the two holders gives it back"
+    a[3].ack()
+    assert [event.seq for event in queue] == [3, 4, 5], "an old acknowledgement is only for its own group"
+    clock.advance(31)
+    assert seqs(queue) == [3, 4, 5] and queue.take() is None
+
+
+def test_there_and_back_again_loses_nothing(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", max_attempts=10)
+    queue.push_many(range(6))
+    queue.take_many(2)
+    queue.configure(mode="fanout")
+    queue.take_many(1, group="a")
+    queue.configure(mode="work")
+    queue.take_many(1)
+    queue.configure(mode="fanout")
+    queue.push("seven")
+    clock.advance(31)
+    assert seqs(queue, "a") == [1, 2, 3, 4, 5, 6, 7]
+    clock.advance(31)
+    queue.configure(mode="work")
+    assert seqs(queue) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_ordering_keys_hold_across_a_change_of_mode(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many([Draft("m", n, key="k") for n in range(3)])
+    first = queue.take()
+    queue.add_group("a")
+    queue.configure(mode="fanout")
+    assert first is not None and queue.take(group="a") is None, "the key is still in somebody's hands"
+    first.ack()
+    second = queue.take(group="a")
+    assert second is not None and second.seq == 2
+    queue.configure(mode="work")
+    assert queue.take() is None
+    second.ack()
+    assert seqs(queue) == [3]

@@ -1,0 +1,117 @@
+"""What must hold of a journal whose writers were killed, given what they had acknowledged."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import penstock
+from penstock import Journal
+
+WRITER = Path(__file__).with_name("journal_writer.py")
+DEADLINE = 60.0
+
+
+def start(url: str, oracle: Path, name: str, durability: str, *options: str) -> subprocess.Popen[str]:
+    """A writing process that has begun to write."""
+    command = [sys.executable, str(WRITER), url, str(oracle), name, durability, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n", "the writer could not open what its predecessor left"
+    return process
+
+
+def kill(process: subprocess.Popen[str], chance: random.Random, longest: float = 0.25) -> None:
+    time.sleep(chance.random() * longest)
+    assert process.poll() is None, "the writer ended by itself"
+    process.kill()
+    process.wait(DEADLINE)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def notes(*oracles: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for oracle in oracles if oracle.exists() for line in oracle.read_text().splitlines()]
+
+
+def label_of(payload: Any) -> str:
+    return payload if isinstance(payload, str) else str(payload[0])
+
+
+def check(journal: Journal, noted: list[dict[str, Any]]) -> int:
+    """Checks a journal against what was acknowledged; returns how many events it holds."""
+    topic = journal.topic("t")
+    events = {event.seq: event for event in topic.read()}
+    oldest, latest = topic.oldest, topic.latest
+    # Positions are contiguous, and so nothing was taken out of the middle.
+    if events:
+        assert list(events) == list(range(oldest, latest + 1))
+    assert len(topic) == len(events)
+    times, ids = [event.recorded_at for event in events.values()], [event.id for event in events.values()]
+    assert times == sorted(times) and ids == sorted(ids) and len(set(ids)) == len(ids)
+    # Only what a compaction was asked to remove is gone.
+    asked = max((note["compacting"] for note in noted if "compacting" in note), default=0)
+    done = max((note["compacted"] for note in noted if "compacted" in note), default=0)
+    trimmed = latest if not events else oldest - 1
+    assert trimmed <= asked or trimmed == 0
+    # What was acknowledged is there, once, where the receipt said.
+    for note in noted:
+        for row, (seq, id) in enumerate(zip(note.get("seqs", ()), note.get("ids", ()), strict=True)):
+            assert seq <= latest, f"{note} was acknowledged and is gone"
+            if seq > trimmed:
+                event = events[seq]
+                assert event.id == id and label_of(event.payload) == note["label"]
+                assert isinstance(event.payload, str) or event.payload[2] == row
+            assert topic.append("never", dedup=note["label"]).duplicate if note["label"].count("dedup") else True
+        if "cursor" in note:
+            assert (topic.cursor("reader") or 0) >= note["cursor"]
+    assert done <= trimmed or done == 0
+    # Nothing twice, and batches whole.
+    seen = Counter((label_of(event.payload), event.payload[2] if isinstance(event.payload, list) else 0)
+                   for event in events.values())  # fmt: skip
+    assert all(count == 1 for count in seen.values()), [key for key, count in seen.items() if count > 1]
+    for seq, event in events.items():
+        if isinstance(event.payload, list):
+            label, size, row = event.payload
+            for other in range(size):
+                place = seq - row + other
+                if place > trimmed:
+                    assert events[place].payload == [label, size, other], f"half of the batch {label} is there"
+    # Transactions are whole.
+    pairs = {event.payload: event for event in journal.topic("pairs").read()}
+    kept = {event.payload for event in events.values() if event.kind == "pair"}
+    first_kept = next(iter(events.values())).recorded_at if events else None
+    for label in kept:
+        assert label in pairs, f"half of the transaction {label} is there"
+    for label, event in pairs.items():
+        if label not in kept:
+            assert first_kept is None or event.recorded_at <= first_kept, f"half of the transaction {label} is there"
+    marks: dict[str, int] = {}
+    for note in noted:
+        if "mark" in note:
+            marks[note["label"].rpartition("-")[0]] = note["mark"]
+    for name, mark in marks.items():
+        assert (journal.mark(name) or 0) >= mark
+    return len(events)
+
+
+def check_dedup(journal: Journal, noted: list[dict[str, Any]]) -> int:
+    """Repeats acknowledged appends with their dedup keys, as a producer does that was not sure; nothing may be added."""
+    topic, latest, repeated = journal.topic("t"), journal.topic("t").latest, 0
+    for note in noted[-200:]:
+        if len(note.get("seqs", ())) == 1 and "/" not in note["label"] and "pair" not in note:
+            receipt = topic.append("again", note["label"], dedup=note["label"])
+            assert receipt.duplicate and [receipt.seq] == note["seqs"] and [receipt.id] == note["ids"]
+            repeated += 1
+    assert topic.latest == latest
+    return repeated
+
+
+def reopen(url: str) -> Journal:
+    return penstock.open(url)

@@ -1,0 +1,173 @@
+"""The journal as a few dictionaries: what the state machine compares the real one with."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock import Draft
+
+
+class Refused(Exception):
+    """The model expects a Conflict."""
+
+
+@dataclass
+class Known:
+    """An event the model knows: everything a reader sees of it."""
+
+    seq: int
+    kind: str
+    payload: Any
+    key: str | None
+    scope: str | None
+    headers: dict[str, str]
+    occurred_ms: int
+    recorded_ms: int
+    correlation: str | None
+    causation: str | None
+    id: str = ""
+
+    def as_dict(self, topic: str) -> dict[str, Any]:
+        return {
+            "seq": self.seq,
+            "topic": topic,
+            "kind": self.kind,
+            "payload": self.payload,
+            "key": self.key,
+            "scope": self.scope,
+            "headers": self.headers,
+            "occurred_at": datetime.fromtimestamp(self.occurred_ms / 1000, UTC),
+            "recorded_at": datetime.fromtimestamp(self.recorded_ms / 1000, UTC),
+            "id": self.id,
+            "correlation_id": self.correlation,
+            "causation_id": self.causation,
+        }
+
+
+@dataclass
+class TopicModel:
+    """One topic."""
+
+    events: dict[int, Known] = field(default_factory=dict)
+    latest: int = 0
+    recorded_ms: int = 0
+    trimmed: int = 0
+    trimmed_ms: int = 0
+    compacted: int = 0
+    newest: dict[str, int] = field(default_factory=dict)
+    """The newest event of every key, also of those that were removed."""
+    cursors: dict[str, int] = field(default_factory=dict)
+    dedups: dict[str, Known] = field(default_factory=dict)
+    window: float | None = 7 * 24 * 3600.0
+    max_events: int | None = None
+    max_age: float | None = None
+    by_key: bool = False
+
+    def counts(self, known: Known, now_ms: int) -> bool:
+        return self.window is None or max(now_ms, self.recorded_ms) - known.recorded_ms < self.window * 1000
+
+    def stored(self) -> list[Known]:
+        return [self.events[seq] for seq in sorted(self.events)]
+
+    def append(self, drafts: list[Draft], now_ms: int, causes: dict[str, Known]) -> list[tuple[Known, bool]]:
+        """What each draft becomes, and whether it is a duplicate; `Refused` when an expectation fails."""
+        fresh_dedups: dict[str, int] = {}
+        for row, draft in enumerate(drafts):
+            if draft.dedup is not None:
+                fresh_dedups.setdefault(draft.dedup, row)
+        for row, draft in enumerate(drafts):
+            old = self.dedups.get(draft.dedup or "")
+            duplicate = draft.dedup is not None and (
+                (old is not None and self.counts(old, now_ms)) or fresh_dedups[draft.dedup] != row
+            )
+            if draft.expect is not None and not duplicate and self.newest.get(draft.key or "", 0) != draft.expect:
+                raise Refused
+        made: list[tuple[Known, bool]] = []
+        by_dedup: dict[str, Known] = {}
+        recorded = max(now_ms, self.recorded_ms)
+        for draft in drafts:
+            if draft.dedup is not None:
+                before = by_dedup.get(draft.dedup)
+                old = self.dedups.get(draft.dedup)
+                if before is None and old is not None and self.counts(old, now_ms):
+                    before = old
+                if before is not None:
+                    by_dedup[draft.dedup] = before
+                    made.append((before, True))
+                    continue
+            known = Known(
+                self.latest + 1,
+                draft.kind,
+                draft.payload,
+                draft.key,
+                draft.scope,
+                dict(draft.headers or {}),
+                recorded if draft.occurred_at is None else round(draft.occurred_at.timestamp() * 1000),
+                recorded,
+                draft.correlation,
+                None,
+            )
+            # Ids are the journal's to give: a cause within the batch is linked when they are known.
+            cause = draft.cause
+            if isinstance(cause, int):
+                known.causation, known.correlation = f"row {cause}", draft.correlation or f"row {cause}"
+            elif isinstance(cause, str):
+                inherited = causes[cause].correlation if cause in causes else None
+                known.causation, known.correlation = cause, draft.correlation or inherited or cause
+            self.latest += 1
+            self.events[known.seq] = known
+            if known.key is not None:
+                self.newest[known.key] = known.seq
+            if draft.dedup is not None:
+                by_dedup[draft.dedup] = known
+            made.append((known, False))
+        if any(not duplicate for _, duplicate in made):
+            self.recorded_ms = recorded
+        self.dedups.update(by_dedup)
+        return made
+
+    def compact(self, through: int) -> int:
+        through = min(through, self.latest)
+        if through <= self.trimmed:
+            return 0
+        gone = [seq for seq in self.events if seq <= through]
+        for seq in gone:
+            del self.events[seq]
+        self.trimmed, self.trimmed_ms = through, self.recorded_ms
+        return len(gone)
+
+    def compact_keys(self) -> int:
+        newest = {known.key: seq for seq, known in sorted(self.events.items()) if known.key is not None}
+        gone = [seq for seq, known in self.events.items() if known.key is not None and newest[known.key] != seq]
+        for seq in gone:
+            del self.events[seq]
+        self.compacted = self.latest
+        return len(gone)
+
+    def change_window(self, window: float | None, now_ms: int) -> None:
+        self.dedups = {dedup: known for dedup, known in self.dedups.items() if self.counts(known, now_ms)}
+        self.window = window
+        self.dedups = {dedup: known for dedup, known in self.dedups.items() if self.counts(known, now_ms)}
+
+    def maintain(self, now_ms: int) -> None:
+        bound = 0
+        if self.max_events is not None:
+            bound = max(bound, self.latest - self.max_events)
+        if self.max_age is not None:
+            bound = max(bound, self.position_before(now_ms - int(self.max_age * 1000)))
+        if bound:
+            self.compact(bound)
+        if self.by_key and (self.latest - self.compacted) * 2 >= len(self.events):
+            self.compact_keys()
+
+    def position_before(self, ms: int) -> int:
+        earlier = [seq for seq, known in self.events.items() if known.recorded_ms < ms]
+        if earlier:
+            return max(earlier)
+        return self.trimmed if self.trimmed_ms and self.trimmed_ms < ms else 0
+
+    def copy(self) -> TopicModel:
+        return copy.deepcopy(self)

@@ -1,0 +1,175 @@
+"""Who may do what, from where; and what never leaves the server."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError
+from penstock.server.access import Access
+from penstock.server.running import bind, is_local, make_server, read_tokens
+from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving
+
+READS = [("GET", "/v1"), ("GET", "/v1/topics"), ("GET", "/v1/topics/t/events"), ("GET", "/v1/stats"), ("GET", "/metrics"),
+         ("GET", "/v1/queues"), ("GET", "/v1/topics/t/cursors")]  # fmt: skip
+WRITES = [("POST", "/v1/topics/t/events"), ("PUT", "/v1/queues/q"), ("POST", "/v1/queues/q/take"),
+          ("PUT", "/v1/topics/t/cursors/c"), ("POST", "/v1/append"), ("POST", "/v1/queues/q/ack")]  # fmt: skip
+ADMINS = [("POST", "/v1/queues/q/redrive"), ("POST", "/v1/queues/q/purge"), ("PATCH", "/v1/queues/q"),
+          ("DELETE", "/v1/queues/q"), ("POST", "/v1/topics/t/compact"), ("PATCH", "/v1/topics/t/settings"),
+          ("POST", "/v1/queues/q/move")]  # fmt: skip
+
+
+def may(served: Served, token: str | None, method: str, path: str) -> int:
+    headers = {"Authorization": f"Bearer {token}"} if token else {"Authorization": ""}
+    return served.ask(method, path, None if method == "GET" else {}, headers=headers).status
+
+
+def test_every_route_asks_for_its_role(guarded: Served) -> None:
+    for method, path in [*READS, *WRITES, *ADMINS]:
+        assert may(guarded, None, method, path) == 401, path
+        assert may(guarded, "wrong-token-0123456789", method, path) == 401, path
+    for method, path in READS:
+        assert may(guarded, READ, method, path) == 200, path
+    for method, path in WRITES:
+        assert may(guarded, READ, method, path) == 403, path
+        assert may(guarded, WRITE, method, path) not in (401, 403), path
+    for method, path in ADMINS:
+        assert may(guarded, WRITE, method, path) == 403, path
+        assert may(guarded, ADMIN, method, path) not in (401, 403), path
+
+
+def test_no_route_of_the_api_is_left_open(guarded: Served) -> None:
+    """Every route there is, asked without a token, answers 401; health alone says that it lives."""
+    from starlette.routing import Mount, Route
+
+    from penstock.server.application import make_app
+
+    routes = make_app(guarded.journal).routes
+    asked = 0
+    for route in routes:
+        for one in route.routes if isinstance(route, Mount) and route.path == "/v1" else [route]:
+            if not isinstance(one, Route) or one.path in ("/healthz", "/v1/openapi.json") or not one.methods:
+                continue
+            if getattr(one.endpoint, "open_to_all", False):
+                continue
+            prefix = "/v1" if isinstance(route, Mount) else ""
+            path = prefix + one.path_format.format(topic="t", queue="q", event="1", consumer="c", token="x", seq="1", correlation="c")
+            for method in one.methods - {"HEAD"}:
+                asked += 1
+                status = may(guarded, None, method, path)
+                assert status == 401 or (status == 303 and not prefix), (method, path, status)
+    assert asked > 45
+    assert guarded.ask("GET", "/healthz", headers={"Authorization": ""}).json == {"status": "ok"}
+
+
+def test_a_problem_names_the_role_that_is_needed(guarded: Served) -> None:
+    answer = guarded.ask("POST", "/v1/queues/q/purge", {}, token=READ)
+    assert "admin" in answer.json["detail"] and answer.json["error"] == "Forbidden"
+    answer = guarded.ask("GET", "/v1", headers={"Authorization": ""})
+    assert answer.headers["WWW-Authenticate"].startswith("Bearer") and answer.json["error"] == "Unauthorized"
+
+
+def test_tokens_are_compared_in_constant_time() -> None:
+    """A wrong first character must not be told from a wrong last one, nor an early token from a late one."""
+    access = Access({f"{n:04d}" + "x" * 60: "read" for n in range(50)})
+    guesses = ["0000" + "x" * 60, "0049" + "x" * 60, "0000" + "x" * 59 + "y", "y" * 64]
+    times: dict[str, list[float]] = {guess: [] for guess in guesses}
+    for _ in range(300):
+        for guess in guesses:
+            begun = time.perf_counter()
+            access.role_of_token(guess)
+            times[guess].append(time.perf_counter() - begun)
+    middles = [statistics.median(values) for values in times.values()]
+    assert max(middles) < 2 * min(middles)
+
+
+@pytest.mark.parametrize("tokens", [{"short": "read"}, {"x" * 20: "king"}, {"ü" * 20: "read"}])
+def test_bad_tokens_are_refused(journal: penstock.Journal, tokens: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        Access(tokens)  # type: ignore[arg-type]
+
+
+def test_an_address_others_can_reach_needs_a_token(journal: penstock.Journal) -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.com"):
+        assert not is_local(host)
+        with pytest.raises(ConfigError, match="token"):
+            make_server(journal, host=host)
+        make_server(journal, host=host, tokens=TOKENS)
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        assert is_local(host)
+        make_server(journal, host=host)
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    taken = bind("127.0.0.1", 0)
+    taken.listen()
+    with pytest.raises(ConfigError, match="cannot serve"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    taken.close()
+
+
+def test_tokens_are_read_from_lines() -> None:
+    text = f"# who may what\nread {READ}\n\nadmin {ADMIN}\n"
+    assert read_tokens(text) == {READ: "read", ADMIN: "admin"}
+    for bad in ("king abc", "read", "read a b"):
+        with pytest.raises(ConfigError, match="line 1"):
+            read_tokens(bad)
+
+
+# ── browsers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+CROSS_SITE = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "http://127.0.0.1:1"},
+]
+
+
+@pytest.mark.parametrize("headers", CROSS_SITE, ids=str)
+def test_another_sites_page_cannot_change_anything(served: Served, journal: penstock.Journal, headers: dict[str, str]) -> None:
+    answer = served.ask("POST", "/v1/topics/t/events", {"kind": "k"}, headers=headers)
+    assert (answer.status, answer.json["error"]) == (403, "CrossSite")
+    assert journal.topics() == []
+
+
+def test_the_page_itself_and_programs_can(served: Served) -> None:
+    own = {"Origin": served.url, "Sec-Fetch-Site": "same-origin"}
+    assert served.ask("POST", "/v1/topics/t/events", {"kind": "k"}, headers=own).status == 201
+    assert served.post("/v1/topics/t/events", {"kind": "k"}).status == 201
+
+
+def test_a_site_that_renames_itself_is_not_answered(served: Served) -> None:
+    answer = served.ask("GET", "/v1/topics", headers={"Host": "evil.example"})
+    assert (answer.status, answer.json["error"]) == (421, "WrongHost")
+    for host in (f"localhost:{served.port}", "127.0.0.1", f"[::1]:{served.port}"):
+        assert served.ask("GET", "/v1/topics", headers={"Host": host}).status == 200
+
+
+def test_hosts_can_be_named(journal: penstock.Journal) -> None:
+    with serving(journal, hosts=["journal.example"]) as served:
+        assert served.ask("GET", "/v1/topics", headers={"Host": "journal.example:8080"}).status == 200
+        assert served.ask("GET", "/v1/topics", headers={"Host": "127.0.0.1"}).status == 421
+
+
+def test_every_answer_has_the_security_headers(guarded: Served) -> None:
+    for path in ("/v1/topics", "/nothing", "/", "/healthz"):
+        headers = guarded.get(path).headers
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_no_credential_appears_in_any_log(guarded: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    guarded.get("/v1/topics")
+    guarded.ask("GET", "/v1/nothing", token="wrong-token-abcdefgh")
+    guarded.post("/v1/topics/t/events", b"{")
+    for token in (ADMIN, "wrong-token-abcdefgh"):
+        assert token not in caplog.text
