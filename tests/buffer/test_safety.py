@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from penstock.buffer import Batch, Consumer, Producer
-from penstock.buffer.store import Store
+from penstock.buffer.store import Store, open_store
 from penstock.clock import ManualClock
 from penstock.errors import Closed, Fenced, PenstockError, StorageError
 from penstock.metrics import Registry
@@ -50,10 +50,11 @@ class Sink:
 class World:
     """Everything that acts on one buffer during a test."""
 
-    def __init__(self, store: Store, seed: int, rates: Rates) -> None:
+    def __init__(self, store: Store, seed: int, rates: Rates, pace: float) -> None:
         self.audit = Audit(store)
         self.random = random.Random(seed)
         self.rates = rates
+        self.pace = pace  # the longest a producer waits between calls
         self.clock = ManualClock()
         self.sink = Sink()
         self.tickets: list[tuple[str, object]] = []
@@ -61,6 +62,7 @@ class World:
         self._born = Counter[str]()
         self._threads: list[threading.Thread] = []
         self._overs: list[threading.Event] = []
+        self.consumers: list[threading.Thread] = []
         self._stop = threading.Event()
 
     def start(self, kind: str, name: str) -> tuple[FaultyStore, threading.Event]:
@@ -73,6 +75,8 @@ class World:
         work = {"producer": self._produce, "reader": self._read, "runner": self._run}[kind]
         thread = threading.Thread(target=self._live, args=(work, store, life, over, self.random.randrange(1 << 30)))
         self._threads.append(thread)
+        if kind != "producer":
+            self.consumers.append(thread)
         thread.start()
         return store, over
 
@@ -99,8 +103,8 @@ class World:
                 except PenstockError:
                     continue
                 self.tickets.extend((each, ticket) for each in ids)
-                if rng.random() < 0.3:
-                    time.sleep(rng.uniform(0, 0.003))
+                if rng.random() < 0.5:
+                    time.sleep(rng.uniform(0, self.pace))
             if not store.dead:
                 producer.close(timeout=60)
         finally:
@@ -201,7 +205,8 @@ class World:
         assert self.audit.manifest().count == 0
 
 
-def play(world: World, steps: int, pause: float) -> None:
+def play(world: World, steps: int, pause: float, entries: int) -> None:
+    """Some seeded steps, and then as long as it takes to have consumed this many entries under way."""
     rng = world.random
     alive = {name: world.start("producer", name) for name in ("p1", "p2", "p3")}
     alive["c1"] = world.start("reader", "c1")
@@ -222,6 +227,12 @@ def play(world: World, steps: int, pause: float) -> None:
             alive["c1"] = world.start(rng.choice(["reader", "runner"]), "c1")
         elif action < 0.8:  # another takes over while the first still believes it is the one
             alive["c1"] = world.start(rng.choice(["reader", "runner"]), "c1")
+    deadline = time.monotonic() + 60
+    while len(world.sink.entries) < entries or world.audit.dequeues < 2:
+        assert time.monotonic() < deadline, "nothing moves"
+        if not any(thread.is_alive() for thread in world.consumers):
+            alive["c1"] = world.start("reader", "c1")
+        time.sleep(0.01)
     for store, _ in alive.values():
         store.rates = Rates()
 
@@ -241,10 +252,10 @@ def deaths_are_silent(monkeypatch: pytest.MonkeyPatch):
 ROUGH = Rates(fail=0.08, lose=0.08, delay=0.3, stale=0.3)
 
 
-def suite(store: Store, seed: int, steps: int, pause: float) -> World:
-    world = World(store, seed, ROUGH)
+def suite(store: Store, seed: int, steps: int, pause: float, entries: int, pace: float = 0.003) -> World:
+    world = World(store, seed, ROUGH, pace)
     try:
-        play(world, steps, pause)
+        play(world, steps, pause, entries)
     finally:
         world.end()
     world.check()
@@ -253,23 +264,15 @@ def suite(store: Store, seed: int, steps: int, pause: float) -> World:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_is_lost_or_doubled_in_memory(memory: Store, seed: int, deaths_are_silent):
-    world = suite(memory, seed, steps=25, pause=0.04)
-    assert len(world.sink.entries) > 100
-    assert world.audit.epochs > 2
-    assert world.audit.dequeues > 5
+    world = suite(memory, seed, steps=25, pause=0.04, entries=200)
+    assert world.audit.epochs > 1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_or_doubled_in_a_directory(tmp_path, seed: int, deaths_are_silent):
-    from penstock.buffer.store import open_store
-
-    world = suite(open_store(f"file://{tmp_path}"), seed, steps=20, pause=0.06)
-    assert len(world.sink.entries) > 50
+    suite(open_store(f"file://{tmp_path}"), seed, steps=20, pause=0.06, entries=100)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_lost_or_doubled_on_s3(emulator, seed: int, deaths_are_silent):
-    from penstock.buffer.store import open_store
-
-    world = suite(open_store(emulator.bucket(), emulator.options), seed, steps=15, pause=0.3)
-    assert len(world.sink.entries) > 10
+    suite(open_store(emulator.bucket(), emulator.options), seed, steps=12, pause=0.2, entries=20, pace=0.1)

@@ -48,13 +48,15 @@ def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: Stor
         assert ticket.result(30) is None
 
 
-def test_a_split_call_fails_as_a_whole(memory: Store):
+def test_a_split_call_fails_as_a_whole(memory: Store, eventually):
     faulty = FaultyStore(memory)
-    producer = Producer(faulty, shards=2, key=lambda entry: int(entry), flush_interval=3600)
+    faulty.on("put_if", "ok", *["fail"] * 1000)
+    producer = Producer(faulty, shards=2, key=lambda entry: int(entry), flush_interval=0.001)
     ticket = producer.produce([b"0", b"1"])
-    faulty.on("put_if", "ok", *["fail"] * 100)
+    eventually(lambda: sum(lane.done for lane in producer._lanes) == 1)
+    assert not ticket.done()
     with pytest.raises(Unflushed, match="1 entries"):
-        producer.close(timeout=0.3)
+        producer.close(timeout=0.05)
     with pytest.raises(Unflushed):
         ticket.result(0)
 

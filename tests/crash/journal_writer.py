@@ -39,7 +39,9 @@ def write(journal: Journal, oracle: Oracle, name: str, alone: bool) -> None:
                 oracle.note(seqs=[receipt.seq], ids=[receipt.id], label=label)
             case 2 | 3:
                 size = chance.choice([2, 3, 200])
-                receipts = topic.append_many([Draft("many", [label, size, row], headers={"l": label}) for row in range(size)])
+                receipts = topic.append_many(
+                    [Draft("many", [label, size, row], headers={"l": label}) for row in range(size)]
+                )
                 oracle.note(seqs=[r.seq for r in receipts], ids=[r.id for r in receipts], label=label)
             case 4:
                 tickets = [topic.submit("ticket", [f"{label}/{n}", 1, 0]) for n in range(5)]
@@ -59,7 +61,7 @@ def write(journal: Journal, oracle: Oracle, name: str, alone: bool) -> None:
             case 7 if number % 5 == 0:
                 through = max(0, topic.latest - 150)
                 oracle.note(compacting=through)
-                topic.compact(through)
+                topic.compact(through, force=True)
                 oracle.note(compacted=through)
             case 8 if number % 5 == 0:
                 journal.maintain()

@@ -175,6 +175,27 @@ def test_without_syncs_a_hole_left_by_a_power_cut_is_a_torn_end_not_corruption(t
         engine.close()
 
 
+def test_records_behind_a_torn_one_do_not_come_back_when_a_new_one_fills_its_place(tmp_path: Path) -> None:
+    engine = FileEngine(str(tmp_path / "origin"), durability="process")
+    ends = [engine.size()]
+    for number in range(3):
+        with engine.write() as tx:
+            tx.put(b"key%d" % number, b"old")
+        ends.append(engine.size())
+    data = (tmp_path / "origin" / "data").read_bytes()[: ends[3]]
+    engine.close()
+    revived = revive(tmp_path, data[: ends[1]] + bytes(ends[2] - ends[1]) + data[ends[2] :])
+    with revived.write() as tx:
+        tx.put(b"key9", b"new")
+    assert revived.size() == ends[2]
+    left = (tmp_path / "revived" / "data").read_bytes()
+    revived.close()
+
+    engine = revive(tmp_path, left)
+    assert state(engine) == {b"key0": b"old", b"key9": b"new"}
+    engine.close()
+
+
 def test_after_a_clean_close_a_shorter_file_is_reported(tmp_path: Path) -> None:
     make_store(tmp_path)
     data = tmp_path / "origin" / "data"

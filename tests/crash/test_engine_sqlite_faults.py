@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ class Faults(apsw.VFS):
     def __init__(self) -> None:
         super().__init__("faults", "")
         self.calls = 0
+        self.syncs = 0
         self.failing = 0
         self.for_good = False
         self.error: type[apsw.Error] = apsw.IOError
@@ -61,6 +64,7 @@ class FaultyFile(apsw.VFSFile):
         super().xWrite(data, offset)
 
     def xSync(self, flags: int) -> None:
+        self.faults.syncs += 1
         self.check()
         super().xSync(flags)
 
@@ -158,6 +162,52 @@ def test_whichever_write_or_sync_fails_what_was_acknowledged_is_there_and_nothin
             assert acknowledged[-1][b"last"] == b"1"
             break
     assert failing > 25
+
+
+def test_a_commit_syncs_once_and_a_relaxed_one_not_at_all(tmp_path: Path, faults: Faults) -> None:
+    engine = SqliteEngine(str(tmp_path / "store"), vfs="faults")
+
+    def syncs(*, sync: bool = True, relax: bool = False) -> int:
+        before = faults.syncs
+        with engine.write(sync=sync) as tx:
+            if relax:
+                tx.relax()
+            tx.put(b"a", b"%d" % next(numbers))
+        return faults.syncs - before
+
+    numbers = itertools.count()
+    syncs()
+    assert [syncs() for _ in range(5)] == [1] * 5
+    assert [syncs(sync=False) for _ in range(5)] == [0] * 5
+    assert [syncs(relax=True) for _ in range(5)] == [0] * 5
+    assert [syncs(sync=bool(number % 2)) for number in range(6)] == [0, 1] * 3
+    engine.close()
+    engine = SqliteEngine(str(tmp_path / "store"), vfs="faults", durability="process")
+    syncs()
+    assert [syncs() for _ in range(5)] == [0] * 5
+    engine.close()
+
+
+def test_a_commit_that_repeats_a_relaxed_one_puts_it_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    engine = SqliteEngine(str(tmp_path / "store"))
+    with engine.write(sync=False) as tx:
+        tx.put(b"a", b"1")
+    assert synced == []
+    with engine.write() as tx:
+        tx.put(b"a", b"1")
+    assert synced == [(tmp_path / "store-wal").stat().st_ino]
+    with engine.write() as tx:
+        tx.put(b"a", b"1")
+    assert len(synced) == 1
+    engine.close()
 
 
 def test_a_full_disk_is_retryable(tmp_path: Path, faults: Faults) -> None:

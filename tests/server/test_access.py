@@ -14,8 +14,8 @@ from penstock.server.access import Access
 from penstock.server.running import bind, is_local, make_server, read_tokens
 from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving
 
-READS = [("GET", "/v1"), ("GET", "/v1/topics"), ("GET", "/v1/topics/t/events"), ("GET", "/v1/stats"), ("GET", "/metrics"),
-         ("GET", "/v1/queues"), ("GET", "/v1/topics/t/cursors")]  # fmt: skip
+READS = [("GET", "/v1"), ("GET", "/v1/topics"), ("GET", "/v1/topics/t/events"), ("GET", "/v1/stats"),
+         ("GET", "/metrics"), ("GET", "/v1/queues"), ("GET", "/v1/topics/t/cursors")]  # fmt: skip
 WRITES = [("POST", "/v1/topics/t/events"), ("PUT", "/v1/queues/q"), ("POST", "/v1/queues/q/take"),
           ("PUT", "/v1/topics/t/cursors/c"), ("POST", "/v1/append"), ("POST", "/v1/queues/q/ack")]  # fmt: skip
 ADMINS = [("POST", "/v1/queues/q/redrive"), ("POST", "/v1/queues/q/purge"), ("PATCH", "/v1/queues/q"),
@@ -57,7 +57,9 @@ def test_no_route_of_the_api_is_left_open(guarded: Served) -> None:
             if getattr(one.endpoint, "open_to_all", False):
                 continue
             prefix = "/v1" if isinstance(route, Mount) else ""
-            path = prefix + one.path_format.format(topic="t", queue="q", event="1", consumer="c", token="x", seq="1", correlation="c")
+            path = prefix + one.path_format.format(
+                topic="t", queue="q", event="1", consumer="c", token="x", seq="1", correlation="c"
+            )
             for method in one.methods - {"HEAD"}:
                 asked += 1
                 status = may(guarded, None, method, path)
@@ -131,7 +133,9 @@ CROSS_SITE = [
 
 
 @pytest.mark.parametrize("headers", CROSS_SITE, ids=str)
-def test_another_sites_page_cannot_change_anything(served: Served, journal: penstock.Journal, headers: dict[str, str]) -> None:
+def test_another_sites_page_cannot_change_anything(
+    served: Served, journal: penstock.Journal, headers: dict[str, str]
+) -> None:
     answer = served.ask("POST", "/v1/topics/t/events", {"kind": "k"}, headers=headers)
     assert (answer.status, answer.json["error"]) == (403, "CrossSite")
     assert journal.topics() == []

@@ -104,9 +104,7 @@ def test_many_listeners_each_get_everything_once(served: Served, journal: pensto
         listener.start()
     for _ in listeners:
         ready.acquire()
-    writers = [
-        threading.Thread(target=lambda: [topic.append("k", n) for n in range(100)] and None) for _ in range(4)
-    ]
+    writers = [threading.Thread(target=lambda: [topic.append("k", n) for n in range(100)] and None) for _ in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -125,7 +123,7 @@ def test_a_listener_far_behind_reads_the_log(
     monkeypatch.setattr("penstock.server.live.LiveTopic.__init__.__defaults__", (8,))
     topic = journal.topic("t")
     with closing(Stream(served, "/v1/topics/t/live")) as slow:
-        for n in range(300):
+        for _ in range(300):
             topic.append("k", "x" * 20_000)
         assert [event["seq"] for event in slow.take(300)] == list(range(1, 301))
 

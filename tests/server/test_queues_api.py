@@ -43,7 +43,9 @@ def test_a_mistyped_queue_is_not_made(served: Served) -> None:
 
 
 def test_push_one_and_many(served: Served, queue: penstock.Queue) -> None:
-    first = served.post("/v1/queues/q/messages", {"payload": {"a": 1}, "kind": "mail", "dedup": "x", "headers": {"h": "v"}})
+    first = served.post(
+        "/v1/queues/q/messages", {"payload": {"a": 1}, "kind": "mail", "dedup": "x", "headers": {"h": "v"}}
+    )
     assert first.status == 201 and first.json["seq"] == 1
     again = served.post("/v1/queues/q/messages", {"payload": 2, "dedup": "x"})
     assert again.status == 200 and again.json == {**first.json, "duplicate": True}
@@ -116,7 +118,9 @@ def test_a_taker_that_goes_away_takes_nothing_along(served: Served, queue: penst
     assert len(take(served)) == 1
 
 
-@pytest.mark.parametrize("wish", [{"limit": -1}, {"limit": 5000}, {"wait": -1}, {"lease": 0}, {"lease": -1}, {"who": 1}])
+@pytest.mark.parametrize(
+    "wish", [{"limit": -1}, {"limit": 5000}, {"wait": -1}, {"lease": 0}, {"lease": -1}, {"who": 1}]
+)
 def test_a_bad_wish_is_refused(served: Served, queue: penstock.Queue, wish: dict[str, object]) -> None:
     answer = served.post("/v1/queues/q/take", wish)
     assert (answer.status, answer.json["error"]) == (400, "ConfigError")

@@ -48,9 +48,7 @@ def test_many_events_are_appended_all_or_nothing(served: Served, journal: pensto
 
 def test_lines_are_appended_as_one_batch(served: Served, journal: penstock.Journal) -> None:
     lines = b'{"kind": "k", "payload": 1}\n\n{"kind": "k", "payload": 2}\n'
-    answer = served.ask(
-        "POST", "/v1/topics/t/events", lines, headers={"Content-Type": "application/x-ndjson"}
-    )
+    answer = served.ask("POST", "/v1/topics/t/events", lines, headers={"Content-Type": "application/x-ndjson"})
     assert [one["seq"] for one in answer.json["receipts"]] == [1, 2]
 
 
@@ -149,9 +147,7 @@ def test_a_stream_of_lines_gives_everything(served: Served, journal: penstock.Jo
     answer = served.ask("GET", "/v1/topics/big/events", headers={"Accept": "application/x-ndjson"})
     assert [event["seq"] for event in answer.lines] == list(range(1, 9_001))
     assert answer.headers["Content-Type"].startswith("application/x-ndjson")
-    some = served.ask(
-        "GET", "/v1/topics/big/events?after=10&limit=3000", headers={"Accept": "application/x-ndjson"}
-    )
+    some = served.ask("GET", "/v1/topics/big/events?after=10&limit=3000", headers={"Accept": "application/x-ndjson"})
     assert [event["seq"] for event in some.lines] == list(range(11, 3_011))
     few = served.ask(
         "GET", "/v1/topics/big/events?where=payload.n%20%3E%208996", headers={"Accept": "application/x-ndjson"}
@@ -205,7 +201,9 @@ def test_cursors_are_committed_moved_and_forgotten(served: Served, orders: penst
     assert served.ask("PUT", path, {"position": 3, "seek": True}).json["position"] == 3
     assert served.ask("PUT", path, {"to": "end", "seek": True}).json["lag"] == 0
     assert served.ask("PUT", path, {"time": "1h", "seek": True}).json["position"] == 0
-    assert served.get("/v1/topics/orders/cursors").json["cursors"] == [{"consumer": "billing", "position": 0, "lag": 10}]
+    assert served.get("/v1/topics/orders/cursors").json["cursors"] == [
+        {"consumer": "billing", "position": 0, "lag": 10}
+    ]
     for bad in ({}, {"position": 1, "to": "end"}, {"to": "middle"}, {"position": 99}, {"position": -1}, {"place": 1}):
         assert served.ask("PUT", path, bad).status == 400
     assert served.ask("DELETE", path).json == {"forgotten": True}

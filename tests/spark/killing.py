@@ -2,6 +2,7 @@
 
 The order to kill lies in a file: `stage target hits`. Whoever reaches the stage counts down and, at zero, takes the
 file away and kills the target with SIGKILL: itself (`worker`), Spark's JVM (`jvm`) or the driver program (`program`).
+It dies with its victim, unless the target is called `jvm-orphan`: then it finishes what it was doing, for nobody.
 
     planned    the offsets are in the checkpoint's log, nothing has been read
     reading    a task has read some of its rows
@@ -47,10 +48,19 @@ def reach(folder: str, stage: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         order.rename(Path(folder) / "done")
-        victim = os.getpid() if target == "worker" else int((Path(folder) / target).read_text())
+        victim = os.getpid() if target == "worker" else int((Path(folder) / target.partition("-")[0]).read_text())
         os.kill(victim, signal.SIGKILL)
-        time.sleep(60)  # the victim's death ends this process too, or the test's limit does
-        os._exit(1)
+        while _alive(victim):
+            time.sleep(0.01)
+        if not target.endswith("-orphan"):
+            os._exit(1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def order_kill(folder: Path, stage: str, target: str, hits: int = 0) -> None:

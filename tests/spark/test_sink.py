@@ -191,6 +191,33 @@ def test_rows_that_cannot_be_events_are_one_clear_error_and_no_half_batch(
     assert not list(tmp_path.glob("*.staging"))
 
 
+def test_a_queue_takes_rows_as_messages_within_its_policy(
+    spark: SparkSession, journal: penstock.Journal, write: Any
+) -> None:
+    alerts = journal.queue("alerts", max_size=12)
+    write(rows(spark, 10, 1).select("payload", "key"), queue="alerts")
+    assert len(alerts) == 10
+    delivery = alerts.take()
+    assert delivery is not None
+    assert (delivery.payload, delivery.event.kind, delivery.event.key) == ({"id": 0}, "message", "k0")
+    delivery.ack()
+    assert refusal(lambda: write(rows(spark, 10, 1), queue="alerts")).startswith("QueueFull: queue 'alerts' holds 9")
+    assert len(alerts) == 9
+    write(rows(spark, 3, 1).drop("key"), queue="made-here")
+    assert journal.queues() == ["alerts", "made-here"]
+    assert [delivery.event.kind for delivery in journal.queue("made-here").take_many(5)] == ["even", "odd", "even"]
+
+
+def test_a_topic_with_hash_chains_gets_links(spark: SparkSession, journal: penstock.Journal, write: Any) -> None:
+    orders = journal.topic("orders")
+    orders.configure(chained=True)
+    orders.append("here", 1, key="k0")
+    write(rows(spark, 50), topic="orders")
+    orders.append("here", 2, key="k0")
+    assert [event.payload["id"] for event in orders.read(after=1, limit=50)] == list(range(50))
+    assert orders.verify().ok
+
+
 def test_a_locked_journal_is_one_clear_error(spark: SparkSession, tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'held'}"
     with penstock.open(url) as journal:

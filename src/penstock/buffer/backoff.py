@@ -32,8 +32,8 @@ class Backoff:
 class Contention:
     """Waits after a lost race, in units of what a round of the race takes: short on a disk, longer across a network."""
 
-    # Linear, and short at first: with few contenders the winner of every round is through, and an idle store wins nobody
-    # anything. With many, the waits grow until a round has about one of them in it.
+    # Linear, and short at first: with few contenders every round has a winner, and a store that idles helps nobody.
+    # With many, the waits grow until a round has about one of them in it.
     _STEP = 0.5
     _MOST_ROUNDS = 32.0
     _WEIGHT = 0.2

@@ -20,7 +20,7 @@ from penstock.errors import Corrupt
 #: The trail keeps this many entries, more while they are younger than the longest a put can be without an answer.
 _ENTRIES = 1024
 _ENTRIES_MOST = 16_384
-_YOUNG_MS = 120_000
+_YOUNG_MS = 300_000
 
 
 class Trail:

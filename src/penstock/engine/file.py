@@ -173,17 +173,19 @@ class FileEngine(BaseEngine):
         return FileSnapshot(self._index.map, self._data), self._foreign
 
     def _commit(self, changes: OverlayWrite) -> None:
+        position = self._position
+        sync = not changes.relaxed and self.durability == "disk"
         if not changes.changes and not changes.ranges:
+            if sync and position.synced < position.seq:
+                self._sync_all()
             self._foreign = False
             return
-        position = self._position
         seq, begin = position.seq + 1, position.end
         record, operations = encode(
             changes.changes, changes.ranges, offset=begin, seq=seq, synced=position.synced, seed=self._data.seed
         )
         if begin + len(record) > self._reserved:
             self._reserve(begin + len(record))
-        sync = not changes.relaxed and self.durability == "disk"
         self._append(record, begin, sync)
         with self._lock:
             self._apply(operations)
@@ -272,12 +274,16 @@ class FileEngine(BaseEngine):
         try:
             if self._broken is not None:
                 raise self._broken
-            self._sync(self._data)
-            self._position.synced = self._position.seq
-        except OSError as error:
-            raise StorageError(f"{self._path} could not be synced: {error}") from error
+            self._sync_all()
         finally:
             self._end_turn()
+
+    def _sync_all(self) -> None:
+        try:
+            self._sync(self._data)
+        except OSError as error:
+            raise StorageError(f"{self._path} could not be synced: {error}") from error
+        self._position.synced = self._position.seq
 
     def size(self) -> int:
         """Bytes of the data file up to its end; the space reserved behind it is not counted."""

@@ -100,14 +100,17 @@ class LmdbRead(_Transaction):
         with opening:
             self._txn = engine._begin_read()
             environment.users += 1
+            environment.reads += 1
             self._environment = environment
 
     def close(self) -> None:
         txn, self._txn = self._txn, None
         environment, self._environment = self._environment, None
         if environment is not None and os.getpid() == self._engine._pid:
-            txn.abort()
-            release(environment)
+            with opening:
+                txn.abort()
+                environment.reads -= 1
+                release(environment)
 
     def __enter__(self) -> Self:
         return self
@@ -124,10 +127,11 @@ class LmdbRead(_Transaction):
 class LmdbWrite(_Transaction):
     """The one write transaction of all processes."""
 
-    __slots__ = ("foreign",)
+    __slots__ = ("_full", "foreign")
 
     def __init__(self, engine: LmdbEngine) -> None:
         super().__init__(engine)
+        self._full = False
         self.foreign = False
 
     def __enter__(self) -> Self:
@@ -154,6 +158,8 @@ class LmdbWrite(_Transaction):
                 engine._commit(txn)
             else:
                 txn.abort()
+            if self._full:
+                engine._environment.grow()
         finally:
             engine._end_turn()
 
@@ -164,6 +170,7 @@ class LmdbWrite(_Transaction):
         try:
             txn.put(key, value)
         except lmdb.Error as error:
+            self._full = isinstance(error, lmdb.MapFullError)
             raise explain(error, self._engine._name) from error
 
     def delete(self, key: bytes) -> None:
@@ -284,7 +291,8 @@ class LmdbEngine(BaseEngine):
         try:
             return self._env.begin()
         except lmdb.MapResizedError:
-            self._env.set_mapsize(0)
+            if not self._environment.adopt_map():
+                raise
         except lmdb.ReadersFullError:
             self._env.reader_check()
         return self._env.begin()
@@ -298,7 +306,8 @@ class LmdbEngine(BaseEngine):
         try:
             return self._env.begin(write=True)
         except lmdb.MapResizedError:
-            self._env.set_mapsize(0)
+            if not self._environment.adopt_map():
+                raise
             return self._env.begin(write=True)
 
     def _commit(self, txn: Any) -> None:

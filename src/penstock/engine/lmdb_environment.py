@@ -27,6 +27,7 @@ class Environment:
         self.read_only = read_only
         self.synced = durability == "disk"
         self.users = 1
+        self.reads = 0
         self.env = self._open()
 
     def _open(self) -> Any:
@@ -48,6 +49,21 @@ class Environment:
                     raise
                 refused = error
         raise refused
+
+    def grow(self) -> bool:
+        """Asks for twice the address space; False while snapshots of this process use the present one."""
+        return self._set_map_bytes(2 * self.env.info()["map_size"])
+
+    def adopt_map(self) -> bool:
+        """Takes over the address space another process has asked for."""
+        return self._set_map_bytes(0)
+
+    def _set_map_bytes(self, map_bytes: int) -> bool:
+        with opening:
+            if self.reads:
+                return False
+            self.env.set_mapsize(map_bytes)
+            return True
 
 
 _open: dict[tuple[str, bool], Environment] = {}
@@ -89,8 +105,12 @@ def explain(error: lmdb.Error, name: str) -> PenstockError:
     match error:
         case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError() | lmdb.PanicError():
             return Corrupt(f"LMDB found {name} damaged: {error}; restore a backup")
-        case lmdb.MapFullError():
-            return StorageError(f"{name} has filled the address space this system granted: {error}")
+        case lmdb.MapFullError() | lmdb.MapResizedError():
+            return StorageError(
+                f"{name} has outgrown the address space this system granted; once no snapshot is open in this process "
+                "it gets more, so try again",
+                retryable=True,
+            )
         case lmdb.ReadersFullError():
             return StorageError(f"{name} has {MAX_READERS} snapshots open; close some", retryable=True)
         case lmdb.TxnFullError():

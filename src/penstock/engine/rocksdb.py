@@ -94,6 +94,7 @@ class RocksdbEngine(BaseEngine):
         self._folder = Path(path).absolute()
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
         self._foreign = True
+        self._unflushed = False
         self._reads: weakref.WeakSet[RocksdbRead] = weakref.WeakSet()
         self._idle: list[Secondary] = []
         self._facts: tuple[int, ...] = ()
@@ -215,7 +216,11 @@ class RocksdbEngine(BaseEngine):
         return View(self._db, self._name), self._foreign
 
     def _commit(self, changes: OverlayWrite) -> None:
-        if changes.changes or changes.ranges:
+        relaxed = changes.relaxed or self.durability == "process"
+        if not changes.changes and not changes.ranges:
+            if self._unflushed and not relaxed:
+                self.flush()
+        else:
             batch = rocksdict.WriteBatch(raw_mode=True)
             for start, stop in changes.ranges:
                 batch.delete_range(start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1])
@@ -224,11 +229,11 @@ class RocksdbEngine(BaseEngine):
                     batch.delete(key)
                 else:
                     batch.put(key, value)
-            relaxed = changes.relaxed or self.durability == "process"
             try:
                 self._db.write(batch, self._unsynced if relaxed else self._synced)
             except Exception as error:
                 raise explain(error, self._name) from error
+            self._unflushed = relaxed
         self._foreign = False
 
     # the rest
@@ -268,6 +273,7 @@ class RocksdbEngine(BaseEngine):
             self._db.flush_wal(True)
         except Exception as error:
             raise explain(error, self._name) from error
+        self._unflushed = False
 
     def reclaim(self) -> None:
         """Compacts the whole database, which removes what was deleted from the files."""

@@ -145,6 +145,7 @@ class SqliteEngine(BaseEngine):
         self._log_pages = self._checked_pages = self._unchecked_commits = 0
         writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
+        self._unsynced = self._logged = False
         if not made:
             run_all(writer, MAKE)
             sync_folder(self._path.parent)
@@ -237,6 +238,7 @@ class SqliteEngine(BaseEngine):
                 execute(SYNC if sync else NO_SYNC)
                 self._syncing = sync
             execute(BEGIN_WRITE)
+            self._logged = False
             if self._writer.data_version() != self._version:
                 self._foreign = True
         except apsw.Error as error:
@@ -257,10 +259,17 @@ class SqliteEngine(BaseEngine):
             raise
         self._version = self._writer.data_version()
         self._foreign = False
+        if not self._syncing:
+            self._unsynced = True
+        elif self._unsynced:
+            # SQLite syncs nothing when nothing changed, as when a relaxed commit wrote the very same before.
+            if not self._logged:
+                self._sync_log()
+            self._unsynced = False
         self._checkpoint_in_passing()
 
     def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        self._log_pages = pages
+        self._log_pages, self._logged = pages, True
         return apsw.SQLITE_OK
 
     def _checkpoint_in_passing(self) -> None:
@@ -308,6 +317,10 @@ class SqliteEngine(BaseEngine):
     def flush(self) -> None:
         """Syncs the log; what left the log for the database was synced on the way."""
         self._check_usable()
+        if not self.read_only:
+            self._sync_log()
+
+    def _sync_log(self) -> None:
         try:
             descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

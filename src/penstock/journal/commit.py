@@ -158,6 +158,9 @@ class Commit:
             return []
         if batch.dedups is None and batch.expects is None and batch.cause_rows is None:
             return self._add(self._lots.get(name) or self._lot(name), batch.columns, batch.size)
+        if batch.dedups is None and batch.cause_rows is None:
+            self._check_expects(name, batch.columns.key or [], batch.expects or (), range(len(batch)))
+            return self._add(self._lot(name), batch.columns, batch.size)
         return self._append_looking(name, batch)
 
     def check(self, name: str, batch: Batch) -> None:

@@ -72,7 +72,9 @@ def _remove_prefix(commit: Commit, topic: str, number: int, state: TopicState, t
             removed += block.row_after(through)
     else:
         removed = through - state.trimmed
-    boundary = view.block_holding(through)
+    # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
+    clean_cut = commit.tx.get(keys.block_key(number, through + 1)) is not None
+    boundary = None if clean_cut else view.block_holding(through)
     low, _ = keys.block_range(number)
     commit.reshape()
     commit.tx.delete_range(low, keys.block_key(number, through + 1))

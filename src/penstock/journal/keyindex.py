@@ -60,9 +60,10 @@ class KeyIndex:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
         return Look(self, name, self._engine.changes(), self._tails.get(name))
 
-    def look_within(self, name: str) -> Look:
-        """The same for a transaction, whose own events must not be remembered."""
-        if name not in self._tails:
+    def look_within(self, name: str, needed: int = 0) -> Look:
+        """The same for a transaction, whose own events must not be remembered; `needed`: as in `Look.open`."""
+        tail = self._tails.get(name)
+        if tail is None or tail.covered < needed:
             look = self.look(name)
             with self._engine.read() as snap:
                 view = TopicView.open(snap, name)
@@ -102,7 +103,7 @@ class KeyIndex:
 
     def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:
         view = TopicView(commit.tx, head.name, TopicRecord(head.number, head.settings))
-        return self.look_within(head.name).open(view, needed=through).newest(key, through)
+        return self.look_within(head.name, through).open(view, needed=through).newest(key, through)
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
     def adopt(self, name: str, known: Tail | None, tail: Tail) -> None:
@@ -177,18 +178,21 @@ class Look:
         tail = self._tail
         stale = tail is not None and tail.epoch != (view.number, directory.epoch, view.record.settings.chained)
         if tail is None or stale or tail.covered < directory.through:
-            self._begin(view, directory, tail)
+            self._begin(view, directory, tail, needed)
         elif tail.covered < needed and (self._version is None or tail.version != self._version):
             self._catch_up(view, tail)
             if directory.through > tail.base and self._version is not None:
                 self._index.adopt(self._name, tail, tail.after(directory.through))
         return self
 
-    def _begin(self, view: TopicView, directory: Directory, known: Tail | None) -> None:
+    def _begin(self, view: TopicView, directory: Directory, known: Tail | None, needed: int) -> None:
         """Reads everything the runs do not cover."""
         keyless = view.record.settings.chained
         base = max(directory.through, self._trimmed)
         tail = Tail((view.number, directory.epoch, keyless), base, keyless=keyless)
+        if base >= needed:
+            self._tail, self._limit = tail, base
+            return
         if _waiting_bytes(view, base) > INDEX_MEMORY_BYTES:
             self._behind, self._tail, self._limit = True, tail, base
             return

@@ -154,6 +154,8 @@ class TopicView:
                 return
             yield block
             upper = block.first
+            if upper <= after + 1:  # whatever is wrong with the blocks before does not concern this reader
+                return
         if upper is None:
             self._check_is_end(settled + 1, through)
         elif upper > settled + 1:

@@ -80,6 +80,9 @@ class Blocks:
         self._kept: list[Rows] = []
         self._bytes = 0
         self._reshaped = -1
+        self._hot: Block | None = None
+        self._hot_first = self._hot_last = 0
+        """The block found last, if its positions have no holes: the next one is most likely in it too."""
 
     def refresh(self, commit: Commit) -> None:
         """Forgets blocks that a compaction, here or in another process, may have removed or cut."""
@@ -90,24 +93,27 @@ class Blocks:
         while self._firsts and self._firsts[0] <= trimmed:
             self._bytes -= _size(self._kept.pop(0))
             del self._firsts[0]
+        self._hot = None
 
     def find(self, snap: Snapshot, seq: int, through: int) -> tuple[Rows, int] | None:
         """The block and row of the first stored event at or above `seq` and at or below `through`."""
         if seq > through:
             return None
+        if self._hot is not None and self._hot_first <= seq <= self._hot_last:
+            return self._hot, seq - self._hot_first
         at = bisect_right(self._firsts, seq) - 1
         if at >= 0:
             block = self._kept[at]
             if seq <= block.last:
-                row = block.row_after(seq - 1)
-                if block.seq(row) <= through:
-                    return block, row
-                return None
+                return self._in(block, seq, through)
         found = self._load(snap, seq, through)
-        if found is None:
-            return None
-        row = found.row_after(seq - 1)
-        return (found, row) if found.seq(row) <= through else None
+        return None if found is None else self._in(found, seq, through)
+
+    def _in(self, block: Rows, seq: int, through: int) -> tuple[Rows, int] | None:
+        if isinstance(block, Block) and block.wire.seqs is None:
+            self._hot, self._hot_first, self._hot_last = block, block.first, block.last
+        row = block.row_after(seq - 1)
+        return (block, row) if block.seq(row) <= through else None
 
     def event(self, snap: Snapshot, seq: int) -> Event | None:
         """The event at a position, or None when compaction removed it."""

@@ -7,6 +7,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from penstock.clock import Clock, Seconds, seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.event import Receipt
@@ -15,7 +17,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.names import check_kind
 from penstock.journal.payload import encode_payload, is_binary
 from penstock.journal.prepare import Batch
-from penstock.limits import MAX_BATCH_BYTES
+from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.queue import keys
 from penstock.queue.policy import check_attempts
 from penstock.queue.records import READY, WAITING, Message, Special, encode
@@ -138,14 +140,30 @@ def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due
 def plain_batch(kind: str, payloads: list[Any]) -> Batch:
     """Payloads of one kind with nothing else to them: no drafts on the way."""
     check_kind(kind)
-    encoded = list(map(encode_payload, payloads))
+    kinds_of = set(map(type, payloads))
+    encoded = _encode_simple(payloads) if kinds_of <= _SIMPLE else None
+    if encoded is None:
+        encoded = list(map(encode_payload, payloads))
     columns = Columns([kind] * len(encoded), encoded)
-    if any(issubclass(one, bytes | bytearray | memoryview) for one in set(map(type, payloads))):
+    if any(issubclass(one, bytes | bytearray | memoryview) for one in kinds_of):
         columns.binary = list(map(is_binary, payloads))
     size = sum(map(len, encoded))
     if size > MAX_BATCH_BYTES:
         raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
     return Batch(columns, size)
+
+
+_SIMPLE = {str, int, bool}
+_encode_json = msgspec.json.Encoder().encode
+
+
+def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
+    """Values that need no second look once they are JSON; None when one of them needs the long way and its errors."""
+    try:
+        encoded = list(map(_encode_json, payloads))
+    except Exception:
+        return None
+    return encoded if not encoded or max(map(len, encoded)) <= MAX_PAYLOAD_BYTES else None
 
 
 def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ What a caller's `where` wants is found in a snapshot, in the caller's thread; th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from penstock.queue.records import FAILED, NEVER, READY, WAITING, GroupRecord, L
 from penstock.queue.settle import expire_one, over_budget
 from penstock.queue.state import Group, QueueState
 from penstock.queue.take import LEASE_MESSAGES, Request
+from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
     from penstock.queue.queue import Queue
@@ -69,7 +69,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
     for at in range(0, len(picked), LEASE_MESSAGES):
         part = picked[at : at + LEASE_MESSAGES]
         taken = Lease(
-            os.urandom(8),
+            new_secret(),
             now,
             now + lease_ms if lease_ms else NEVER,
             part[0][0].seq,

@@ -6,12 +6,15 @@ only the lease's stored secret can make. A new delivery is a new lease with a ne
 
 from __future__ import annotations
 
+import os
 from base64 import b32decode, b32encode
 from hashlib import blake2b
 
 _ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _BODY = 9
 _TAG = 6
+_SECRET = 8
+_POOL = 512 * _SECRET
 
 MAX_GROUP = (1 << 16) - 1
 MAX_INDEX = (1 << 16) - 1
@@ -27,6 +30,22 @@ class Address:
         self.number = number
         self.index = index
         self.tag = tag
+
+
+_pool: list[bytes] = []
+
+
+def new_secret() -> bytes:
+    """Eight random bytes for a new lease; asked of the system a few hundred at a time."""
+    try:
+        return _pool.pop()
+    except IndexError:
+        fresh = os.urandom(_POOL)
+        _pool.extend([fresh[at : at + _SECRET] for at in range(0, _POOL, _SECRET)])
+        return os.urandom(_SECRET)
+
+
+os.register_at_fork(after_in_child=_pool.clear)  # a child must not hand out its parent's secrets
 
 
 def make_token(topic: int, group: int, number: int, index: int, secret: bytes) -> str:

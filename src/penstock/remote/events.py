@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import DraftDocument, ReceiptDocument
-from penstock.errors import ConfigError
+from penstock.document import ReceiptDocument
 from penstock.event import Draft, Event, Receipt, parse_id
+from penstock.journal.payload import encode_payload, is_binary
+from penstock.journal.prepare import prepare
 
 
 class RawEvent(msgspec.Struct):
@@ -114,41 +115,46 @@ def receipt_of(document: ReceiptDocument) -> Receipt:
     )
 
 
-def draft_document(draft: Draft, topic: str | None = None) -> dict[str, Any]:
-    """What is sent of a draft: only what it says."""
-    kind, payload, headers = draft.kind, draft.payload, draft.headers
-    if not isinstance(kind, str):
-        from penstock.schema import encode_event
+def draft_documents(drafts: Iterable[Draft], topic: str) -> list[dict[str, Any]]:
+    """What is sent of drafts for one topic: only what they say, checked as a local append would."""
+    rows = list(drafts)
+    batch = prepare(rows, topic, None)
+    columns = batch.columns
+    documents: list[dict[str, Any]] = []
+    for row, draft in enumerate(rows):
+        raw = columns.payloads[row]
+        document: dict[str, Any] = {"kind": columns.kinds[row]}
+        if columns.binary is not None and columns.binary[row]:
+            document |= {"payload": base64.b64encode(raw).decode(), "binary": True}
+        else:
+            document["payload"] = msgspec.Raw(raw)
+        if columns.headers is not None and columns.headers[row]:
+            document["headers"] = dict(columns.headers[row] or {})
+        for name in ("key", "scope", "occurred_at", "dedup", "correlation", "expect"):
+            value = getattr(draft, name)
+            if value is not None:
+                document[name] = value
+        cause = draft.cause
+        if cause is not None:
+            document["cause"] = cause.id if isinstance(cause, Event | Receipt) else cause
+        documents.append(document)
+    return documents
 
-        if payload is not None:
-            raise ConfigError(f"a {type(kind).__name__} is the payload itself: give no second one")
-        kind, payload, extra = encode_event(kind)
-        headers = {**(headers or {}), **extra} or None
-    document: dict[str, Any] = {"kind": kind, **payload_fields(payload)}
-    for name in ("key", "scope", "occurred_at", "dedup", "correlation", "expect"):
-        value = getattr(draft, name)
-        if value is not None:
-            document[name] = value
-    if headers:
-        document["headers"] = dict(headers)
+
+def draft_document(draft: Draft, topic: str) -> dict[str, Any]:
+    """One draft that names its topic. A cause that is an index is left to the batch it belongs to."""
     cause = draft.cause
-    if cause is not None:
-        document["cause"] = cause.id if isinstance(cause, Event | Receipt) else cause
-    if topic is not None:
-        document["topic"] = topic
-    elif draft.topic is not None:
-        document["topic"] = draft.topic
-    return document
+    if isinstance(cause, int):
+        draft = msgspec.structs.replace(draft, cause=None)
+    (document,) = draft_documents((draft,), topic)
+    if isinstance(cause, int):
+        document["cause"] = cause
+    return {**document, "topic": topic}
 
 
 def payload_fields(payload: Any) -> dict[str, Any]:
     """A payload as a document says it."""
-    from penstock.journal.payload import encode_payload, is_binary
-
     encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as a local append would
     if is_binary(payload):
         return {"payload": base64.b64encode(encoded).decode(), "binary": True}
     return {"payload": msgspec.Raw(encoded)}
-
-
-__all__ = ["DraftDocument", "RawEvent", "draft_document", "event_of", "events_of", "payload_fields", "receipt_of"]

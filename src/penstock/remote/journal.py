@@ -89,7 +89,7 @@ class RemoteJournal:
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str) -> RemoteTopic:
         """A handle on a topic; the topic exists from its first append."""
-        handle = self._topics.get(name)
+        handle = self._topics.get(name) if isinstance(name, str) else None
         if handle is None:
             handle = self._topics[name] = RemoteTopic(self, check_name(name))
         return handle
@@ -158,6 +158,11 @@ class RemoteJournal:
         if self._pool is not None:
             self._drain_pool()
         self._http.send("POST", "flush")
+
+    def maintain(self) -> None:
+        """Does all housekeeping at the server now: merges small blocks, applies retention."""
+        self._check_writable()
+        self._http.send("POST", "maintain")
 
     def _drain_pool(self) -> None:
         pool, self._pool = self._pool, None

@@ -20,7 +20,7 @@ from penstock.queue.delivery import describe
 from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
 from penstock.queue.policy import QueuePolicy, checked
 from penstock.queue.schedule import Schedule
-from penstock.remote.events import RawEvent, draft_document, event_of, events_of, payload_fields, receipt_of
+from penstock.remote.events import RawEvent, draft_documents, event_of, events_of, payload_fields, receipt_of
 from penstock.where import Where
 
 if TYPE_CHECKING:
@@ -149,17 +149,15 @@ class RemoteQueue:
         if shared.pop("dedup", None) is not None:
             raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
         own = {name: shared.get(name) for name in ("key", "headers", "cause")}
-        messages = []
-        for item in payloads:
-            draft = item if isinstance(item, Draft) else Draft(shared.get("kind", "message"), item, **own)
-            document = draft_document(draft)
-            document.pop("topic", None)
-            messages.append(document)
+        kind = shared.get("kind", "message")
+        messages = [item if isinstance(item, Draft) else Draft(kind, item, **own) for item in payloads]
         if not messages:
             return []
         for name in ("key", "headers", "cause", "kind"):
             shared.pop(name, None)
-        answer = _decode_receipts(self._send("POST", "messages", body={**shared, "messages": messages}))
+        answer = _decode_receipts(
+            self._send("POST", "messages", body={**shared, "messages": draft_documents(messages, self.name)})
+        )
         return [receipt_of(document) for document in answer.receipts]
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,20 +6,21 @@ broken connection is opened again after the last event that arrived, so nothing 
 
 from __future__ import annotations
 
-import asyncio
 import http.client
-import queue
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.event import Event
+from penstock.journal.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.remote.events import RawEvent, event_of
 
@@ -30,9 +31,9 @@ _decode = msgspec.json.Decoder(RawEvent).decode
 
 SILENCE = 60.0
 """Seconds without a sign of life (the server gives one every 15) after which a connection counts as broken."""
+FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
 """Seconds between attempts to connect again, at the most."""
-_END = object()
 
 
 class RemoteSubscription:
@@ -53,12 +54,14 @@ class RemoteSubscription:
         self._topic = topic
         self._position = topic.latest if after == "latest" else after
         self._received = self._position
-        self._buffer: queue.Queue[Any] = queue.Queue(buffer)
-        self._closed = threading.Event()
+        self._size = buffer
+        self._ahead: deque[Event] = deque()
+        self._signal = Signal()
+        self._room = threading.Condition()
+        self._closed = False
         self._failure: PenstockError | None = None
         self._connection: http.client.HTTPConnection | None = None
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
         self.missed = 0
         """Always 0: over http nothing is skipped."""
         topic.journal._subscriptions.add(self)
@@ -70,35 +73,33 @@ class RemoteSubscription:
 
     def next(self, timeout: Seconds | None = None) -> Event | None:
         """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
-        limit = None if timeout is None else seconds(timeout, "timeout")
-        self._start()
-        while True:
-            if self._closed.is_set() and self._failure is None:
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+        while not self._closed:
+            seen = self._signal.version
+            event = self._take(look=timeout == 0)
+            if event is not None:
+                return event
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 return None
-            try:
-                item = self._buffer.get(timeout=limit) if limit is None or limit > 0 else self._buffer.get_nowait()
-            except queue.Empty:
-                return None
-            if item is _END:
-                with suppress(queue.Full):
-                    self._buffer.put_nowait(_END)  # for whoever else waits
-                if self._failure is not None:
-                    raise self._failure
-                return None
-            self._position = item.seq
-            return item  # type: ignore[no-any-return]
+            self._signal.wait(seen, left)
+        self._check_ended()
+        return None
 
     async def next_async(self, timeout: Seconds | None = None) -> Event | None:
         """`next` for an event loop."""
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
-        while True:
-            # In steps, so that a cancelled wait does not leave a thread behind for long.
-            left = 0.5 if deadline is None else min(0.5, max(0.0, deadline - time.monotonic()))
-            event = await asyncio.to_thread(self.next, left)
-            if event is not None or self._closed.is_set():
+        while not self._closed:
+            seen = self._signal.version
+            event = self._take(look=False)
+            if event is not None:
                 return event
-            if deadline is not None and time.monotonic() >= deadline:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 return None
+            await self._signal.wait_async(seen, left)
+        self._check_ended()
+        return None
 
     def __iter__(self) -> Iterator[Event]:
         while (event := self.next()) is not None:
@@ -110,14 +111,12 @@ class RemoteSubscription:
 
     def close(self) -> None:
         """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
-        self._closed.set()
+        self._closed = True
         self._hang_up()
-        self._clear()
-
-    def _journal_closed(self) -> None:
-        if not self._closed.is_set():
-            self._failure = Closed("the journal was closed under this subscription")
-            self.close()
+        with self._room:
+            self._ahead.clear()
+            self._room.notify_all()
+        self._signal.notify()
 
     def __enter__(self) -> RemoteSubscription:
         return self
@@ -125,11 +124,38 @@ class RemoteSubscription:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _take(self, *, look: bool) -> Event | None:
+        """The next event that has arrived; `look`: also asks the server at once when none has."""
+        self._start()
+        with self._room:
+            if not self._ahead and self._failure is not None:
+                raise self._failure
+            if not self._ahead and look:
+                self._ahead.extend(self._topic.read(self._position, min(self._size, 1000)))
+            while self._ahead:
+                event = self._ahead.popleft()
+                if event.seq > self._position:  # what a look found, the stream brings again
+                    self._position = event.seq
+                    self._room.notify()
+                    return event
+            self._room.notify()
+        return None
+
+    def _check_ended(self) -> None:
+        if self._topic.journal.closed and self._failure is not None:
+            raise self._failure
+
+    def _journal_closed(self) -> None:
+        if not self._closed:
+            self._failure = Closed("the journal was closed under this subscription")
+            self.close()
+
     # ── the reading thread ───────────────────────────────────────────────────────────────────────────────────────────
     def _start(self) -> None:
         if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._closed.is_set():
+            with self._room:
+                if self._thread is None and not self._closed:
                     name = f"penstock-follow-{self._topic.name}"
                     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                     self._thread.start()
@@ -137,27 +163,15 @@ class RemoteSubscription:
     def _hang_up(self) -> None:
         connection = self._connection
         if connection is not None and connection.sock is not None:
-            import socket
-
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
 
-    def _clear(self) -> None:
-        """Drops what was read ahead and leaves the end for those who wait."""
-        while True:
-            try:
-                self._buffer.get_nowait()
-            except queue.Empty:
-                break
-        with suppress(queue.Full):
-            self._buffer.put_nowait(_END)
-
     def _run(self) -> None:
-        pause = 0.05
-        while not self._closed.is_set():
+        pause = FIRST_PAUSE
+        while not self._closed:
+            before = self._received
             try:
                 self._read()
-                pause = 0.05
             except StorageError as error:
                 if not error.retryable:
                     self._fail(error)
@@ -166,44 +180,41 @@ class RemoteSubscription:
                 self._fail(error)
                 return
             except (OSError, http.client.HTTPException, ValueError, AttributeError):
-                pass  # broken off, or closed by us while reading; the loop knows which
-            self._closed.wait(pause)
+                pass  # broken off, or hung up by us while reading; the loop knows which
+            if self._received > before:
+                pause = FIRST_PAUSE
+            with self._room:
+                self._room.wait_for(lambda: self._closed, pause)
             pause = min(LONGEST_PAUSE, pause * 2)
-        self._clear()
 
     def _fail(self, error: PenstockError) -> None:
-        if not self._closed.is_set():
+        if not self._closed:
             self._failure = error
-            self._put(_END)
+            self._signal.notify()
 
     def _read(self) -> None:
         """Reads one connection until it ends."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self._received)}
-        connection, response = self._topic._http.stream(
-            ("topics", self._topic.name, "live"), {"after": self._received}, headers, SILENCE
-        )
+        path = ("topics", self._topic.name, "live")
+        connection, response = self._topic._http.stream(path, {"after": self._received}, headers, SILENCE)
         self._connection = connection
         try:
-            if self._closed.is_set():
-                return
             for line in response:
-                if line.startswith(b"data: "):
-                    event = event_of(_decode(line[6:]))
-                    if event.seq > self._received:
-                        self._received = event.seq
-                        self._put(event)
-                elif line.startswith(b"id: ") and line[4:].strip().isdigit():
-                    pass  # the id of the data line that follows, or of events nobody asked for
-                if self._closed.is_set():
+                if self._closed:
                     return
+                if line.startswith(b"data: "):
+                    self._arrived(event_of(_decode(line[6:])))
         finally:
             self._connection = None
             connection.close()
 
-    def _put(self, item: Any) -> None:
-        while not self._closed.is_set():
-            try:
-                self._buffer.put(item, timeout=0.2)
+    def _arrived(self, event: Event) -> None:
+        if event.seq <= self._received:
+            return
+        with self._room:
+            self._room.wait_for(lambda: len(self._ahead) < self._size or self._closed)
+            if self._closed:
                 return
-            except queue.Full:
-                continue
+            self._received = event.seq
+            self._ahead.append(event)
+        self._signal.notify()

@@ -11,12 +11,14 @@ import msgspec
 from penstock.clock import Seconds, to_ms
 from penstock.document import ReceiptDocument
 from penstock.errors import ConfigError, PenstockError
-from penstock.event import Draft, Event, Receipt
+from penstock.event import Draft, Event, Receipt, parse_id
 from penstock.journal.catalog import Settings
 from penstock.journal.compaction import CompactReport
 from penstock.journal.names import check_consumer, check_limit, check_position
+from penstock.journal.topic import _checked_settings, _filter
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.remote.events import RawEvent, draft_document, event_of, receipt_of
+from penstock.remote.events import RawEvent, draft_documents, event_of, receipt_of
+from penstock.remote.http import error_of
 from penstock.remote.subscription import RemoteSubscription
 from penstock.ticket import Ticket
 
@@ -104,18 +106,7 @@ class RemoteTopic:
 
     def _documents(self, drafts: Iterable[Draft]) -> list[dict[str, Any]]:
         self.journal._check_writable()
-        documents = []
-        for draft in drafts:
-            if not isinstance(draft, Draft):
-                raise ConfigError(f"append_many takes Draft objects, not {type(draft).__name__}")
-            document = draft_document(draft)
-            if document.pop("topic", self.name) != self.name:
-                raise ConfigError(
-                    f"a draft for topic {draft.topic!r} was given to topic {self.name!r}; "
-                    "use journal.outbox() for several topics"
-                )
-            documents.append(document)
-        return documents
+        return draft_documents(drafts, self.name)
 
     def _send(self, documents: list[dict[str, Any]]) -> list[Receipt]:
         if not documents:
@@ -161,18 +152,16 @@ class RemoteTopic:
         check_limit(limit)
         if through is not None:
             check_position(through, "through")
+        wanted = _filter(key, kind, scope)
         if since is not None:
             to_ms(since, "since")
-        if limit == 0:
-            return iter(())
-        kinds = None if kind is None else [kind] if isinstance(kind, str) else list(kind)
-        if kinds == []:
+        if limit == 0 or (wanted.kinds is not None and not wanted.kinds):
             return iter(())
         query: dict[str, Any] = {
             "after": after,
             "through": through,
             "key": key,
-            "kind": kinds,
+            "kind": None if wanted.kinds is None else sorted(wanted.kinds),
             "scope": scope,
             "since": None if since is None else since.isoformat(),
             "where": where,
@@ -203,6 +192,9 @@ class RemoteTopic:
     def _stream(self, query: dict[str, Any], limit: int | None) -> Iterator[Event]:
         path = ("topics", self.name, "events")
         for line in self._http.pieces(path, {**query, "limit": limit}, "application/x-ndjson"):
+            if line.startswith(b'{"problem":'):
+                problem = msgspec.json.decode(line)["problem"]
+                raise error_of(problem["status"], msgspec.json.encode(problem))
             yield event_of(_decode_event(line))
 
     def read_arrow(
@@ -212,6 +204,7 @@ class RemoteTopic:
         *,
         through: int | None = None,
         batch_rows: int = ARROW_BATCH_ROWS,
+        payload: Literal["string", "binary"] = "string",
     ) -> Iterator[pa.RecordBatch]:
         """Streams events as Arrow record batches of up to `batch_rows` rows."""
         check_position(after, "after")
@@ -220,9 +213,11 @@ class RemoteTopic:
             check_position(through, "through")
         if not isinstance(batch_rows, int) or batch_rows < 1:
             raise ConfigError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
+        if payload not in ("string", "binary"):
+            raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         if limit == 0:
             return iter(())
-        return self._batches({"after": after, "through": through, "limit": limit}, batch_rows)
+        return self._batches({"after": after, "through": through, "limit": limit, "payload": payload}, batch_rows)
 
     def _batches(self, query: dict[str, Any], rows: int) -> Iterator[pa.RecordBatch]:
         try:
@@ -246,7 +241,9 @@ class RemoteTopic:
 
     def find(self, id: str) -> Event | None:
         """The event with an id, or None."""
-        return None if not id or id.isdigit() else self._one(id)
+        if not isinstance(id, str):
+            raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
+        return None if parse_id(id) is None else self._one(id)
 
     def _one(self, name: str) -> Event | None:
         try:
@@ -338,9 +335,7 @@ class RemoteTopic:
     def configure(self, **changes: Any) -> Settings:
         """Changes the topic's settings."""
         self.journal._check_writable()
-        changes = {
-            name: value.total_seconds() if hasattr(value, "total_seconds") else value for name, value in changes.items()
-        }
+        changes = _checked_settings(changes)
         return _decode_settings(self._http.send("PATCH", "topics", self.name, "settings", body=changes))
 
     def compact(self, through: int, *, force: bool = False) -> CompactReport:

@@ -79,6 +79,7 @@ def api_routes() -> list[BaseRoute]:
         Route("/stats", stats.show_stats),
         Route("/stats/live", stats.live_stats),
         Route("/flush", stats.flush, methods=["POST"]),
+        Route("/maintain", stats.maintain, methods=["POST"]),
     ]
 
 

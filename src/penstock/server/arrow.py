@@ -14,11 +14,11 @@ except ImportError as error:  # pragma: no cover - the extra is there in develop
 
 
 @cache
-def schema_bytes() -> bytes:
+def schema_bytes(payload: Any = "string") -> bytes:
     """The beginning of a stream."""
     from penstock.journal.arrow import arrow_schema
 
-    return bytes(arrow_schema().serialize())
+    return bytes(arrow_schema(payload).serialize())
 
 
 def batch_bytes(batch: Any) -> bytes:

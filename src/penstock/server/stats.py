@@ -46,6 +46,12 @@ def flush(request: Request, service: Service) -> Response:
     return json({"flushed": True})
 
 
+@guarded("admin")
+def maintain(request: Request, service: Service) -> Response:
+    service.journal.maintain()
+    return json({"maintained": True})
+
+
 async def health(request: Request) -> Response:
     """Whether the journal is open; says nothing else, so it needs no token."""
     service: Service = request.app.state.service

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.document import EventDocument, ReceiptDocument, event_document, event_json, receipt_document
-from penstock.errors import Backpressure, ConfigError
+from penstock.errors import Backpressure, ConfigError, PenstockError
 from penstock.event import Draft, Event, Receipt
 from penstock.server import parameters
 from penstock.server.limits import MOST_EVENTS, PAGE_BYTES, STREAM_EVENTS, STREAM_ROWS
 from penstock.server.parameters import ARROW, NDJSON, Wanted
-from penstock.server.problems import Refused
+from penstock.server.problems import Refused, of_error
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
@@ -249,7 +249,11 @@ async def _lines(request: Request, topic: Topic) -> Response:
     async def stream() -> AsyncIterator[bytes]:
         position, left = after, limit
         while position < end and (left is None or left > 0):
-            data, position, count = await run_in_threadpool(piece, position, left)
+            try:
+                data, position, count = await run_in_threadpool(piece, position, left)
+            except PenstockError as error:  # the status is sent already: the last line says what went wrong
+                yield b'{"problem":%b}\n' % bytes(of_error(error).body)
+                return
             left = None if left is None else left - count
             if data:
                 yield data
@@ -264,6 +268,9 @@ async def _arrow(request: Request, topic: Topic) -> Response:
     wanted = Wanted(request)
     if not wanted.everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
+    payload: Any = request.query_params.get("payload") or "string"
+    if payload not in ("string", "binary"):
+        raise ConfigError(f'payload is "string" or "binary", not {payload[:40]!r}')
     limit = parameters.number(request, "limit")
     after, through = await run_in_threadpool(_range, request, topic)
     end = topic.latest if through is None else min(through, topic.latest)
@@ -271,14 +278,14 @@ async def _arrow(request: Request, topic: Topic) -> Response:
     def piece(after: int, left: int | None) -> tuple[bytes, int, int]:
         rows = STREAM_ROWS if left is None else min(left, STREAM_ROWS)
         data, count = [], 0
-        for batch in topic.read_arrow(after, rows, through=end):
+        for batch in topic.read_arrow(after, rows, through=end, payload=payload):
             data.append(batch_bytes(batch))
             count += batch.num_rows
             after = batch.column("seq")[-1].as_py()
         return b"".join(data), after if count else end, count
 
     async def stream() -> AsyncIterator[bytes]:
-        yield schema_bytes()
+        yield schema_bytes(payload)
         position, left = after, limit
         while position < end and (left is None or left > 0):
             data, position, count = await run_in_threadpool(piece, position, left)

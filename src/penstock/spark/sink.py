@@ -17,11 +17,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, QueueFull
 from penstock.journal.block import Wire
 from penstock.journal.bulk import append_wires
 from penstock.journal.commit import Commit
 from penstock.limits import MAX_KEY_BYTES
+from penstock.queue.queue import Queue
 from penstock.spark.encode import BLOCK_PAYLOAD, blocks
 from penstock.spark.layout import SinkLayout
 from penstock.spark.options import WriteOptions, write_options
@@ -55,21 +56,37 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def publish(options: WriteOptions, messages: Sequence[Staged], mark: str | None, version: int) -> bool:
     """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
-
-    def apply(commit: Commit) -> bool:
-        if mark is not None:
-            done = commit.get_mark(mark)
-            if done is not None and done >= version:
-                return False
-        pieces = (piece for message in messages for piece in message.wires())
-        for topic, group in groupby(pieces, key=lambda piece: piece[0]):
-            append_wires(commit, topic, (wire for _, wire in group))
-        if mark is not None:
-            commit.set_mark(mark, version)
-        return True
-
     with writing(options.url) as journal:
+        queue = journal.queue(options.topic or "") if options.queue else None
+
+        def apply(commit: Commit) -> bool:
+            if mark is not None:
+                done = commit.get_mark(mark)
+                if done is not None and done >= version:
+                    return False
+            if queue is not None:
+                _check_push(commit, queue, messages)
+            pieces = (piece for message in messages for piece in message.wires())
+            for topic, group in groupby(pieces, key=lambda piece: piece[0]):
+                append_wires(commit, topic, (wire for _, wire in group))
+            if mark is not None:
+                commit.set_mark(mark, version)
+            return True
+
         return bool(journal.run(apply))
+
+
+def _check_push(commit: Commit, queue: Queue, messages: Sequence[Staged]) -> None:
+    """Raises what pushing the messages one by one would raise; a push is otherwise nothing but its event."""
+    state = queue._book.state(commit, queue.name)
+    if state.policy.priority and any(message.keyed for message in messages):
+        raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
+    most, held, more = state.policy.max_size, state.unsettled(commit), sum(message.events for message in messages)
+    if most is not None and held + more > most:
+        raise QueueFull(
+            f"queue {queue.name!r} holds {held} messages of at most {most}; {more} more do not fit: "
+            "take some, or raise max_size with configure"
+        )
 
 
 def mark_name(*parts: str) -> str:

@@ -35,6 +35,8 @@ class Staged(WriterCommitMessage):
 
     query: str | None
     events: int = 0
+    keyed: bool = False
+    """Whether any event has a key."""
     blocks: list[tuple[str, bytes]] = field(default_factory=list)
     """Topics and blocks, when they are small."""
     file: str | None = None
@@ -80,6 +82,7 @@ class Folder:
             for topic, wire in blocks:
                 encoded = encode_wire(wire)
                 message.events += wire.count
+                message.keyed = message.keyed or wire.key is not None
                 size += len(encoded)
                 if file is None:
                     message.blocks.append((topic, encoded))

@@ -120,9 +120,9 @@ class Block:
             self.size = count * (_LENGTH.size + self.length)
 
     def entries(self) -> list[bytes]:
-        """Every entry, as a new list."""
+        """Every entry, as a list."""
         if self._entries is not None:
-            return list(self._entries)
+            return self._entries
         entries: list[bytes] = []
         for run in self._runs():
             entries += run

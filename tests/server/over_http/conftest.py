@@ -1,8 +1,8 @@
-"""The contract suites, run against a journal at the other end of a url."""
+"""The contract suites' fixtures, for journals at the other end of a url."""
 
 from __future__ import annotations
 
-import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 
-CONTRACT = Path(__file__).resolve().parents[1] / "contract"
-sys.path.insert(0, str(CONTRACT))
+import penstock
+from penstock.server.limits import Limits
+from server.over_http import suite  # noqa: F401 - makes the contract suites' helpers importable
+from server.serving import serving
 
-from engines import KINDS, Kind  # noqa: E402
-from journals import Place  # noqa: E402
-from test_compaction import *  # noqa: E402, F403
-from test_cursors import *  # noqa: E402, F403
-from test_subscription import *  # noqa: E402, F403
-from test_topic_append import *  # noqa: E402, F403
-from test_topic_read import *  # noqa: E402, F403
+from engines import KINDS, Kind  # isort: skip
+from journals import Place  # isort: skip
 
-import penstock  # noqa: E402
-from server.serving import serving  # noqa: E402
+LIMITS = Limits(max_body=512 << 20)
 
 
 class ServedPlace(Place):
@@ -35,7 +31,7 @@ class ServedPlace(Place):
     def open(self, **options: Any) -> penstock.Journal:
         stack = ExitStack()
         local = stack.enter_context(penstock.open(self.url, **options))
-        served = stack.enter_context(serving(local))
+        served = stack.enter_context(serving(local, limits=LIMITS))
         remote = penstock.open(served.url, read_only=bool(options.get("read_only")))
         self._servers[id(remote)] = stack
         self._open.append(remote)
@@ -82,3 +78,28 @@ def topic(journal: penstock.Journal) -> penstock.Topic:
 @pytest.fixture
 def reopen(place: Place, clock: penstock.ManualClock) -> Callable[[penstock.Journal], penstock.Journal]:
     return lambda journal: place.reopen(journal, clock=clock, durability="process")
+
+
+@pytest.fixture
+def in_threads() -> Iterator[Callable[..., threading.Thread]]:
+    started: list[threading.Thread] = []
+    failures: list[BaseException] = []
+
+    def start(work: Callable[..., object], *args: object) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        started.append(thread)
+        thread.start()
+        return thread
+
+    yield start
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread of this test is stuck"
+    if failures:
+        raise failures[0]

@@ -1,0 +1,26 @@
+"""Takes a contract suite over: its tests are run here against a served journal, but for those that cannot be."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+CONTRACT = Path(__file__).resolve().parents[2] / "contract"
+if str(CONTRACT) not in sys.path:
+    sys.path.insert(0, str(CONTRACT))
+
+WRITER = "it looks into the writer or the engine, which are the server's"
+TRANSACTION = "transactions hold the writer, which nobody may from afar"
+LAG = "over http a subscription always catches up"
+
+
+def tests_of(module: str, without: dict[str, str]) -> dict[str, Any]:
+    """The tests (and their fixtures) of a contract module, without those that are left out, each for its reason."""
+    suite = vars(importlib.import_module(module))
+    unknown = set(without) - set(suite)
+    assert not unknown, f"{module} has no {unknown}"
+    taken = {name: value for name, value in suite.items() if not name.startswith("__") and name not in without}
+    assert any(name.startswith("test_") for name in taken)
+    return taken

@@ -1,0 +1,7 @@
+"""The contract suite `test_topic_read`, over HTTP."""
+
+from __future__ import annotations
+
+from server.over_http.suite import tests_of
+
+globals().update(tests_of("test_topic_read", {}))
