@@ -339,9 +339,9 @@ def manifest(table: Table) -> None:
 
 def main() -> None:
     quick = "quick" in sys.argv[1:]
-    table = Table(
-        "buffer", "The buffer", (__doc__ or "") + "\n" + versions("obstore", "zstandard", "numpy", "moto") + "."
-    )
+    load = f"Load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    notes = f"{__doc__}\n{load}; {versions('obstore', 'zstandard', 'numpy', 'moto')}."
+    table = Table("buffer", "The buffer", notes)
     emulator = Emulator()
     try:
         with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as name:

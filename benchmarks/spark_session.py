@@ -77,11 +77,12 @@ def _measure(session: str, environment: Mapping[str, str]) -> tuple[float, float
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM.format(session=session, checkpoint=str(Path(folder, "checkpoint")))],
             env={**os.environ, **environment, "TMPDIR": folder, "PYSPARK_PYTHON": sys.executable},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            capture_output=True,
             text=True,
-            check=True,
+            check=False,
         )
+    if done.returncode != 0:
+        sys.exit(f"a measured program failed:\n{done.stderr[-4000:]}")
     result, batch = json.loads(done.stdout.splitlines()[-1])
     return result, batch
 

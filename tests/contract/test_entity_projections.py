@@ -383,6 +383,22 @@ def test_a_handler_that_raises_is_named_and_nothing_is_saved(journal: Journal, t
 
 
 @on("memory")
+def test_payloads_are_told_apart_whatever_they_hold(topic: Topic) -> None:
+    class Seen(Projection):
+        payloads: list[Any] = []
+
+        @handles("a")
+        def note(self, payload: Any) -> None:
+            self.payloads.append(payload)
+
+    awkward = [{"a": "}{"}, {"b": {}}, {}, 5, 55, [1, [2]], "}{", {"a": "}{}{"}, 7, {}, None, True, "", {"x": "},{"}]
+    for start in range(len(awkward)):
+        for stop in range(start + 1, len(awkward) + 1):
+            topic.append_many([Draft("a", payload, key=f"{start}-{stop}") for payload in awkward[start:stop]])
+            assert topic.project(Seen, f"{start}-{stop}") == Seen(awkward[start:stop])
+
+
+@on("memory")
 def test_a_poison_payload_is_named(journal: Journal, topic: Topic) -> None:
     from penstock.errors import PoisonMessage
     from penstock.journal.block import Columns

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -78,6 +80,14 @@ def check_backup_target(destination: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise StorageError(f"the folder of {target} cannot be made: {error}") from error
     return target
+
+
+def sync_file(descriptor: int) -> None:
+    """Puts a file's bytes on disk, past the disk's own cache where the system makes that a separate wish."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

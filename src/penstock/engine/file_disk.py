@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock.engine.base import sync_folder
+from penstock.engine.base import sync_file, sync_folder
 
 
 class Disk:
@@ -26,7 +26,7 @@ class Disk:
                 done += os.pwrite(descriptor, view[done:], offset + done)
 
     def sync(self, descriptor: int) -> None:
-        os.fdatasync(descriptor)
+        sync_file(descriptor)
 
     def truncate(self, descriptor: int, length: int) -> None:
         os.ftruncate(descriptor, length)

@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 
 import apsw
 
-from penstock.engine.base import BaseEngine, check_backup_target, sync_folder
+from penstock.engine.base import BaseEngine, check_backup_target, sync_file, sync_folder
 from penstock.engine.contract import Durability
 from penstock.engine.sqlite_errors import explain
 from penstock.engine.sqlite_format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
@@ -326,7 +326,7 @@ class SqliteEngine(BaseEngine):
         except OSError:
             return
         try:
-            os.fdatasync(descriptor)
+            sync_file(descriptor)
         except OSError as error:
             raise StorageError(f"{self._file}-wal could not be synced: {error}") from error
         finally:
@@ -396,12 +396,10 @@ class SqliteEngine(BaseEngine):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.link(partial, target)
+            partial.rename(target)
             sync_folder(target.parent)
         except apsw.Error as error:
             raise self._explain(error) from error
-        except FileExistsError as error:
-            raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name") from error
         except OSError as error:
             raise StorageError(f"the backup could not be written to {target}: {error}") from error
         finally:

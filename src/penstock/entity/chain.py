@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import ConfigError, Corrupt
-from penstock.event import Event, Receipt
+from penstock.event import Receipt
 from penstock.journal import keys
+from penstock.journal.block import Block, columns_of
 from penstock.journal.catalog import load_state
-from penstock.journal.chain import GENESIS, link_of, load_blake3, stored_link
+from penstock.journal.chain import GENESIS, link_of, load_blake3, name_of, said_by, stored_link
 from penstock.journal.reading import TopicView
 
 if TYPE_CHECKING:
@@ -80,30 +81,37 @@ class _Verification:
             total = view.count()
             try:
                 for block in view.blocks(0, keys.MAX_SEQ):
-                    for row in range(block.count):
-                        broken = self._check(Event(block, row))
-                        if broken is not None:
-                            return self._report(broken)
+                    broken = self._check(block)
+                    if broken is not None:
+                        return self._report(broken)
                     if self._progress is not None:
                         self._progress(self._events + self._unlinked, total)
             except Corrupt as error:
                 return self._report(BrokenLink(error.seq or 0, None, str(error)))
         return self._report(None)
 
-    def _check(self, event: Event) -> BrokenLink | None:
-        entity = event.key or ""
-        before, stored = self._links.get(entity), stored_link(event)
-        if stored is None:
-            if before is not None:
-                return BrokenLink(event.seq, event.key, "it has no link, but an earlier event of its entity has one")
-            self._unlinked += 1
-            return None
-        if link_of(self._hash, before or GENESIS, event) != stored:
-            if before is not None or not self._trimmed:
-                return BrokenLink(event.seq, event.key, "its link does not follow from its entity's events")
-            self._anchored += 1
-        self._links[entity] = stored
-        self._events += 1
+    def _check(self, block: Block) -> BrokenLink | None:
+        rows = range(block.count)
+        columns = columns_of(block, rows)
+        occurred = [block.occurred_ms(row) for row in rows]
+        names = [name_of(block.id_number(row), seq) for row, seq in enumerate(block.seqs)]
+        told = said_by(columns, block.seqs, names, occurred)
+        links, hash = self._links, self._hash
+        for seq, key, stored, said in zip(
+            block.seqs, columns.key or [None] * len(rows), columns.chain or [GENESIS] * len(rows), told, strict=True
+        ):
+            before = links.get(key or "")
+            if stored == GENESIS:
+                if before is not None:
+                    return BrokenLink(seq, key, "it has no link, but an earlier event of its entity has one")
+                self._unlinked += 1
+                continue
+            if hash(said, key=before or GENESIS).digest() != stored:
+                if before is not None or not self._trimmed:
+                    return BrokenLink(seq, key, "its link does not follow from its entity's events")
+                self._anchored += 1
+            links[key or ""] = stored
+            self._events += 1
         return None
 
     def _report(self, broken: BrokenLink | None) -> VerifyReport:

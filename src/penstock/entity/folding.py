@@ -21,6 +21,7 @@ from penstock.schema import Schema, decode_event, schema_of, schema_of_type, sto
 P = TypeVar("P", bound=Projection)
 
 EVENT, PAYLOAD = "event", "payload"
+_TOGETHER = 256
 _decode_list = msgspec.json.Decoder(list[Any]).decode
 
 
@@ -79,10 +80,55 @@ class Folder(Generic[P]):
         for block, rows in pieces:
             if not len(rows):
                 continue
-            self._fold_piece(state, block, rows)
+            # By the few hundred: more decoded payloads at once would have the garbage collector look at all of them.
+            for start in range(0, len(rows), _TOGETHER):
+                self._fold_piece(state, block, rows[start : start + _TOGETHER])
             last = block.seq(rows[-1])
             count += len(rows)
         return state, last, count
+
+    def fold_each(self, block: Any, states: Sequence[P]) -> None:
+        """Changes many states by the events of a block (or of something like one): the n-th state by the n-th event."""
+        handled = [self._steps.get(kind) for kind in block.wire.kinds]
+        if not any(handled) or self._fold_each_column(block, states, handled):
+            return
+        codes = block.kind_codes
+        for row, state in enumerate(states):
+            if handled[codes[row]]:
+                self.fold_events(state, (Event(block, row),))
+
+    def _fold_each_column(self, block: Any, states: Sequence[P], handled: list[list[_Step] | None]) -> bool:
+        """The same where every handler wants one payload: each kind's payloads are decoded together."""
+        rows_of: dict[int, list[int]] = {code: [] for code, steps in enumerate(handled) if steps}
+        for code in rows_of:
+            steps = handled[code] or []
+            if len(steps) != 1 or not _is_columnar(steps[0], block):
+                return False
+        codes = block.kind_codes
+        for row in range(len(states)):
+            if codes[row] in rows_of:
+                rows_of[codes[row]].append(row)
+        values: list[Any] = [None] * len(states)
+        handlers: list[Callable[..., Any] | None] = [None] * len(handled)
+        for code, rows in rows_of.items():
+            step = (handled[code] or [])[0]
+            column = _column(block, rows, step) if rows else []
+            if column is None:
+                return False
+            handlers[code] = step.handler
+            for row, value in zip(rows, column, strict=True):
+                values[row] = value
+        left = iter(range(len(states)))
+        try:
+            for row, state, value in zip(left, states, values, strict=False):
+                handler = handlers[codes[row]]
+                if handler is not None:
+                    handler(state, value)
+        except Exception as error:
+            row = len(states) - 1 - length_hint(left)
+            self._explain(error, (handled[codes[row]] or [])[0], Event(block, row))
+            raise
+        return True
 
     def apply(
         self,
@@ -245,18 +291,31 @@ def _is_columnar(step: _Step, block: Block) -> bool:
 
 def _column(block: Block, rows: Sequence[int], step: _Step) -> list[Any] | None:
     """The decoded payloads of some rows; None when one does not decode, for the slow way to say which."""
-    bounds, payload = block.payload_offsets, bytes(block.payload)  # slices of bytes cost half of a view's
-    if isinstance(rows, range) and rows.step == 1:
-        spans: Iterable[tuple[int, int]] = pairwise(bounds[rows.start : rows.stop + 1])
-    else:
+    bounds = block.payload_offsets
+    low = bounds[rows[0]]
+    payload = bytes(block.payload[low : bounds[rows[-1] + 1]])  # slices of bytes cost half of a view's
+    spans: Iterable[tuple[int, int]]
+    if not isinstance(rows, range) or rows.step != 1:
         spans = [(bounds[row], bounds[row + 1]) for row in rows]
-    text = b"[" + b",".join([payload[start:stop] for start, stop in spans]) + b"]"
+    elif payload.count(b"}{") == len(rows) - 1:
+        # As many as there are borders: if every payload is an object, these are the borders, and each gets a comma. If
+        # not, some border stays without one, and the array does not decode or comes out too short.
+        values = _decoded(b"[" + payload.replace(b"}{", b"},{") + b"]", len(rows), step)
+        if values is not None:
+            return values
+        spans = pairwise(bounds[rows.start : rows.stop + 1])
+    else:
+        spans = pairwise(bounds[rows.start : rows.stop + 1])
+    return _decoded(b"[" + b",".join([payload[at - low : end - low] for at, end in spans]) + b"]", len(rows), step)
+
+
+def _decoded(text: bytes, count: int, step: _Step) -> list[Any] | None:
     decode = _decode_list if step.only is PAYLOAD else step.schema.listed  # type: ignore[union-attr]
     try:
         values = decode(text)  # type: ignore[misc]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return values if len(values) == len(rows) else None
+    return values if len(values) == count else None
 
 
 def _loose_event(kind: str, payload: bytes | str, headers: Mapping[str, str] | None, binary: bool) -> Event:

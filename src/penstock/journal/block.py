@@ -47,7 +47,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class lazy(Generic[T]):
-    """An attribute computed when first asked for. functools' own takes a lock, which here would cost more than the work."""
+    """An attribute computed when first asked for. functools' own takes a lock that costs more than the work here."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -206,6 +206,30 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
     if columns.chain is not None:
         wire.chain = b"".join(columns.chain)
     return wire
+
+
+def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
+    """The bytes of a block of several neighbouring commits: (first position, recording time, first id, events) each."""
+    first, started_ms, base_id, _ = parts[0]
+    joined = Columns([], [])
+    for _, recorded_ms, _, columns in parts:
+        before = len(joined.kinds)
+        joined.extend(columns)
+        if joined.occurred is not None:  # whoever gave no time of their own has their commit's
+            times = joined.occurred
+            times[before:] = [recorded_ms if ms is None else ms for ms in times[before:]]
+            if times[0] is None:
+                times[:before] = _times_of(parts, before)
+    wire = build_wire(joined, first, started_ms, base_id)
+    wire.run_counts = pack_ints([len(columns.kinds) for _, _, _, columns in parts])
+    wire.run_times = pack_ints([recorded_ms - started_ms for _, recorded_ms, _, _ in parts])
+    wire.run_ids = b"".join([(base & _ID_MASK).to_bytes(_ID_BYTES) for _, _, base, _ in parts])
+    return seal(wire)
+
+
+def _times_of(parts: Sequence[tuple[int, int, int, Columns]], count: int) -> list[int | None]:
+    """The recording times of the first `count` events."""
+    return [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds][:count]
 
 
 def encode_wire(wire: Wire) -> bytes:

@@ -15,6 +15,7 @@ from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import Corrupt
 from penstock.journal import keys
 from penstock.journal.block import Block, read_block
+from penstock.journal.tail import Tail
 from penstock.limits import TOPIC_DEDUP_WINDOW
 
 
@@ -129,6 +130,8 @@ class Head:
     links: dict[str, bytes] | None = None
     """In a topic that keeps hash chains: the newest link of entities that were looked up or written after `linked`."""
     linked: int = 0
+    tail: Tail | None = None
+    """The newest small blocks, while the writer still knows what is in them."""
 
 
 class Catalog:
@@ -140,12 +143,15 @@ class Catalog:
         """Another number after every `forget`: the layers above know by it when to drop what they cached."""
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
+        self.exchanged = 0
+        """Grows whenever blocks may have been exchanged by anybody but the writer itself."""
 
     def forget(self) -> None:
         """Everything cached may be wrong: another process wrote, or a commit failed."""
         self._heads.clear()
         self.epoch += 1
         self.reshaped += 1
+        self.exchanged += 1
 
     def head(self, tx: WriteTx, name: str) -> Head | None:
         """The head of a topic, or None when it does not exist."""

@@ -7,13 +7,13 @@ own. Links are made when positions and ids are known: inside the commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.journal.block import Columns
+from penstock.journal.block import Columns, columns_of
 
 if TYPE_CHECKING:
     from penstock.event import Event
@@ -37,25 +37,17 @@ def load_blake3() -> Any:
 
 
 def link_of(hash: Any, before: bytes, event: Event) -> bytes:
-    """The link a stored event should have: the hash of the same tuple that `add_links` makes."""
-    rows, row = event._rows, event._row
-    headers = rows.headers(row)
-    said = _encode(
-        (
-            rows.seq(row),
-            rows.id_number(row).to_bytes(16),
-            rows.occurred_ms(row),
-            rows.kind(row),
-            rows.raw_payload(row),
-            rows.is_binary(row),
-            rows.key(row),
-            rows.scope(row),
-            list(headers.items()) if headers else None,
-            rows.correlation(row),
-            rows.causation(row),
-        )
-    )
+    """The link a stored event should have."""
+    block, row = event._rows, event._row
+    seq = block.seq(row)
+    names = [name_of(block.id_number(row), seq)]
+    (said,) = said_by(columns_of(block, [row]), [seq], names, [block.occurred_ms(row)])
     return hash(said, key=before).digest()  # type: ignore[no-any-return]
+
+
+def name_of(number: int, seq: int) -> bytes:
+    """An id without the position in it: ids and positions count up together, so the events of a batch share this."""
+    return (number - seq).to_bytes(16)
 
 
 def stored_link(event: Event) -> bytes | None:
@@ -64,45 +56,49 @@ def stored_link(event: Event) -> bytes | None:
     return None if found is None or found == GENESIS else found
 
 
+def said_by(columns: Columns, seqs: Iterable[int], names: Iterable[bytes], occurred: Iterable[int]) -> Iterator[bytes]:
+    """What each event says, as the bytes its link is made of: a tuple of six, or of eleven when it has more to say."""
+    encode = _encode
+    nothing: list[Any] = [None] * len(columns)
+    binaries, scopes, headers = columns.binary, columns.scope, columns.headers
+    correlations, causations = columns.correlation, columns.causation
+    short = zip(seqs, names, occurred, columns.kinds, columns.payloads, columns.key or nothing, strict=False)
+    if not (binaries or scopes or headers or correlations or causations):
+        for row in short:
+            yield encode(row)
+        return
+    for row, binary, scope, header, correlation, causation in zip(
+        short,
+        binaries or nothing,
+        scopes or nothing,
+        headers or nothing,
+        correlations or nothing,
+        causations or nothing,
+        strict=True,
+    ):
+        if binary or scope is not None or header or correlation is not None or causation is not None:
+            pairs = list(header.items()) if header else None
+            yield encode((*row, bool(binary), scope, pairs, correlation, causation))
+        else:
+            yield encode(row)
+
+
 def add_links(
     columns: Columns, seq: int, number: int, recorded_ms: int, links: dict[str, bytes], find: Predecessor
 ) -> None:
     """Links events that get positions from `seq` and ids from `number` on; `links` follows."""
-    hash, encode = load_blake3(), _encode
+    hash, count = load_blake3(), len(columns)
+    if columns.occurred is None:
+        occurred = [recorded_ms] * count
+    else:
+        occurred = [recorded_ms if at is None else at for at in columns.occurred]
     made: list[bytes] = []
-    nothing: list[Any] = [None] * len(columns)
-    for kind, payload, key, scope, headers, occurred, correlation, causation, binary in zip(
-        columns.kinds,
-        columns.payloads,
-        columns.key or nothing,
-        columns.scope or nothing,
-        columns.headers or nothing,
-        columns.occurred or nothing,
-        columns.correlation or nothing,
-        columns.causation or nothing,
-        columns.binary or nothing,
-        strict=True,
-    ):
-        before = links.get(key or "")
+    told = said_by(columns, range(seq, seq + count), [name_of(number, seq)] * count, occurred)
+    for key, said in zip(columns.key or [None] * count, told, strict=True):
+        entity = key or ""
+        before = links.get(entity)
         if before is None:
-            before = find(key or "")
-        said = encode(
-            (
-                seq,
-                number.to_bytes(16),
-                recorded_ms if occurred is None else occurred,
-                kind,
-                payload,
-                bool(binary),
-                key,
-                scope,
-                list(headers.items()) if headers else None,
-                correlation,
-                causation,
-            )
-        )
-        links[key or ""] = before = hash(said, key=before).digest()
+            before = find(entity)
+        links[entity] = before = hash(said, key=before).digest()
         made.append(before)
-        seq += 1
-        number += 1
     columns.chain = made

@@ -22,6 +22,7 @@ from penstock.journal.catalog import Catalog, Head, create_topic
 from penstock.journal.chain import add_links
 from penstock.journal.dedup import Original, find_original, remember
 from penstock.journal.prepare import Batch
+from penstock.journal.tail import Part, Tail
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS
 
 _RANDOM_BITS = (1 << 80) - 1 - (1 << 61)  # the run's ids count up from here: keep the top random bit free for the carry
@@ -140,6 +141,11 @@ class Commit:
     def reshape(self) -> None:
         """Says that this commit exchanges or removes blocks."""
         self._catalog.reshaped += 1
+        self.exchange()
+
+    def exchange(self) -> None:
+        """Says that this commit puts blocks in the place of others, with the same events."""
+        self._catalog.exchanged += 1
         self.writes += 1
 
     def lot(self, name: str) -> Lot | None:
@@ -328,6 +334,7 @@ class Commit:
             head = lot.head
             last = lot.first + count - 1
             ended = Head(name, head.number, head.settings, last, lot.recorded_ms, lot.base_id + count - 1)
+            ended.tail = head.tail
             if head.newest is not None:
                 lot.note_newest(head.newest)
                 ended.newest, ended.since = head.newest, head.since
@@ -343,9 +350,9 @@ class Commit:
         assert columns is not None
         count = len(columns.kinds)
         if lot.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
-            value = build_block(columns, lot.first, lot.recorded_ms, lot.base_id)
-            self.tx.put(keys.block_key(head.number, lot.first), value)
+            self._write_block(head, Part(lot.first, lot.recorded_ms, lot.base_id, columns))
             return
+        head.tail = None
         start, weights = 0, columns.weights()
         while start < count:
             stop = start + _fitting(weights, start)
@@ -354,17 +361,51 @@ class Commit:
             self.tx.put(keys.block_key(head.number, first), value)
             start = stop
 
+    def _write_block(self, head: Head, part: Part) -> None:
+        """Writes one commit's events: as a block of their own, or together with the small ones before them."""
+        tail, stamp = head.tail, self._catalog.exchanged
+        if tail is None or tail.stamp != stamp:
+            tail = head.tail = Tail(stamp)
+        if tail.parts and tail.full and tail.takes(part, 0):
+            first = keys.block_key(head.number, tail.parts[0].first)
+            self._catalog.reshaped += 1  # the housekeeper may just be merging the same blocks
+            self.tx.delete_range(first + b"\0", keys.block_key(head.number, part.first))
+            self.tx.put(first, tail.joined(part))
+            head.tail = None
+            return
+        value = build_block(part.columns, part.first, part.recorded_ms, part.base_id)
+        self.tx.put(keys.block_key(head.number, part.first), value)
+        if tail.takes(part, len(value)):
+            tail.add(part, len(value))
+        else:
+            head.tail = None
+
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
         for head in self._new_heads.values():
             self._catalog.adopt(head)
 
 
+_randoms: list[bytes] = []
+# A forked child must not give out the ids its parent gives out.
+os.register_at_fork(after_in_child=_randoms.clear)
+
+
+def _random() -> bytes:
+    """Ten random bytes, from the system's supply by the kilobyte: a call for each would cost more than the id."""
+    try:
+        return _randoms.pop()
+    except IndexError:
+        supply = os.urandom(2560)
+        _randoms.extend([supply[at : at + 10] for at in range(10, len(supply), 10)])
+        return supply[:10]
+
+
 def next_id(last_id: int, ms: int) -> int:
     """The id of a run's first event: a UUIDv7 of time `ms`, above every id the topic has given out."""
     if last_id >> 80 == ms:
-        return last_id + 1 + int.from_bytes(os.urandom(3))
-    random = int.from_bytes(os.urandom(10)) & _RANDOM_BITS
+        return last_id + 1 + int.from_bytes(_random()[:3])
+    random = int.from_bytes(_random()) & _RANDOM_BITS
     random = (random & ~(0xF << 76)) | (0x7 << 76)
     random = (random & ~(0x3 << 62)) | (0x2 << 62)
     return (ms << 80) | random

@@ -258,7 +258,7 @@ class BaseJournal:
     def _committed(self, touched: dict[str, int]) -> None:
         for name, count in touched.items():
             self._hub.notify(name)
-            self._keeper.note(name)
+            self._keeper.note(name, touched[name])
             if count >= INDEX_RUN_EVENTS // 8:
                 self._indexer.request(name)
 

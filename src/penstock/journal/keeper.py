@@ -19,6 +19,9 @@ from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
 
 log = logging.getLogger("penstock.keeper")
 
+_EVENTS, _COMMITS = MERGE_FAN_IN * MERGE_FAN_IN, 32 * MERGE_FAN_IN
+"""How much of either has to come before a topic without special settings is looked at again."""
+
 
 class Keeper:
     """Does a topic's housekeeping after every few dozen commits to it."""
@@ -26,7 +29,9 @@ class Keeper:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._commits: dict[str, int] = defaultdict(int)
+        self._noted: dict[str, tuple[int, int]] = {}
+        self._demanding: set[str] = set()
+        """Topics whose settings ask for something every few dozen commits."""
         self._merges: dict[str, int] = defaultdict(int)
         self._due: set[str] = set()
         self._wanted = threading.Event()
@@ -37,13 +42,15 @@ class Keeper:
         self.chores: list[Callable[[str], None]] = []
         """What the layers above do for a topic in passing, in the housekeeper's thread."""
 
-    def note(self, topic: str) -> None:
-        """A commit touched a topic."""
-        count = self._commits[topic] + 1
-        self._commits[topic] = count
-        if count >= MERGE_FAN_IN:
-            self._commits[topic] = 0
+    def note(self, topic: str, events: int) -> None:
+        """A commit added events to a topic."""
+        commits, added = self._noted.get(topic, (MERGE_FAN_IN * MERGE_FAN_IN, 0))
+        commits, added = commits + 1, added + events
+        # Small commits are merged by the writer itself: unless a topic has settings to apply, there is little to do.
+        if commits % MERGE_FAN_IN == 0 and (added >= _EVENTS or commits >= _COMMITS or topic in self._demanding):
+            commits = added = 0
             self.request(topic)
+        self._noted[topic] = commits, added
 
     def request(self, topic: str) -> None:
         """Asks for a topic's housekeeping soon."""
@@ -60,7 +67,7 @@ class Keeper:
         """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
         with self._turn:
             self._merge(topic, thorough)
-            if self._writer.run(Operation(lambda commit: _retain(commit, topic), relaxed=True)):
+            if self._writer.run(Operation(lambda commit: self._retain(commit, topic), relaxed=True)):
                 self._engine.reclaim()
             for chore in self.chores:
                 chore(topic)
@@ -76,6 +83,29 @@ class Keeper:
         if self._merges[topic] >= MERGE_FAN_IN:
             self._merges[topic] = 0
             settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES)
+
+    def _retain(self, commit: Commit, topic: str) -> bool:
+        """Applies a topic's settings; True when space was freed."""
+        head = commit.head(topic)
+        if head is None:
+            return False
+        settings = head.settings
+        limited = settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None
+        (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
+        freed = False
+        if forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms)):
+            commit.writes += 1
+        if limited:
+            bound = retention_bound(commit, topic, settings, commit.now_ms)
+            if bound:
+                freed = compact(commit, topic, bound, ()).removed > 0
+        if settings.by_key:
+            state = load_state(commit.tx, head.number, topic)
+            live = head.latest - state.removed
+            # As many new events as kept ones: each pass then costs no more than the appends that called for it.
+            if (head.latest - state.compacted) * 2 >= live:
+                freed = compact_by_key(commit, topic) > 0 or freed
+        return freed
 
     def close(self) -> None:
         with self._lock:
@@ -104,25 +134,3 @@ class Keeper:
                     log.exception("housekeeping of topic %r failed", topic)
             if self._closed:
                 return
-
-
-def _retain(commit: Commit, topic: str) -> bool:
-    """Applies a topic's settings; True when space was freed."""
-    head = commit.head(topic)
-    if head is None:
-        return False
-    settings = head.settings
-    freed = False
-    if forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms)):
-        commit.writes += 1
-    if settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None:
-        bound = retention_bound(commit, topic, settings, commit.now_ms)
-        if bound:
-            freed = compact(commit, topic, bound, ()).removed > 0
-    if settings.by_key:
-        state = load_state(commit.tx, head.number, topic)
-        live = head.latest - state.removed
-        # As many new events as kept ones: each pass then costs no more than the appends that called for it.
-        if (head.latest - state.compacted) * 2 >= live:
-            freed = compact_by_key(commit, topic) > 0 or freed
-    return freed

@@ -76,7 +76,7 @@ class _Exchange:
         first, last = self._run[0][0], self._run[-1][0]
         if commit.reshaped != self._noted and list(commit.tx.scan(first, last + b"\0")) != self._run:
             return False
-        commit.writes += 1
+        commit.exchange()
         commit.tx.delete_range(first + b"\0", last + b"\0")
         commit.tx.put(first, self._joined)
         return True

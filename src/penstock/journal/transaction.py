@@ -42,9 +42,14 @@ class BaseTransaction:
         writer = self._journal._writer
         writer.check_idle_here()
         try:
-            self._exclusive = writer.exclusively()
-            self._commit = self._exclusive.begin()
-        except BaseException:
+            with writer.shield:
+                self._exclusive = writer.exclusively()
+                self._commit = self._exclusive.begin()
+        except BaseException as error:
+            if self._exclusive is not None and self._commit is not None:
+                self._commit = None
+                with writer.shield:
+                    self._exclusive.roll_back(error)
             writer.let_go()
             raise
         return self
@@ -54,6 +59,10 @@ class BaseTransaction:
         if exclusive is None or self._commit is None:
             return
         self._check_thread(exclusive)
+        with self._journal._writer.shield:
+            self._end(exclusive, kind, error)
+
+    def _end(self, exclusive: Exclusive, kind: type[BaseException] | None, error: BaseException | None) -> None:
         self._commit = None
         try:
             if kind is not None:

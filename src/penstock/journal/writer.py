@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from typing import Any, Generic, TypeVar
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
 from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.journal import interrupts
 from penstock.journal.catalog import Catalog
 from penstock.journal.commit import Commit, Entities
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
@@ -81,6 +83,7 @@ class Writer:
         self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
         self._leader: int | None = None
         self._pid = os.getpid()
+        self.shield = interrupts.Shield(lambda: self._leader == get_ident())
         self._local = threading.local()
         self._room = threading.Condition()
         self._pump: threading.Thread | None = None
@@ -94,21 +97,29 @@ class Writer:
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, operation: Operation[T]) -> T:
         """Does an operation and returns when it is as durable as the engine makes it."""
-        if self._leader == get_ident():
+        me = get_ident()
+        if self._leader == me:
             raise self._nested()
         if self._closed:
             raise Closed("the journal is closed")
         try:
-            if self._lead.acquire(False):
-                self._lead_until(operation)
+            if me == interrupts.main_thread:
+                with self.shield:
+                    self._do(operation)
             else:
-                self._wait_for(operation)
+                self._do(operation)
         except BaseException:
             self._abandon(operation)
             raise
         if operation.error is not None:
             raise operation.error
         return operation.value  # type: ignore[return-value]
+
+    def _do(self, operation: Operation[Any]) -> None:
+        if self._lead.acquire(False):
+            self._lead_until(operation)
+        else:
+            self._wait_for(operation)
 
     def submit(self, operation: Operation[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
         """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
@@ -169,11 +180,12 @@ class Writer:
         """Commits what is pending and refuses everything after."""
         self.check_idle_here()
         try:
-            with self._lead:
-                self._closed = True
-            while self._pending:
-                self._lead.acquire()
-                self._lead_once()
+            with self.shield:
+                with self._lead:
+                    self._closed = True
+                while self._pending:
+                    self._lead.acquire()
+                    self._lead_once()
         except BaseException:
             self.let_go()
             raise

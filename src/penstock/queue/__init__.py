@@ -7,13 +7,13 @@ and in none of these is settled: settling is forgetting.
 
     policy.py, retry.py     a queue's policy, as values
     push.py                 the event, and a row for what is special about its delivery
-    take.py                 which messages come next, and their leases
+    take.py, choice.py      which messages come next, and their leases
     settle.py, dead.py      the ends of a delivery: ack, nack, release, extend, expiry, giving up
     modes.py                groups, fanout, the change of mode
-    state.py, records.py    queues and groups in memory and in the store; keys.py: where
+    state.py, group.py      queues and groups in memory; records.py: in the store; keys.py: where
     blocks.py               the events under the positions
     inspect.py, repair.py   looking without taking; claim, redrive, move, purge
-    queue.py, delivery.py   what users hold; waiting.py: takes that wait; desk.py: one per journal
+    queue.py, delivery.py   what users hold (core.py: the inner side); waiting.py: takes that wait; desk.py: the journal's
     worker.py, middleware.py, schedule.py, cron.py    handlers over a queue; periodic messages
     housekeeping.py         removing what everybody has settled
 

@@ -11,9 +11,10 @@ from penstock.journal.block import Columns
 from penstock.journal.commit import Commit
 from penstock.journal.prepare import Batch
 from penstock.queue.blocks import copy_columns
+from penstock.queue.group import Group
 from penstock.queue.push import push
 from penstock.queue.records import Message
-from penstock.queue.state import Group, QueueState
+from penstock.queue.state import QueueState
 
 REASON: Final = "dead-reason"
 ERROR: Final = "dead-error"

@@ -18,8 +18,9 @@ from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
 from penstock.queue import keys, metrics
 from penstock.queue.blocks import Blocks
+from penstock.queue.group import Group
 from penstock.queue.records import NEVER, read_special
-from penstock.queue.state import WORK, Group, QueueState, unknown_queue
+from penstock.queue.state import WORK, QueueState, unknown_queue
 from penstock.queue.token import make_token
 
 if TYPE_CHECKING:

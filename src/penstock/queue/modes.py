@@ -13,8 +13,9 @@ from penstock.errors import ConfigError
 from penstock.journal.catalog import load_state
 from penstock.journal.commit import Commit
 from penstock.queue import keys
+from penstock.queue.group import Group
 from penstock.queue.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, Lease, Message
-from penstock.queue.state import WORK, Group, QueueState
+from penstock.queue.state import WORK, QueueState
 from penstock.queue.token import MAX_GROUP
 
 Range = tuple[int, int]

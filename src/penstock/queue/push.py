@@ -19,9 +19,10 @@ from penstock.journal.payload import encode_payload, is_binary
 from penstock.journal.prepare import Batch
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.queue import keys
+from penstock.queue.group import Group
 from penstock.queue.policy import check_attempts
 from penstock.queue.records import READY, WAITING, Message, Special, encode
-from penstock.queue.state import WORK, Group, QueueState
+from penstock.queue.state import WORK, QueueState
 
 
 class Wish:

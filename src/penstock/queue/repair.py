@@ -17,16 +17,17 @@ from penstock.journal.commit import Commit
 from penstock.journal.writer import Operation
 from penstock.queue import keys
 from penstock.queue.blocks import Blocks, copy_columns
+from penstock.queue.choice import LEASE_MESSAGES, Request
 from penstock.queue.dead import as_batch, living_headers, origin
 from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.group import Group
 from penstock.queue.housekeeping import remove_through
 from penstock.queue.inspect import failures, is_in_flight, looking, unsettled_positions
 from penstock.queue.modes import group_for
 from penstock.queue.push import push
 from penstock.queue.records import FAILED, NEVER, READY, WAITING, GroupRecord, Lease, Message
 from penstock.queue.settle import expire_one, over_budget
-from penstock.queue.state import Group, QueueState
-from penstock.queue.take import LEASE_MESSAGES, Request
+from penstock.queue.state import QueueState
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:

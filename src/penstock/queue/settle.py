@@ -19,9 +19,10 @@ from penstock.errors import StaleDelivery
 from penstock.journal.commit import Commit
 from penstock.queue import keys
 from penstock.queue.dead import bury
+from penstock.queue.group import Group
 from penstock.queue.owners import is_alive
 from penstock.queue.records import FAILED, NEVER, READY, WAITING, Lease, Message, indexes_of
-from penstock.queue.state import Group, QueueState
+from penstock.queue.state import QueueState
 
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
 

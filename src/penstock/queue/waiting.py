@@ -15,9 +15,10 @@ from penstock.clock import SystemClock
 from penstock.errors import Closed
 from penstock.journal.writer import Operation
 from penstock.queue import metrics
+from penstock.queue.choice import Request, Taken
 from penstock.queue.delivery import Delivery, Hold, release_in
 from penstock.queue.modes import group_for
-from penstock.queue.take import Request, Taken, take
+from penstock.queue.take import take
 
 if TYPE_CHECKING:
     from penstock.journal.commit import Commit

@@ -235,6 +235,8 @@ async def _lines(request: Request, topic: Topic) -> Response:
     def piece(after: int, left: int | None) -> tuple[bytes, int, int]:
         lines: list[bytes] = []
         scanned = 0
+        if left == 0:
+            return b"", end, 0
         for event in topic.read(after, STREAM_EVENTS, through=end, **wanted.read()):
             scanned += 1
             after = event.seq
@@ -246,19 +248,24 @@ async def _lines(request: Request, topic: Topic) -> Response:
             after = max(after, end) if left is None or len(lines) < left else after
         return b"".join([line + b"\n" for line in lines]), after, len(lines)
 
-    async def stream() -> AsyncIterator[bytes]:
-        position, left = after, limit
-        while position < end and (left is None or left > 0):
+    async def stream(data: bytes, position: int, left: int | None) -> AsyncIterator[bytes]:
+        while True:
+            if data:
+                yield data
+            if position >= end or left == 0:
+                return
             try:
                 data, position, count = await run_in_threadpool(piece, position, left)
             except PenstockError as error:  # the status is sent already: the last line says what went wrong
                 yield b'{"problem":%b}\n' % bytes(of_error(error).body)
                 return
             left = None if left is None else left - count
-            if data:
-                yield data
 
-    return StreamingResponse(stream(), media_type=NDJSON, headers={"X-Penstock-Latest": str(end)})
+    # The first piece before the answer begins: what is wrong from the start is a status, not a broken stream.
+    data, position, count = await run_in_threadpool(piece, after, limit) if after < end else (b"", end, 0)
+    left = None if limit is None else limit - count
+    headers = {"X-Penstock-Latest": str(end)}
+    return StreamingResponse(stream(data, position, left), media_type=NDJSON, headers=headers)
 
 
 async def _arrow(request: Request, topic: Topic) -> Response:
@@ -284,16 +291,20 @@ async def _arrow(request: Request, topic: Topic) -> Response:
             after = batch.column("seq")[-1].as_py()
         return b"".join(data), after if count else end, count
 
-    async def stream() -> AsyncIterator[bytes]:
+    async def stream(data: bytes, position: int, left: int | None) -> AsyncIterator[bytes]:
         yield schema_bytes(payload)
-        position, left = after, limit
-        while position < end and (left is None or left > 0):
+        while True:
+            yield data
+            if position >= end or left == 0:
+                break
             data, position, count = await run_in_threadpool(piece, position, left)
             left = None if left is None else left - count
-            yield data
         yield end_bytes()
 
-    return StreamingResponse(stream(), media_type=ARROW, headers={"X-Penstock-Latest": str(end)})
+    data, position, count = await run_in_threadpool(piece, after, limit) if after < end else (b"", end, 0)
+    left = None if limit is None else limit - count
+    headers = {"X-Penstock-Latest": str(end)}
+    return StreamingResponse(stream(data, position, left), media_type=ARROW, headers=headers)
 
 
 @guarded("read")

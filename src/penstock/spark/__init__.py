@@ -1,4 +1,4 @@
-"""Spark over penstock: a session that starts quietly and fast.
+"""Spark over penstock: a session that starts quietly and fast, topics as tables and streams, folds at scale.
 
     sessions   `session()` and `stop()`: one JVM per process, and what happens to it
     settings   what the caller asked for, and penstock's defaults around it
@@ -7,6 +7,14 @@
     archive    the cached class archive that halves the start; `python -m penstock.spark.warm` makes it now
     scratch    the temporary folder, removed even after a kill
     daemon     the parent of Python workers, made quiet
+
+    source     the data source `penstock`; `stream`: its offsets and cursor; `options`, `ranges`, `filters`, `rows`:
+               what is asked for, how it is cut into tasks, what is skipped, how blocks become record batches
+    sink       writing: tasks encode rows as blocks (`layout`, `encode`, `jsontext`, `causes`) and stage them
+               (`staging`), the commit publishes them with a mark of the batch
+    stores     journals as Spark's processes open them
+    projecting `project()`; `fold`: the fold in a task, `follow`: what a stream remembers, `states`: states as
+               structs, `shipping`: classes on their way to workers
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
@@ -18,11 +26,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.projecting import project
     from penstock.spark.sessions import session, stop
 
-__all__ = ["session", "stop"]
+__all__ = ["project", "session", "stop"]
 
-_HOMES = {"session": "sessions", "stop": "sessions"}
+_HOMES = {"project": "projecting", "session": "sessions", "stop": "sessions"}
 
 
 def __getattr__(name: str) -> Any:

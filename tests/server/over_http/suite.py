@@ -14,9 +14,10 @@ if str(CONTRACT) not in sys.path:
 WRITER = "it looks into the writer or the engine, which are the server's"
 TRANSACTION = "transactions hold the writer, which nobody may from afar"
 LAG = "over http a subscription always catches up"
+SENT = "what the server sent before the compaction has arrived by then"
 
 
-def tests_of(module: str, without: dict[str, str]) -> dict[str, Any]:
+def contract_of(module: str, without: dict[str, str]) -> dict[str, Any]:
     """The tests (and their fixtures) of a contract module, without those that are left out, each for its reason."""
     suite = vars(importlib.import_module(module))
     unknown = set(without) - set(suite)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from server.over_http.suite import tests_of
+from server.over_http.suite import contract_of
 
-globals().update(tests_of("test_cursors", {}))
+WITHOUT: dict[str, str] = {}
+
+globals().update(contract_of("test_cursors", WITHOUT))

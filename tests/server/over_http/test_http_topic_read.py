@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from server.over_http.suite import tests_of
+from server.over_http.suite import TRANSACTION, WRITER, contract_of
 
-globals().update(tests_of("test_topic_read", {}))
+WITHOUT: dict[str, str] = {
+    "test_merged_blocks_read_the_same": WRITER,
+    "test_bad_arguments_are_refused_at_once": TRANSACTION,
+}
+
+globals().update(contract_of("test_topic_read", WITHOUT))

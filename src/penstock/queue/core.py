@@ -1,0 +1,199 @@
+"""What a queue's handle does between a caller and the writer: preparing pushes, settling deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from penstock.clock import Seconds
+from penstock.errors import ConfigError
+from penstock.event import Draft, Receipt
+from penstock.journal.commit import Commit
+from penstock.journal.prepare import Batch, FindCause
+from penstock.journal.writer import Operation
+from penstock.queue import metrics
+from penstock.queue.delivery import Delivery, Hold, extend_in, nack_in, release_in
+from penstock.queue.metrics import QueueCounters
+from penstock.queue.push import Wish, draft_fields, plain_batch, push, read_wish
+from penstock.queue.settle import Held, ack, ack_mask, find_held
+from penstock.queue.state import QueueState
+from penstock.queue.token import fits, read_token
+
+if TYPE_CHECKING:
+    from penstock.queue.desk import Desk
+
+
+class QueueCore:
+    """The part of a queue that users do not see."""
+
+    def __init__(self, desk: Desk, name: str, topic: int) -> None:
+        self.journal = desk.journal
+        self.name = name
+        self._desk = desk
+        self._book = desk.book
+        self._number = topic
+        self._writer = desk.journal._writer
+        self._topic = desk.journal.topic(name)
+        self._signal = desk.journal._hub.signal(name)
+        self._counters = QueueCounters(name)
+
+    # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _push_in(self, commit: Commit, batch: Batch, wish: Wish | None) -> list[Receipt]:
+        return push(commit, self._book.state(commit, self.name), batch, wish)
+
+    def _prepare_with(
+        self, payload: Any, options: dict[str, Any], find_cause: FindCause | None = None
+    ) -> tuple[Batch, Wish | None]:
+        return self._prepare(payload, **_push_options(options), find_cause=find_cause)
+
+    def _prepare(
+        self,
+        payload: Any,
+        kind: str,
+        key: str | None,
+        priority: int,
+        delay: Seconds,
+        not_before: datetime | None,
+        dedup: str | None,
+        max_attempts: int | None,
+        headers: Mapping[str, str] | None,
+        cause: Any,
+        find_cause: FindCause | None = None,
+    ) -> tuple[Batch, Wish | None]:
+        wish = None
+        if (
+            priority
+            or priority.__class__ is not int
+            or delay != 0
+            or not_before is not None
+            or max_attempts is not None
+        ):
+            wish = read_wish(self.journal.clock, key, priority, delay, not_before, max_attempts)
+        fields = draft_fields(key, dedup, headers, cause)
+        return self._topic._prepare(kind, payload, fields, find_cause), wish
+
+    def _prepare_many(
+        self, payloads: Iterable[Any], options: dict[str, Any], find_cause: FindCause | None = None
+    ) -> tuple[Batch, Wish | None]:
+        given = _push_options(options)
+        if given["dedup"] is not None:
+            raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
+        kind = given["kind"]
+        if options.keys() <= {"kind"} and not self.journal._guards:
+            items = list(payloads)
+            if not any(issubclass(kind_of, Draft) for kind_of in set(map(type, items))):
+                return plain_batch(kind, items), None
+            payloads = items
+        fields = draft_fields(given["key"], None, given["headers"], given["cause"])
+        drafts = [item if isinstance(item, Draft) else Draft(kind, item, **fields) for item in payloads]
+        keyed = next((draft.key for draft in drafts if draft.key is not None), None)
+        wish = read_wish(
+            self.journal.clock,
+            keyed,
+            given["priority"],
+            given["delay"],
+            given["not_before"],
+            given["max_attempts"],
+        )
+        return self._topic._prepare_many(drafts, find_cause), wish
+
+    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _by_hold(self, handles: list[Delivery | str]) -> tuple[list[tuple[Hold, int]], list[str]]:
+        """Deliveries as one bit mask per lease, and the tokens among them."""
+        masks: dict[Hold, int] = {}
+        tokens: list[str] = []
+        for handle in handles:
+            if isinstance(handle, Delivery):
+                hold = handle._hold
+                masks[hold] = masks.get(hold, 0) | 1 << handle._index
+            elif isinstance(handle, str):
+                tokens.append(handle)
+            else:
+                raise ConfigError(f"ack_many takes deliveries or their tokens, not {handle!r:.80}")
+        for hold in masks:
+            if hold.queue is not self:
+                raise ConfigError(f"a delivery of queue {hold.queue.name!r} was given to queue {self.name!r}")
+        return list(masks.items()), tokens
+
+    def _ack_many_in(self, commit: Commit, together: list[tuple[Hold, int]], tokens: list[str]) -> int:
+        state = self._book.state(commit, self.name)
+        count = 0
+        for hold, mask in together:
+            group = state.group(commit.tx, hold.group)
+            lease = group.lease(commit.tx, hold.number)
+            if lease is not None and lease.secret == hold.secret:
+                count += ack_mask(commit, state, group, hold.number, lease, mask)
+        for token in tokens:
+            held = self._find(commit, state, token)
+            if held is not None:
+                ack(commit, state, held)
+                count += 1
+        return count
+
+    def _find(self, commit: Commit, state: QueueState, token: str) -> Held | None:
+        address = read_token(token)
+        if address is None or (address.group and address.group not in state.record.groups.values()):
+            return None
+        lease = state.group(commit.tx, address.group).lease(commit.tx, address.number)
+        if lease is None or not fits(self._number, address, lease.secret):
+            return None
+        return find_held(commit, state, address.group, address.number, address.index, lease.secret)
+
+    def _ack(self, delivery: Delivery) -> None:
+        def apply(commit: Commit) -> None:
+            state = self._book.state(commit, self.name)
+            ack(commit, state, delivery._held_or_stale(commit, state))
+
+        self._writer.run(Operation(apply))
+        self._note_acks(1)
+
+    def _ack_in(self, commit: Commit, delivery: Delivery) -> None:
+        state = self._book.state(commit, self.name)
+        ack(commit, state, delivery._held_or_stale(commit, state))
+
+    def _note_acks(self, count: int) -> None:
+        self._counters.acked.inc(count)
+        self._desk.caretaker.note(self.name, count)
+
+    def _nack(self, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> None:
+        outcome = self._writer.run(Operation(lambda commit: self._nack_in(commit, delivery, delay, error, dead)))
+        metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
+
+    def _nack_in(self, commit: Commit, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> str:
+        return nack_in(commit, self._book.state(commit, self.name), delivery, delay, error, dead)
+
+    def _extend(self, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool = False) -> int:
+        def apply(commit: Commit) -> int:
+            state = self._book.state(commit, self.name)
+            return extend_in(commit, state, deliveries, lease_ms, patient=patient)
+
+        return self._writer.run(Operation(apply, relaxed=True))
+
+    def _release(self, deliveries: list[Delivery]) -> int:
+        def apply(commit: Commit) -> int:
+            state = self._book.find(commit, self.name)
+            return 0 if state is None else release_in(commit, state, deliveries)
+
+        return self._writer.run(Operation(apply, relaxed=True))
+
+
+_PUSH_DEFAULTS: dict[str, Any] = {
+    "kind": "message",
+    "key": None,
+    "priority": 0,
+    "delay": 0,
+    "not_before": None,
+    "dedup": None,
+    "max_attempts": None,
+    "headers": None,
+    "cause": None,
+}
+
+
+def _push_options(given: dict[str, Any]) -> dict[str, Any]:
+    options = {**_PUSH_DEFAULTS, **given}
+    if len(options) != len(_PUSH_DEFAULTS):
+        unknown = sorted(set(options) - set(_PUSH_DEFAULTS))[0]
+        raise ConfigError(f"a push has no option {unknown!r}; there are {', '.join(sorted(_PUSH_DEFAULTS))}")
+    return options

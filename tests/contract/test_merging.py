@@ -1,0 +1,99 @@
+"""Small blocks become large ones while everybody goes on appending and reading; no event is lost or changed."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+
+from journals import Place
+
+import penstock
+from penstock import Draft
+from penstock.journal.reading import TopicView
+from penstock.limits import MERGE_FAN_IN
+
+
+def block_counts(journal: penstock.Journal, topic: str) -> list[int]:
+    with journal._engine.read() as snap:
+        view = TopicView.open(snap, topic)
+        assert view is not None
+        return [block.count for block in view.blocks(0, 1 << 62)]
+
+
+def test_one_by_one_appends_are_merged_by_the_commits_themselves(place: Place) -> None:
+    with place.open() as journal:
+        topic = journal.topic("t")
+        for number in range(3 * MERGE_FAN_IN + 5):
+            topic.append("k", number)
+        counts = block_counts(journal, "t")
+        assert counts[:3] == [MERGE_FAN_IN] * 3
+        assert sum(counts) == 3 * MERGE_FAN_IN + 5
+        assert [event.payload for event in topic.read()] == list(range(3 * MERGE_FAN_IN + 5))
+
+
+def test_merging_keeps_every_field_of_every_event(place: Place) -> None:
+    then = datetime(2020, 1, 2, tzinfo=UTC)
+    drafts = [
+        Draft("a", {"n": 1}),
+        Draft("b", b"\xff\x00", key="k"),
+        Draft("a", None, headers={"h": "v"}, scope="s"),
+        Draft("c", [1], occurred_at=then, correlation="x"),
+        Draft("a", "text", key="é", cause="someone"),
+    ]
+    with place.open() as journal:
+        topic = journal.topic("t")
+        for number in range(2 * MERGE_FAN_IN):
+            topic.append_many([drafts[number % len(drafts)]])
+        before = [event.as_dict() for event in topic.read()]
+        assert block_counts(journal, "t")[0] == MERGE_FAN_IN
+        journal.maintain()
+        assert [event.as_dict() for event in topic.read()] == before
+        for number, event in enumerate(before):
+            draft = drafts[number % len(drafts)]
+            assert (event["kind"], event["payload"], event["key"]) == (draft.kind, draft.payload, draft.key)
+            assert event["headers"] == (draft.headers or {})
+            if draft.occurred_at is not None:
+                assert event["occurred_at"] == then
+            else:
+                assert event["occurred_at"] == event["recorded_at"]
+    with place.open() as journal:
+        assert [event.as_dict() for event in journal.topic("t").read()] == before
+
+
+def test_appending_beside_a_busy_housekeeper_loses_nothing(place: Place) -> None:
+    with place.open(durability="process") as journal:
+        topic = journal.topic("t")
+        done = threading.Event()
+
+        def keep() -> None:
+            while not done.is_set():
+                journal._keeper.keep("t")
+                journal._keeper.keep("t", thorough=True)
+
+        keeper = threading.Thread(target=keep)
+        keeper.start()
+        try:
+            for number in range(1500):
+                topic.append("k", number)
+        finally:
+            done.set()
+            keeper.join()
+        assert [(event.seq, event.payload) for event in topic.read()] == [(n + 1, n) for n in range(1500)]
+
+
+def test_appenders_and_the_housekeeper_and_compaction_agree(place: Place) -> None:
+    with place.open(durability="process") as journal:
+        topic = journal.topic("t")
+        threads = [
+            threading.Thread(target=lambda: [topic.append("k", number) for number in range(300)]) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for step in range(1, 9):
+            journal._keeper.keep("t", thorough=step % 2 == 0)
+            topic.compact(min(step * 20, topic.latest), force=True)
+        for thread in threads:
+            thread.join()
+        oldest = topic.oldest
+        assert [event.seq for event in topic.read()] == list(range(oldest, 1201))
+        assert len(topic) == 1200 - oldest + 1
