@@ -92,10 +92,20 @@ def against_peers(table: Table, raw: Raw, crowd: list[Contestant], absent: list[
     overall = max((ratios[one.name], one.name) for one in crowd[1:] if one.acknowledges and "everysec" not in one.name)
     mine = ratios[penstock_.name]
     table.row("take + ack, one by one", shown(mine, times["penstock"]), "≥ 0.55 × raw", mine >= 0.55)
-    table.row("take + ack, beside embedded peers that acknowledge", f"{mine / best[0]:.2f} × {best[1]}", "≥ 1.25", mine >= 1.25 * best[0])
-    table.row("take + ack, beside servers too", f"{mine / overall[0]:.2f} × {overall[1]}", "≥ 1.25", mine >= 1.25 * overall[0])
+    table.row(
+        "take + ack, beside embedded peers that acknowledge",
+        f"{mine / best[0]:.2f} × {best[1]}",
+        "≥ 1.25",
+        mine >= 1.25 * best[0],
+    )
+    table.row(
+        "take + ack, beside servers too", f"{mine / overall[0]:.2f} × {overall[1]}", "≥ 1.25", mine >= 1.25 * overall[0]
+    )
     for one in crowd[1:]:
-        table.row(f"&nbsp;&nbsp;{one.name}", shown(ratios[one.name], times[one.name]) + ("" if one.acknowledges else " (no ack)"))
+        table.row(
+            f"&nbsp;&nbsp;{one.name}",
+            shown(ratios[one.name], times[one.name]) + ("" if one.acknowledges else " (no ack)"),
+        )
 
     ratios, times = take_turns(raw, {one.name: _pushing_many(one, hundred) for one in many}, TURNS // 2, 4)
     best = max((ratios[one.name], one.name) for one in many[1:] if "everysec" not in one.name)
@@ -111,7 +121,12 @@ def against_peers(table: Table, raw: Raw, crowd: list[Contestant], absent: list[
     for one in many[1:]:
         goal = {"Redis Streams, appendfsync always": 3.0, "Redis Streams, appendfsync everysec": 2.0}.get(one.name)
         ratio = mine / ratios[one.name]
-        table.row(f"&nbsp;&nbsp;beside {one.name}", f"{ratio:.2f} × ({shown(ratios[one.name], times[one.name], 100)})", f"≥ {goal:g}" if goal else "", None if goal is None else ratio >= goal)
+        table.row(
+            f"&nbsp;&nbsp;beside {one.name}",
+            f"{ratio:.2f} × ({shown(ratios[one.name], times[one.name], 100)})",
+            f"≥ {goal:g}" if goal else "",
+            None if goal is None else ratio >= goal,
+        )
     for line in absent:
         table.row(line, "not measured")
 
@@ -203,7 +218,12 @@ def processes(table: Table, folder: Path) -> None:
     got = [one for _, found in outcome for one in found]
     exact = sorted(pushed) == list(range(1, 2001)) and sorted(seq for seq, _, _ in got + rest) == sorted(pushed)
     exact = exact and all(attempt == 1 for _, _, attempt in got) and clean
-    table.row("4 processes on one store, 2,000 pushes, takes, acks", f"{'exact' if exact else 'WRONG'} · {2000 / took:,.0f} rounds/s", "exact", exact)
+    table.row(
+        "4 processes on one store, 2,000 pushes, takes, acks",
+        f"{'exact' if exact else 'WRONG'} · {2000 / took:,.0f} rounds/s",
+        "exact",
+        exact,
+    )
 
 
 # ── long queues ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,7 +288,12 @@ def waiting(table: Table, folder: Path, count: int = 150) -> None:
         within = [(there - start) / 1e6 for start, there in zip(sent, got, strict=True)]
         push = statistics.median(pushes) * 1e3
         ratio = statistics.median(within) / push
-        table.row("push to delivered, waiting thread", f"p50 {statistics.median(within):.2f} ms · p99 {percentile(within, 0.99):.2f} ms · {ratio:.2f} × the push", "≤ 2 × the push", ratio <= 2)
+        table.row(
+            "push to delivered, waiting thread",
+            f"p50 {statistics.median(within):.2f} ms · p99 {percentile(within, 0.99):.2f} ms · {ratio:.2f} × the push",
+            "≤ 2 × the push",
+            ratio <= 2,
+        )
 
         ready, results = context.Event(), context.Queue()
         process = context.Process(target=_wait_in_process, args=(journal.describe().location, ready, count, results))
@@ -279,7 +304,12 @@ def waiting(table: Table, folder: Path, count: int = 150) -> None:
         across = [(there - start) / 1e6 for start, there in zip(sent, results.get(timeout=120), strict=True)]
         process.join()
         more = statistics.median(across) - statistics.median(pushes) * 1e3
-        table.row("push to delivered, waiting process", f"p50 {statistics.median(across):.2f} ms · p99 {percentile(across, 0.99):.2f} ms · {more:.2f} ms more than the push", "≤ 3 ms more", more <= 3)
+        table.row(
+            "push to delivered, waiting process",
+            f"p50 {statistics.median(across):.2f} ms · p99 {percentile(across, 0.99):.2f} ms · {more:.2f} ms more than the push",
+            "≤ 3 ms more",
+            more <= 3,
+        )
 
 
 def _push_now_and_then(queue: penstock.Queue, count: int) -> tuple[list[int], list[float]]:

@@ -267,7 +267,9 @@ class Postgres(Contestant):
         data = self._home / "data"
         self._run(binaries / "initdb", "-D", data, "-A", "trust", "-U", "bench")
         self._control = binaries / "pg_ctl"
-        settings = f"-c listen_addresses='' -c unix_socket_directories={self._home} -c fsync=on -c synchronous_commit=on"
+        settings = (
+            f"-c listen_addresses='' -c unix_socket_directories={self._home} -c fsync=on -c synchronous_commit=on"
+        )
         self._run(self._control, "-D", data, "-w", "-l", self._home / "log", "-o", settings, "start")
         self.connection = psycopg.connect(f"host={self._home} user=bench dbname=postgres", autocommit=True)
         self.version = str(self.connection.info.server_version // 10000)

@@ -60,9 +60,7 @@ def chart(revenue: Counter[str]) -> str:
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" width="620" height="230" font-family="sans-serif" font-size="14">'
         "<style>rect{fill:#2b7a78}text{fill:#222}</style>"
-        '<text x="8" y="22" font-weight="bold">Revenue by product</text>'
-        + "".join(rows)
-        + "</svg>"
+        '<text x="8" y="22" font-weight="bold">Revenue by product</text>' + "".join(rows) + "</svg>"
     )
 
 

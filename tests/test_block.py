@@ -117,7 +117,11 @@ def check(block: Block, expected: list[Stored]) -> None:
     for at, one in enumerate(expected):
         row = one.row
         assert (block.seq(at), block.recorded_ms(at), block.id_number(at)) == (one.seq, one.recorded, one.id)
-        assert (block.kind(at), bytes(block.raw_payload(at)), block.is_binary(at)) == (row.kind, row.payload, row.binary)
+        assert (block.kind(at), bytes(block.raw_payload(at)), block.is_binary(at)) == (
+            row.kind,
+            row.payload,
+            row.binary,
+        )
         assert (block.key(at), block.scope(at)) == (row.key, row.scope)
         assert dict(block.headers(at)) == row.headers and list(block.headers(at)) == list(row.headers)
         assert block.occurred_ms(at) == (one.recorded if row.occurred is None else row.occurred)
@@ -167,7 +171,9 @@ def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stor
 
 @settings(max_examples=50)
 @given(histories(), st.data())
-def test_a_selection_keeps_the_events_it_selects(history: list[tuple[Block, list[Stored]]], data: st.DataObject) -> None:
+def test_a_selection_keeps_the_events_it_selects(
+    history: list[tuple[Block, list[Stored]]], data: st.DataObject
+) -> None:
     blocks: list[Block] = []
     expected: list[Stored] = []
     for block, stored in history:

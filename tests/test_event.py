@@ -117,7 +117,9 @@ def test_ids_are_written_and_read_as_uuids(number: int) -> None:
     assert text == str(uuid.UUID(int=number)) and parse_id(text) == number == parse_id(text.replace("-", ""))
 
 
-@pytest.mark.parametrize("text", ["", "abc", "g" * 32, "0" * 31, "0" * 33, "-" * 36, "0x" + "0" * 30, "1_" * 16, " " * 32])
+@pytest.mark.parametrize(
+    "text", ["", "abc", "g" * 32, "0" * 31, "0" * 33, "-" * 36, "0x" + "0" * 30, "1_" * 16, " " * 32]
+)
 def test_what_is_no_id_is_none(text: str) -> None:
     assert parse_id(text) is None
 

@@ -10,78 +10,80 @@ import pytest
 import penstock
 from penstock import errors
 
-NAMES = """
-    CheckReport
-    Clock
-    CompactReport
-    Delivery
-    Description
-    Draft
-    Event
-    ExportReport
-    Fence
-    ImportReport
-    Journal
-    ManualClock
-    Middleware
-    Outbox
-    PendingDelivery
-    Pressure
-    Projection
-    Queue
-    QueueConsumer
-    QueuePolicy
-    QueueStats
-    RebuildReport
-    Receipt
-    Retry
-    Schedule
-    Settings
-    Subscription
-    Ticket
-    Topic
-    Transaction
-    VerifyReport
-    Watch
-    Worker
-    current
-    errors
-    event
-    on
-    open
-    upcast
-    use
-""".split()
+NAMES = [
+    "CheckReport",
+    "Clock",
+    "CompactReport",
+    "Delivery",
+    "Description",
+    "Draft",
+    "Event",
+    "ExportReport",
+    "Fence",
+    "ImportReport",
+    "Journal",
+    "ManualClock",
+    "Middleware",
+    "Outbox",
+    "PendingDelivery",
+    "Pressure",
+    "Projection",
+    "Queue",
+    "QueueConsumer",
+    "QueuePolicy",
+    "QueueStats",
+    "RebuildReport",
+    "Receipt",
+    "Retry",
+    "Schedule",
+    "Settings",
+    "Subscription",
+    "Ticket",
+    "Topic",
+    "Transaction",
+    "VerifyReport",
+    "Watch",
+    "Worker",
+    "current",
+    "errors",
+    "event",
+    "on",
+    "open",
+    "upcast",
+    "use",
+]
 
-ERRORS = """
-    Backpressure
-    Closed
-    ConfigError
-    Conflict
-    Corrupt
-    Denied
-    FenceActive
-    FenceCancelled
-    Fenced
-    InvalidName
-    Lagged
-    Locked
-    OutOfOrder
-    PenstockError
-    PoisonMessage
-    PolicyMismatch
-    PositionTrimmed
-    QueueFull
-    ReadOnly
-    StaleDelivery
-    StorageError
-    Unflushed
-    UnknownQueue
-""".split()
+ERRORS = [
+    "Backpressure",
+    "Closed",
+    "ConfigError",
+    "Conflict",
+    "Corrupt",
+    "Denied",
+    "FenceActive",
+    "FenceCancelled",
+    "Fenced",
+    "InvalidName",
+    "Lagged",
+    "Locked",
+    "OutOfOrder",
+    "PenstockError",
+    "PoisonMessage",
+    "PolicyMismatch",
+    "PositionTrimmed",
+    "QueueFull",
+    "ReadOnly",
+    "StaleDelivery",
+    "StorageError",
+    "Unflushed",
+    "UnknownQueue",
+]
 
 
 def defined_errors() -> list[str]:
-    return sorted(name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception))
+    return sorted(
+        name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)
+    )
 
 
 def test_the_public_names_are_these() -> None:

@@ -93,7 +93,9 @@ def test_resolving_races_with_waiting_and_nobody_is_left() -> None:
     for _ in range(300):
         ticket: Ticket[int] = Ticket()
         got: list[int] = []
-        thread = threading.Thread(target=lambda got=got, ticket=ticket: got.append(ticket.result(DEADLINE)), daemon=True)
+        thread = threading.Thread(
+            target=lambda got=got, ticket=ticket: got.append(ticket.result(DEADLINE)), daemon=True
+        )
         thread.start()
         ticket.resolve(1)
         thread.join(DEADLINE)

@@ -324,3 +324,31 @@ def test_processes_that_count_in_one_file_never_lose_a_step(tmp_path: Path):
     assert [process.wait(120) for process in processes] == [0, 0, 0]
     assert bytes(store.get("ingest/count")) == b"180"
     assert [path.name for path in (tmp_path / "ingest").iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_a_reader_waits_until_what_it_would_see_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Between the rename and the directory's sync a power cut could take the new version back."""
+    store = open_store(f"file://{tmp_path}")
+    version = store.put_if("ingest/manifest", b"old", None)
+    renamed, go_on = threading.Event(), threading.Event()
+    sync = os.fsync
+    writer = threading.Thread(target=store.put_if, args=("ingest/manifest", b"new", version))
+
+    def slow_sync(file):
+        if threading.current_thread() is writer and stat.S_ISDIR(os.fstat(file).st_mode):
+            renamed.set()
+            go_on.wait(30)
+        return sync(file)
+
+    monkeypatch.setattr(os, "fsync", slow_sync)
+    writer.start()
+    assert renamed.wait(30)
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.append(bytes(store.read("ingest/manifest").data)))
+    reader.start()
+    reader.join(0.1)
+    assert not seen
+    go_on.set()
+    reader.join(30)
+    writer.join(30)
+    assert seen == [b"new"]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engines import KINDS
 from journals import Place
 
+from engines import KINDS
 from penstock import Journal, ManualClock, Topic
 
 

@@ -72,7 +72,9 @@ def test_any_text_that_is_not_blank_names_a_consumer_of_its_own(ten: Topic, reop
     assert [topic.cursor(name) for name in NAMES] == list(range(len(NAMES)))
 
 
-@pytest.mark.parametrize("name", ["", " ", "\t\n", None, 5, b"c", "\ud800", "x" * 401], ids=lambda name: repr(name)[:20])
+@pytest.mark.parametrize(
+    "name", ["", " ", "\t\n", None, 5, b"c", "\ud800", "x" * 401], ids=lambda name: repr(name)[:20]
+)
 @on("memory")
 def test_a_bad_consumer_name_is_refused(ten: Topic, name: Any) -> None:
     uses: list[Callable[[], Any]] = [

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from engines import KINDS
 from journals import DEADLINE, Place, on, only, payloads, seen
 
 import penstock
+from engines import KINDS
 from penstock import Draft, Journal, ManualClock
 from penstock.errors import Closed, ConfigError, Locked, ReadOnly
 from penstock.journal import keys

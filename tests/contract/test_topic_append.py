@@ -280,7 +280,7 @@ REFUSED_DRAFTS: dict[str, dict[str, Any]] = {
     "surrogate header": {"headers": {"a": "\ud800"}},
     "too many headers": {"headers": {str(n): "" for n in range(257)}},
     "headers too large": {"headers": {"a": "x" * (64 << 10)}},
-    "naive time": {"occurred_at": datetime(2024, 1, 1)},  # noqa: DTZ001
+    "naive time": {"occurred_at": datetime(2024, 1, 1)},
     "time not a datetime": {"occurred_at": 17},
     "time beyond the calendar": {"occurred_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))},
     "another topic": {"topic": "other"},

@@ -114,7 +114,7 @@ REFUSED_READS: list[dict[str, Any]] = [
     {"limit": -1}, {"limit": 2.0}, {"limit": "all"}, {"limit": False},
     {"through": -1}, {"through": "x"}, {"through": 10**30},
     {"key": 5}, {"key": b"a"}, {"scope": ["eu"]}, {"kind": 5}, {"kind": [5]}, {"kind": [None]},
-    {"since": datetime(2024, 1, 1)}, {"since": 17}, {"since": "yesterday"},  # noqa: DTZ001
+    {"since": datetime(2024, 1, 1)}, {"since": 17}, {"since": "yesterday"},
 ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_bad_positions_ids_and_times_are_refused(topic: Topic) -> None:
         lambda: topic.get(-1), lambda: topic.get("1"), lambda: topic.get(2**64), lambda: topic.find(5),  # type: ignore[arg-type]
         lambda: topic.find(None), lambda: topic.position_at(5), lambda: topic.read_arrow(-1),  # type: ignore[arg-type]
         lambda: topic.read_arrow(batch_rows=0), lambda: topic.read_arrow(limit=-1),
-        lambda: topic.position_at(datetime(2024, 1, 1)),  # noqa: DTZ001
+        lambda: topic.position_at(datetime(2024, 1, 1)),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(ConfigError):

@@ -186,7 +186,9 @@ def test_a_bit_flipped_on_disk_is_found_and_nothing_is_altered(scheme: str, tmp_
     with penstock.open(url) as journal:
         topic = journal.topic("t")
         for block in range(20):
-            topic.append_many([Draft("k", f"payload {block} {row} " + "y" * chance.randrange(200)) for row in range(40)])
+            topic.append_many(
+                [Draft("k", f"payload {block} {row} " + "y" * chance.randrange(200)) for row in range(40)]
+            )
         good = [event.as_dict() for event in topic.read()]
         bodies = [value for _, value in blocks(journal)]
     path = stored_file(scheme, tmp_path)

@@ -111,7 +111,12 @@ class JournalMachine(RuleBasedStateMachine):
     def _topic(self, name: str) -> tuple[Topic, TopicModel]:
         return self.journal.topic(name), self.topics.get(name, TopicModel())
 
-    @rule(name=TOPICS, count=st.sampled_from([1, 1, 2, 3, 6]), data=st.data(), way=st.sampled_from(["many", "submit", "one"]))
+    @rule(
+        name=TOPICS,
+        count=st.sampled_from([1, 1, 2, 3, 6]),
+        data=st.data(),
+        way=st.sampled_from(["many", "submit", "one"]),
+    )
     def append(self, name: str, count: int, data: st.DataObject, way: str) -> None:
         topic, model = self._topic(name)
         made = self._drawn(data, model, 1 if way == "one" else count)
@@ -124,7 +129,9 @@ class JournalMachine(RuleBasedStateMachine):
         else:
             (draft,) = made
             fields = {field: getattr(draft, field) for field in Draft.__struct_fields__[2:]}
-            call = lambda: [topic.append(draft.kind, draft.payload, **{k: v for k, v in fields.items() if v is not None})]
+            call = lambda: [
+                topic.append(draft.kind, draft.payload, **{k: v for k, v in fields.items() if v is not None})
+            ]
         if expected is None:
             with pytest.raises(Conflict):
                 call()

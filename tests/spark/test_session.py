@@ -332,9 +332,10 @@ def test_the_secret_of_the_gateway_is_not_left_in_the_environment(spark: SparkSe
 
 
 LIFE = """
-import json, os, signal, sys
+import json, os, signal
 import penstock.spark
 from penstock.spark import sessions
+from penstock.spark.warm import _rehearsal_source
 
 def state(spark):
     arguments = list(spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
@@ -350,6 +351,12 @@ def state(spark):
 states = []
 spark = penstock.spark.session(master="local[2]")
 states.append(state(spark))
+assert spark.sparkContext.range(200_000, numSlices=1).map(lambda number: "x" * 100).take(1) == ["x" * 100]
+spark.dataSource.register(_rehearsal_source())
+python = spark.readStream.format("penstock-rehearsal").load().writeStream.format("penstock-rehearsal")
+python = python.option("checkpointLocation", CHECKPOINT + "/python").trigger(availableNow=True).start()
+python.awaitTermination()
+states[-1]["rows"] = python.lastProgress["numInputRows"]
 spark.stop()
 spark = penstock.spark.session(master="local[2]", spark_sql_shuffle_partitions=5)
 states.append(state(spark))
@@ -358,7 +365,7 @@ sessions._running.jvm.process.wait()
 spark = penstock.spark.session(master="local[2]")
 states.append(state(spark))
 stream = spark.readStream.format("rate").option("rowsPerSecond", 1000).load()
-query = stream.writeStream.format("noop").option("checkpointLocation", sys.argv[0] + "CHECKPOINT").start()
+query = stream.writeStream.format("noop").option("checkpointLocation", CHECKPOINT + "/rate").start()
 while not query.recentProgress:
     query.awaitTermination(0.2)
 print(json.dumps(states))
@@ -382,13 +389,14 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     prepared = run(sealed_but_broken, **environment)
     assert prepared.returncode == 0, prepared.stderr
 
-    done = run(LIFE.replace('sys.argv[0] + "CHECKPOINT"', repr(str(shallow_path / "checkpoint"))), **environment)
+    done = run(f"CHECKPOINT = {str(shallow_path / 'checkpoint')!r}\n{LIFE}", **environment)
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     first, restarted, revived = json.loads(done.stdout)
     assert [state["sum"] for state in (first, restarted, revived)] == [499500] * 3
     assert first["java"] == str(home.resolve())
+    assert first["rows"] == 10
     assert first["archived"]
     assert Path(first["folder"]).parent == shallow_path
     assert restarted["partitions"] == "5"

@@ -227,7 +227,7 @@ def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
     return seal(wire)
 
 
-def _times_of(parts: Sequence[tuple[int, int, int, Columns]], count: int) -> list[int | None]:
+def _times_of(parts: Sequence[tuple[int, int, int, Columns]], count: int) -> Sequence[int]:
     """The recording times of the first `count` events."""
     return [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds][:count]
 

@@ -89,13 +89,25 @@ class Lot:
 class Commit:
     """A write transaction under way, with its own view of every topic's end."""
 
-    __slots__ = ("_catalog", "_entities", "_lots", "_new_heads", "late", "now_ms", "touched", "tx", "writes")
+    __slots__ = (
+        "_catalog",
+        "_entities",
+        "_lots",
+        "_new_heads",
+        "_reshaping",
+        "late",
+        "now_ms",
+        "touched",
+        "tx",
+        "writes",
+    )
 
     def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: Entities) -> None:
         self._catalog = catalog
         self._entities = entities
         self._lots: dict[str, Lot] = {}
         self._new_heads: dict[str, Head] = {}
+        self._reshaping = False
         self.tx = tx
         self.now_ms = now_ms
         self.writes = 0
@@ -140,8 +152,14 @@ class Commit:
 
     def reshape(self) -> None:
         """Says that this commit exchanges or removes blocks."""
-        self._catalog.reshaped += 1
+        self._note_reshaping()
         self.exchange()
+
+    def _note_reshaping(self) -> None:
+        # Counted now, for whoever comes later in this commit, and once more when it has ended: the housekeeper may have
+        # noted the number already and still read the blocks as they were before.
+        self._catalog.reshaped += 1
+        self._reshaping = True
 
     def exchange(self) -> None:
         """Says that this commit puts blocks in the place of others, with the same events."""
@@ -368,7 +386,7 @@ class Commit:
             tail = head.tail = Tail(stamp)
         if tail.parts and tail.full and tail.takes(part, 0):
             first = keys.block_key(head.number, tail.parts[0].first)
-            self._catalog.reshaped += 1  # the housekeeper may just be merging the same blocks
+            self._note_reshaping()
             self.tx.delete_range(first + b"\0", keys.block_key(head.number, part.first))
             self.tx.put(first, tail.joined(part))
             head.tail = None
@@ -382,6 +400,8 @@ class Commit:
 
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
+        if self._reshaping:
+            self._catalog.reshaped += 1
         for head in self._new_heads.values():
             self._catalog.adopt(head)
 

@@ -7,13 +7,13 @@ good. While the main thread is inside a commit, such signals wait until it is do
 
 from __future__ import annotations
 
-import _signal  # the module `signal` wraps each call in several microseconds of enum conversion
+import _signal  # type: ignore[import-not-found]  # the module `signal` wraps each call in several microseconds of enum conversion
 import os
 import signal
 import threading
 from collections.abc import Callable
 from threading import get_ident
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 _SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
@@ -29,16 +29,15 @@ def _note_main_thread() -> None:
 os.register_at_fork(after_in_child=_note_main_thread)
 
 
-def _always() -> bool:
-    return True
-
-
 class Shield:
-    """A block in which the main thread's signal handlers wait as long as `busy` says; for other threads it is nothing."""
+    """A block in which the main thread's signal handlers wait as long as `busy` says; nothing for other threads.
+
+    `busy` is given the frame that was interrupted.
+    """
 
     __slots__ = ("_busy", "_late", "_saved")
 
-    def __init__(self, busy: Callable[[], bool] = _always) -> None:
+    def __init__(self, busy: Callable[[FrameType | None], bool]) -> None:
         self._busy = busy
         self._saved: list[Any] | None = None
         self._late: list[tuple[int, FrameType | None]] = []
@@ -46,9 +45,8 @@ class Shield:
     def __enter__(self) -> None:
         if get_ident() != main_thread or self._saved is not None:
             return
-        handlers = [_signal.getsignal(number) for number in _SIGNALS]
-        self._saved = handlers
-        for number, handler in zip(_SIGNALS, handlers, strict=True):
+        self._saved = [_signal.getsignal(number) for number in _SIGNALS]
+        for number, handler in zip(_SIGNALS, self._saved, strict=True):
             if callable(handler):
                 _signal.signal(number, self._receive)
 
@@ -59,7 +57,7 @@ class Shield:
         if handlers is None or get_ident() != main_thread:
             return
         for number, handler in zip(_SIGNALS, handlers, strict=True):
-            if callable(handler):
+            if callable(handler) and _signal.getsignal(number) == self._receive:  # else somebody set a newer one inside
                 _signal.signal(number, handler)
         self._saved = None
         late, self._late = self._late, []
@@ -67,7 +65,16 @@ class Shield:
             handlers[_SIGNALS.index(number)](number, frame)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._busy() and not self._late:
+        if not self._late and self._busy(frame):
             self._late.append((number, frame))
         elif self._saved is not None:
             self._saved[_SIGNALS.index(number)](number, frame)
+
+
+def is_inside(frame: FrameType | None, code: CodeType) -> bool:
+    """Whether a frame is that of a function or of something it called."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False

@@ -12,6 +12,7 @@ from penstock.event import Draft, Event, Receipt
 from penstock.journal import keys
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
+from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.keyindex import Look
 from penstock.journal.names import check_consumer, check_limit, check_name, check_position
 from penstock.journal.reading import TopicView, find_event
@@ -35,6 +36,8 @@ class BaseTransaction:
         self._exclusive: Exclusive | None = None
         self._commit: Commit | None = None
         self._spoiled: BaseException | None = None
+        # The body may be interrupted, and then ends here; what must not be interrupted is the ending.
+        self._until_ended = Shield(lambda frame: is_inside(frame, BaseTransaction.__exit__.__code__))
 
     def __enter__(self) -> BaseTransaction:
         if self._exclusive is not None:
@@ -42,6 +45,7 @@ class BaseTransaction:
         writer = self._journal._writer
         writer.check_idle_here()
         try:
+            self._until_ended.__enter__()
             with writer.shield:
                 self._exclusive = writer.exclusively()
                 self._commit = self._exclusive.begin()
@@ -51,6 +55,7 @@ class BaseTransaction:
                 with writer.shield:
                     self._exclusive.roll_back(error)
             writer.let_go()
+            self._until_ended.__exit__(None, None, None)
             raise
         return self
 
@@ -59,8 +64,11 @@ class BaseTransaction:
         if exclusive is None or self._commit is None:
             return
         self._check_thread(exclusive)
-        with self._journal._writer.shield:
-            self._end(exclusive, kind, error)
+        try:
+            with self._journal._writer.shield:
+                self._end(exclusive, kind, error)
+        finally:
+            self._until_ended.__exit__(None, None, None)
 
     def _end(self, exclusive: Exclusive, kind: type[BaseException] | None, error: BaseException | None) -> None:
         self._commit = None

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -83,7 +82,7 @@ class Writer:
         self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
         self._leader: int | None = None
         self._pid = os.getpid()
-        self.shield = interrupts.Shield(lambda: self._leader == get_ident())
+        self.shield = interrupts.Shield(lambda frame: self._leader == get_ident())
         self._local = threading.local()
         self._room = threading.Condition()
         self._pump: threading.Thread | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.entity.folding import EVENT, folder_of
 from penstock.entity.projection import Projection
 from penstock.errors import ConfigError
+from penstock.spark.arrowmap import map_in_arrow
 from penstock.spark.fold import NEEDED, OPTIONAL, BatchFold
 from penstock.spark.shipping import Shipped
 from penstock.spark.states import result_schema
@@ -31,9 +32,9 @@ def project(events: DataFrame, projection: type[Projection], *, journal: Journal
         from penstock.spark.follow import stream_fold
 
         fold = stream_fold(events, shipped, schema, journal)
-        return rows.repartition("key").mapInArrow(fold, schema)
+        return map_in_arrow(rows.repartition("key"), fold, schema)
     ordered = rows.repartition("key").sortWithinPartitions("key", "seq")
-    return ordered.mapInArrow(BatchFold(shipped, schema), schema)
+    return map_in_arrow(ordered, BatchFold(shipped, schema), schema)
 
 
 def _columns(events: DataFrame, projection: type[Projection]) -> list[str]:

@@ -1,8 +1,10 @@
 """A store in a directory: what is acknowledged is on disk, and any number of processes may share it.
 
 An object is written to a temporary file beside its place, fsynced, and renamed over it; then the directory is fsynced.
-Conditional puts additionally hold a lock (flock) on a lock file of the object's own while they compare and rename, so
-two processes cannot both win. The kernel drops the lock of a process that dies. Names that begin with a dot are ours.
+Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, rename and sync, so two
+processes cannot both win. Reading such an object shares the lock and syncs the directory too (which costs nothing when
+it is synced already), so nobody acts on a version that a power cut could take back. The kernel drops the lock of a
+process that dies. Names that begin with a dot are ours.
 """
 
 from __future__ import annotations
@@ -51,26 +53,40 @@ class FileStore:
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
         place = self._place(path)
-        if known is not None and self._version(place) == known.version:
-            return known
-        return self._load(place)
+        with _errors("get", self.url, path):
+            version = self._version(place)
+            if version is None:
+                return None
+            if known is not None and version == known.version:
+                return known
+            with _locked(place, fcntl.LOCK_SH):
+                found = self._load(place)
+                _sync_directory(place.parent)
+                return found
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         place = self._place(path)
         with _errors("put", self.url, path):
             temporary = self._write_temporary(place, data)
-            self._publish(temporary, place)
+            temporary.rename(place)
+            _sync_directory(place.parent)
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
         place = self._place(path)
         with _errors("put", self.url, path):
-            _make_directories(place.parent)
-            with _locked(place.parent / f".{place.name}.lock"):
-                if self._version(place) != version:
-                    raise VersionConflict(path)
-                temporary = self._write_temporary(place, data)
-                self._publish(temporary, place)
-                return self._version(place)
+            if self._version(place) != version:  # the lock would only tell us later
+                raise VersionConflict(path)
+            temporary = self._write_temporary(place, data)
+            try:
+                with _locked(place, fcntl.LOCK_EX):
+                    if self._version(place) != version:
+                        raise VersionConflict(path)
+                    temporary.rename(place)
+                    _sync_directory(place.parent)
+                    return self._version(place)
+            except VersionConflict:
+                temporary.unlink()
+                raise
 
     def list(self, prefix: str) -> Iterator[str]:
         with _errors("list", self.url, prefix):
@@ -154,10 +170,6 @@ class FileStore:
             raise
         return temporary
 
-    def _publish(self, temporary: Path, place: Path) -> None:
-        temporary.rename(place)
-        _sync_directory(place.parent)
-
 
 def _tag(status: os.stat_result, tail: bytes) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}-{zlib.crc32(tail):x}"
@@ -184,10 +196,10 @@ def _read_fresh(file: int, size: int) -> bytes:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _locked(place: Path, how: int) -> Iterator[None]:
+    file = os.open(place.parent / f".{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, how)
         yield
     finally:
         os.close(file)
