@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import KINDS, Kind
 
 import penstock
+from engines import KINDS, Kind
 from penstock import Event, Journal
 
 DEADLINE = 60.0

@@ -26,7 +26,7 @@ InThreads = Callable[..., threading.Thread]
 
 @contextmanager
 def writer_held(journal: Journal) -> Iterator[Callable[[], None]]:
-    """Nobody can commit inside this block, as a transaction of another thread is open, until what it gives is called."""
+    """Nobody can commit in this block, as a transaction of another thread is open, until what it gives is called."""
     begun, release = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -100,7 +100,7 @@ def check(journal: Journal, noted: list[dict[str, Any]]) -> int:
 
 
 def check_dedup(journal: Journal, noted: list[dict[str, Any]]) -> int:
-    """Repeats acknowledged appends with their dedup keys, as a producer does that was not sure; nothing may be added."""
+    """Repeats acknowledged appends with their dedup keys, as an unsure producer does; nothing may be added."""
     topic, latest, repeated = journal.topic("t"), journal.topic("t").latest, 0
     for note in noted[-200:]:
         if len(note.get("seqs", ())) == 1 and "/" not in note["label"] and "pair" not in note:

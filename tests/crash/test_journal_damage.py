@@ -194,8 +194,8 @@ def test_a_bit_flipped_on_disk_is_found_and_nothing_is_altered(scheme: str, tmp_
     path = stored_file(scheme, tmp_path)
     content = path.read_bytes()
     # Pages cut blocks into pieces: flip bits in pieces that are found exactly once.
-    pieces = [(content.find(body[cut : cut + 200]), at) for at, body in enumerate(bodies) for cut in range(0, len(body), 200)
-              if content.count(body[cut : cut + 200]) == 1]  # fmt: skip
+    cuts = [(at, body[cut : cut + 200]) for at, body in enumerate(bodies) for cut in range(0, len(body), 200)]
+    pieces = [(content.find(piece), at) for at, piece in cuts if content.count(piece) == 1]
     found_damage = 0
     for start, at in chance.sample(pieces, 10):
         damaged = bytearray(content)

@@ -13,7 +13,7 @@ and in none of these is settled: settling is forgetting.
     state.py, group.py      queues and groups in memory; records.py: in the store; keys.py: where
     blocks.py               the events under the positions
     inspect.py, repair.py   looking without taking; claim, redrive, move, purge
-    queue.py, delivery.py   what users hold (core.py: the inner side); waiting.py: takes that wait; desk.py: the journal's
+    queue.py, delivery.py   what users hold (core.py: the inner side); waiting.py: takes that wait; desk.py: its home
     worker.py, middleware.py, schedule.py, cron.py    handlers over a queue; periodic messages
     housekeeping.py         removing what everybody has settled
 
