@@ -8,14 +8,18 @@ STAMP  := $(VENV)/.ready
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check format bench docs clean
+.PHONY: help run test check format bench clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml scripts/setup.py
-	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS)
+	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) dev
 	@touch $(STAMP)
+
+$(VENV)/.peers: $(STAMP)
+	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) bench
+	@touch $@
 
 run: $(STAMP)  ## run the main job and show a summary
 	@$(PY) -m examples.main_job
@@ -33,7 +37,7 @@ format: $(STAMP)  ## put the code into shape
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: $(STAMP)  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
+bench: $(VENV)/.peers  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
 	@$(PY) -m benchmarks $(BENCH)
 
 clean:  ## remove what was made here

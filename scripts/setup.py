@@ -1,6 +1,6 @@
 """Makes the development environment: a virtual environment with penstock, every extra, and the tools.
 
-    python3 scripts/setup.py .venv all
+    python3 scripts/setup.py .venv all dev
 
 Uses uv when it is there, else venv and pip. Needs nothing but Python 3.11 or newer.
 """
@@ -28,14 +28,15 @@ def call(*command: str) -> None:
         sys.exit(f"penstock: this failed: {' '.join(command)}")
 
 
-def tools() -> list[str]:
+def tools(*names: str) -> list[str]:
+    """What the dependency groups of these names hold."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         groups: dict[str, list[str]] = tomllib.load(file)["dependency-groups"]
-    return groups["dev"]
+    return [tool for name in names for tool in groups[name]]
 
 
 def main() -> None:
-    folder, extras = Path(sys.argv[1]), sys.argv[2]
+    folder, extras, groups = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     if sys.version_info < OLDEST:
         sys.exit(
             f"penstock needs Python {OLDEST[0]}.{OLDEST[1]} or newer; this is {sys.version.split()[0]}. "
@@ -52,7 +53,7 @@ def main() -> None:
         if not python.exists():
             call(sys.executable, "-m", "venv", str(folder))
         installer = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    call(*installer, "-e", f".[{extras}]", *tools())
+    call(*installer, "-e", f".[{extras}]", *tools(*groups))
     say("ready")
 
 

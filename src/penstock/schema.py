@@ -39,7 +39,7 @@ VERSION_HEADER = "schema-version"
 class Schema:
     """What is declared of one kind: its type and version, once they are known, and its upcasters."""
 
-    __slots__ = ("decode", "kind", "listed", "type", "upcasters", "version")
+    __slots__ = ("decode", "kind", "type", "upcasters", "version")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -47,8 +47,6 @@ class Schema:
         self.type: type[Any] | None = None
         self.upcasters: dict[int, Upcaster] = {}
         self.decode: Callable[[bytes | memoryview], Any] | None = None
-        self.listed: Callable[[bytes], list[Any]] | None = None
-        """Decodes a JSON array of payloads of the newest version at once; None where the type has no such decoder."""
 
     @property
     def newest(self) -> int:
@@ -93,7 +91,7 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
     _check_version(version)
 
     def declare(cls: type[T]) -> type[T]:
-        decode, listed = _decoders(cls)
+        decode = _decoder(cls)
         with _lock:
             schema = _by_kind.get(kind) or Schema(kind)
             _check_only_type(schema, cls)
@@ -105,7 +103,7 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
                 )
             if schema.type is not None:
                 _by_type.pop(schema.type, None)
-            schema.type, schema.version, schema.decode, schema.listed = cls, version, decode, listed
+            schema.type, schema.version, schema.decode = cls, version, decode
             _by_kind[kind] = _by_type[cls] = schema
         return cls
 
@@ -196,7 +194,7 @@ def decode_event(event: Event, type: type[T]) -> T:
         raise _misfit(event, type, version, "it is bytes, not JSON")
     try:
         if schema is None or version == schema.newest:
-            decode = declared.decode if declared is not None else _decoders(type)[0]
+            decode = declared.decode if declared is not None else _decoder(type)
             assert decode is not None
             return cast(T, decode(event.raw))
         payload = schema.upcast(event.payload, version, f"event {event.seq} of topic {event.topic!r}")
@@ -256,17 +254,17 @@ def _raised_by_upcaster(error: BaseException) -> bool:
     return any(note.startswith("in upcaster") for note in getattr(error, "__notes__", ()))
 
 
-def _decoders(cls: type[Any]) -> tuple[Callable[[Any], Any], Callable[[Any], list[Any]] | None]:
-    """How one payload, and how an array of them, becomes values of a type."""
+def _decoder(cls: type[Any]) -> Callable[[Any], Any]:
+    """How a payload becomes a value of a type."""
     if _is_pydantic(cls):
         validate = cls.model_validate_json
-        return lambda raw: validate(bytes(raw)), None
+        return lambda raw: validate(bytes(raw))
     declared = isinstance(cls, type) and (issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls))
     if isinstance(cls, type) and not declared and cls.__module__ != "builtins":
         raise ConfigError(
             f"{_name(cls)} cannot be an event's type: use a msgspec.Struct, a dataclass or a pydantic model"
         )
-    return _Lazy(cls), _Lazy(list[cls])  # type: ignore[valid-type]
+    return _Lazy(cls)
 
 
 class _Lazy:

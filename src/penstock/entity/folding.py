@@ -21,8 +21,7 @@ from penstock.schema import Schema, decode_event, schema_of, schema_of_type, sto
 P = TypeVar("P", bound=Projection)
 
 EVENT, PAYLOAD = "event", "payload"
-_TOGETHER = 256
-_decode_list = msgspec.json.Decoder(list[Any]).decode
+_decode_one = msgspec.json.Decoder().decode
 
 
 class _Step:
@@ -80,9 +79,7 @@ class Folder(Generic[P]):
         for block, rows in pieces:
             if not len(rows):
                 continue
-            # By the few hundred: more decoded payloads at once would have the garbage collector look at all of them.
-            for start in range(0, len(rows), _TOGETHER):
-                self._fold_piece(state, block, rows[start : start + _TOGETHER])
+            self._fold_piece(state, block, rows)
             last = block.seq(rows[-1])
             count += len(rows)
         return state, last, count
@@ -164,49 +161,47 @@ class Folder(Generic[P]):
         if len(steps) != 1 or not _is_columnar(steps[0], block):
             return False
         step = steps[0]
-        values = _column(block, rows, step)
-        if values is None:
-            return False
         handler = step.handler
-        left = iter(values)
+        left = iter(_payloads(block, rows))
         try:
-            for value in left:
+            # One by one: a payload decoded, handled and dropped is still in the processor's cache, a hundred are not.
+            for value in map(_decoder(step), left):
                 handler(state, value)
         except Exception as error:
-            self._explain(error, step, Event(block, rows[len(rows) - 1 - length_hint(left)]))
+            self._explain_payload(error, step, Event(block, rows[len(rows) - 1 - length_hint(left)]))
             raise
         return True
 
     def _fold_mixed(self, state: P, block: Block, rows: Sequence[int], handled: list[list[_Step] | None]) -> bool:
-        """The same for several kinds: each kind's payloads are decoded together, then handled in order."""
-        wanted: dict[int, list[int]] = {}
+        """The same for several kinds."""
+        chosen: dict[int, tuple[Callable[..., Any], Callable[[bytes], Any]]] = {}
         for code, steps in enumerate(handled):
             if steps:
                 if len(steps) != 1 or not _is_columnar(steps[0], block):
                     return False
-                wanted[code] = []
+                chosen[code] = (steps[0].handler, _decoder(steps[0]))
         codes = block.kind_codes
-        order = [(row, codes[row]) for row in rows if codes[row] in wanted]
-        for row, code in order:
-            wanted[code].append(row)
-        values: dict[int, Any] = {}
-        handlers: dict[int, Callable[..., Any]] = {}
-        for code, own in wanted.items():
-            step = (handled[code] or [])[0]
-            column = _column(block, own, step) if own else []
-            if column is None:
-                return False
-            values[code] = iter(column)
-            handlers[code] = step.handler
-        left = iter(order)
+        own = [row for row in rows if codes[row] in chosen]
+        left = iter(_payloads(block, own))
         try:
-            for _, code in left:
-                handlers[code](state, next(values[code]))
+            for row, raw in zip(own, left, strict=True):
+                handler, decode = chosen[codes[row]]
+                handler(state, decode(raw))
         except Exception as error:
-            row, code = order[len(order) - 1 - length_hint(left)]
-            self._explain(error, (handled[code] or [])[0], Event(block, row))
+            row = own[len(own) - 1 - length_hint(left)]
+            self._explain_payload(error, (handled[codes[row]] or [])[0], Event(block, row))
             raise
         return True
+
+    def _explain_payload(self, error: Exception, step: _Step, event: Event) -> None:
+        """Says whose fault a failure is: the stored payload's, when it does not decode, else the handler's."""
+        if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError | ValueError):
+            try:
+                _value(step.only, event, step.schema)
+            except Exception as poison:
+                self._explain(poison, step, event)
+                raise
+        self._explain(error, step, event)
 
     def _explain(self, error: Exception, step: _Step, event: Event) -> None:
         name = f"{self.projection.__qualname__}.{step.handler.__name__}"
@@ -286,36 +281,33 @@ def _is_columnar(step: _Step, block: Block) -> bool:
     schema = step.schema
     if schema is not None and schema.newest > 1:
         return False
-    return want is PAYLOAD or (schema is not None and want is schema.type and schema.listed is not None)
+    return want is PAYLOAD or (schema is not None and want is schema.type)
+
+
+def _payloads(block: Block, rows: Sequence[int]) -> list[bytes]:
+    """The stored payloads of some rows."""
+    if not len(rows):
+        return []
+    bounds, payload = block.payload_offsets, bytes(block.payload)  # slices of bytes cost half of a view's
+    if isinstance(rows, range) and rows.step == 1:
+        return [payload[start:stop] for start, stop in pairwise(bounds[rows.start : rows.stop + 1])]
+    return [payload[bounds[row] : bounds[row + 1]] for row in rows]
+
+
+def _decoder(step: _Step) -> Callable[[bytes], Any]:
+    """How a stored payload becomes the one thing a handler asks for."""
+    if step.only is PAYLOAD:
+        return _decode_one
+    assert step.schema is not None and step.schema.decode is not None
+    return step.schema.decode
 
 
 def _column(block: Block, rows: Sequence[int], step: _Step) -> list[Any] | None:
     """The decoded payloads of some rows; None when one does not decode, for the slow way to say which."""
-    bounds = block.payload_offsets
-    low = bounds[rows[0]]
-    payload = bytes(block.payload[low : bounds[rows[-1] + 1]])  # slices of bytes cost half of a view's
-    spans: Iterable[tuple[int, int]]
-    if not isinstance(rows, range) or rows.step != 1:
-        spans = [(bounds[row], bounds[row + 1]) for row in rows]
-    elif payload.count(b"}{") == len(rows) - 1:
-        # As many as there are borders: if every payload is an object, these are the borders, and each gets a comma. If
-        # not, some border stays without one, and the array does not decode or comes out too short.
-        values = _decoded(b"[" + payload.replace(b"}{", b"},{") + b"]", len(rows), step)
-        if values is not None:
-            return values
-        spans = pairwise(bounds[rows.start : rows.stop + 1])
-    else:
-        spans = pairwise(bounds[rows.start : rows.stop + 1])
-    return _decoded(b"[" + b",".join([payload[at - low : end - low] for at, end in spans]) + b"]", len(rows), step)
-
-
-def _decoded(text: bytes, count: int, step: _Step) -> list[Any] | None:
-    decode = _decode_list if step.only is PAYLOAD else step.schema.listed  # type: ignore[union-attr]
     try:
-        values = decode(text)  # type: ignore[misc]
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return list(map(_decoder(step), _payloads(block, rows)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
         return None
-    return values if len(values) == count else None
 
 
 def _loose_event(kind: str, payload: bytes | str, headers: Mapping[str, str] | None, binary: bool) -> Event:

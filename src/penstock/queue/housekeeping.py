@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from penstock.journal.catalog import load_state
+import msgspec
+
+from penstock.journal.catalog import TopicRecord, load_state, save_state
 from penstock.journal.commit import Commit
 from penstock.journal.compaction import compact
+from penstock.journal.entity_index_placeholder import drop_index
+from penstock.journal.keys import block_key
+from penstock.journal.reading import TopicView
 from penstock.journal.writer import Operation
 from penstock.queue import keys
 from penstock.queue.state import Book, QueueState
@@ -19,6 +24,11 @@ SETTLED_MESSAGES = 1024
 """How many settled messages make a look at the topic worth it."""
 REMOVE_AT_ONCE = 50_000
 """The most positions one commit removes: nobody should have to wait long behind it."""
+THIN_POSITIONS = 20_000
+"""How much must have piled up behind an unsettled message before settled blocks are picked out one by one."""
+THIN_BLOCKS = 200
+"""The most blocks one commit looks at for that."""
+FORGET_CONSUMER_MS = 24 * 3600 * 1000
 
 
 def settled_through(commit: Commit, queue: QueueState) -> int:
@@ -37,6 +47,7 @@ class Caretaker:
         self._journal = journal
         self._book = book
         self._settled: dict[str, int] = {}
+        self._thinned: dict[int, int] = {}
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
@@ -54,12 +65,16 @@ class Caretaker:
 
     def keep(self, topic: str) -> None:
         """Removes what is settled, in the housekeeper's thread; a part at a time."""
+        with self._journal._engine.read() as snap:
+            if snap.get(keys.queue_key(topic)) is None:
+                return
         writer = self._journal._writer
-        while writer.run(Operation(lambda commit: self._remove(commit, topic), relaxed=True)):
-            pass
+        for step in (self._remove, self._thin, self._forget_consumers):
+            while writer.run(Operation(lambda commit, step=step: step(commit, topic), relaxed=True)):  # type: ignore[misc]
+                pass
 
     def _remove(self, commit: Commit, topic: str) -> bool:
-        """Removes some of what is settled; True when there is more."""
+        """Removes some of what is settled from the beginning on; True when there is more."""
         queue = self._book.find(commit, topic)
         if queue is None:
             return False
@@ -71,6 +86,36 @@ class Caretaker:
         remove_through(commit, queue, through, self._journal)
         return through < settled and load_state(commit.tx, queue.topic, topic).trimmed >= through
 
+    def _thin(self, commit: Commit, topic: str) -> bool:
+        """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
+        queue = self._book.find(commit, topic)
+        if queue is None:
+            return False
+        start = max(self._thinned.get(queue.topic, 0), load_state(commit.tx, queue.topic, topic).trimmed)
+        stop = self._handed_out(commit, queue)
+        if stop - start < THIN_POSITIONS:
+            return False
+        self._thinned[queue.topic] = thin(commit, queue, start, stop)
+        return self._thinned[queue.topic] > start
+
+    def _handed_out(self, commit: Commit, queue: QueueState) -> int:
+        """Everything up to here was handed out to all groups, and read by every cursor."""
+        handed_out = min(group.record.frontier for group in queue.delivering(commit.tx))
+        for hold in self._journal._holds:
+            if hold != self.holds:
+                handed_out = min([handed_out, *(done for _, done in hold(commit, queue.name))])
+        return handed_out
+
+    def _forget_consumers(self, commit: Commit, topic: str) -> bool:
+        """Consumers that have not been seen for a day."""
+        queue = self._book.find(commit, topic)
+        if queue is not None:
+            for key, value in list(commit.tx.scan(*keys.presence_range(queue.topic))):
+                if commit.now_ms - keys.unpack_seq(value) > FORGET_CONSUMER_MS:
+                    commit.writes += 1
+                    commit.tx.delete(key)
+        return False
+
 
 def remove_through(commit: Commit, queue: QueueState, through: int, journal: BaseJournal) -> int:
     """Removes messages up to a position that nobody holds, and what was known about their delivery."""
@@ -79,3 +124,29 @@ def remove_through(commit: Commit, queue: QueueState, through: int, journal: Bas
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
     return removed
+
+
+def thin(commit: Commit, queue: QueueState, start: int, stop: int) -> int:
+    """Removes blocks of start+1 … stop that hold nothing unsettled; returns how far it came."""
+    tx, topic = commit.tx, queue.topic
+    unsettled: set[int] = set()
+    for group in queue.everyone(tx):
+        low, high = (keys.message_key(topic, group.number, at) for at in (start + 1, stop + 1))
+        unsettled.update(keys.tail_seq(key) for key, _ in tx.scan(low, high))
+        unsettled.update(lease.seq(index) for _, lease in group.leases(tx) for index in lease.held())
+    view = TopicView(tx, queue.name, TopicRecord(topic))
+    removed, reached = 0, stop
+    for count, block in enumerate(view.blocks(start, stop)):
+        if block.last > stop or count == THIN_BLOCKS:
+            reached = block.first - 1
+            break
+        if unsettled.isdisjoint(block.seqs):
+            removed += block.count
+            commit.reshape()
+            tx.delete(block_key(topic, block.first))
+    if removed:
+        state = load_state(tx, topic, queue.name)
+        drop_index(tx, topic, queue.name)
+        compacted = max(state.compacted, reached)
+        save_state(tx, topic, msgspec.structs.replace(state, removed=state.removed + removed, compacted=compacted))
+    return max(start, reached)

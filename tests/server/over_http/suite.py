@@ -14,6 +14,7 @@ if str(CONTRACT) not in sys.path:
 WRITER = "it looks into the writer or the engine, which are the server's"
 TRANSACTION = "transactions hold the writer, which nobody may from afar"
 LAG = "over http a subscription always catches up"
+MANY = "it asks thousands of questions, which says no more about http than a few do"
 SENT = "what the server sent before the compaction has arrived by then"
 
 

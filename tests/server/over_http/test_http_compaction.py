@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from server.over_http.suite import WRITER, contract_of
+from server.over_http.suite import MANY, WRITER, contract_of
 
 WITHOUT: dict[str, str] = {
+    "test_every_cut_keeps_the_rest_as_it_was": MANY,
     "test_retention_by_bytes": WRITER,
     "test_merging_changes_nothing_anybody_can_see": WRITER,
     "test_small_blocks_are_merged_in_passing": WRITER,
