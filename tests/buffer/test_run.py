@@ -114,8 +114,10 @@ def test_a_handlers_failure_ends_the_run_and_unfinished_batches_come_again(memor
 
     with pytest.raises(RuntimeError, match="no"):
         consumer.run(handle, until_empty=True, ordered=ordered, concurrency=2, ahead=3)
-    assert consumer.acked == 3
-    assert memory_buffer.length() == 6
+    # Out of order, the batch before the failing one may still have been on its way.
+    finished = -1 if consumer.acked is None else consumer.acked
+    assert finished == 3 if ordered else finished <= 3
+    assert memory_buffer.length() == 9 - finished
     failing.clear()
     consumer.run(handle, until_empty=True, ordered=ordered)
     assert set(seen) == set(range(10))

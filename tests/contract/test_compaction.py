@@ -202,6 +202,14 @@ def test_retention_by_bytes(topic: Topic, journal: Journal) -> None:
     assert seqs(topic.read()) == list(range(51 - len(topic), 51))
 
 
+def test_retention_by_bytes_keeps_the_newest_block_however_large(topic: Topic, journal: Journal) -> None:
+    topic.configure(max_bytes=1000)
+    topic.append("k", b"x" * 70_000)
+    topic.append("k", b"y" * 70_000)
+    journal.maintain()
+    assert seqs(topic.read()) == [2]
+
+
 def test_retention_happens_in_passing(topic: Topic) -> None:
     topic.configure(max_events=20)
     for n in range(300):

@@ -110,7 +110,7 @@ def test_old_payloads_pass_through_every_upcaster_in_order(topic: Topic) -> None
 
 
 def test_projections_see_the_same_upcast_payloads(journal: Journal, topic: Topic) -> None:
-    Placed = versions_of_order()
+    placed = versions_of_order()
 
     class Names(Projection):
         typed: list[str] = []
@@ -118,7 +118,7 @@ def test_projections_see_the_same_upcast_payloads(journal: Journal, topic: Topic
         currencies: list[str] = []
 
         @handles("order.placed")
-        def note(self, event: Placed) -> None:  # type: ignore[valid-type]
+        def note(self, event: placed) -> None:  # type: ignore[valid-type]
             self.typed.append(event.last)  # type: ignore[attr-defined]
 
         @handles("order.placed")
@@ -127,7 +127,7 @@ def test_projections_see_the_same_upcast_payloads(journal: Journal, topic: Topic
             self.currencies.append(payload["currency"])
 
     topic.append("order.placed", {"name": "Ada Lovelace"}, key="k")
-    topic.append(Placed("Grace", "Hopper", "USD"), key="k")
+    topic.append(placed("Grace", "Hopper", "USD"), key="k")
     for _ in range(2):
         state = topic.project(Names, "k")
         assert state == Names(["Lovelace", "Hopper"], ["Lovelace", "Hopper"], ["EUR", "USD"])
@@ -232,13 +232,13 @@ def test_what_cannot_be_a_payload_cannot_be_declared() -> None:
 
 
 def test_a_handler_whose_type_cannot_be_found_is_refused(topic: Topic) -> None:
-    hidden = versions_of_order()
+    versions_of_order()
 
     class Names(Projection):
         count: int = 0
 
         @handles("order.placed")
-        def note(self, event: hidden) -> None:  # type: ignore[valid-type]
+        def note(self, event: hidden) -> None:  # type: ignore[name-defined]  # noqa: F821
             self.count += 1
 
     topic.append("order.placed", {"name": "Ada Lovelace"}, key="k")

@@ -59,6 +59,9 @@ def test_a_refused_push_leaves_nothing_behind(queue: Queue) -> None:
     for bad in ({"max_attempts": 0}, {"not_before": datetime(2030, 1, 1)}, {"delay": 1, "key": "k"}):
         with pytest.raises(ConfigError):
             queue.push(1, **bad)  # type: ignore[arg-type]
+    for bad in ({"delay": 1e300}, {"delay": timedelta.max}):
+        with pytest.raises(ConfigError, match="hundred years"):
+            queue.push(1, **bad)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         queue.push(float("nan"))
     with pytest.raises(ConfigError, match="no option 'prio'"):

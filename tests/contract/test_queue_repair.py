@@ -194,6 +194,59 @@ def test_a_purge_keeps_the_policy_and_the_positions(journal: Journal, clock: Man
     assert [event.seq for event in queue.failed()] == [8], "its budget is the policy's, not that of a message before"
 
 
+def test_messages_can_be_discarded_by_position(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", max_attempts=1)
+    queue.push_many(range(3))
+    queue.push_many([Draft("m", n, key="k") for n in range(3)])
+    queue.push("later", delay=100)
+    queue.take().nack()  # type: ignore[union-attr]
+    held = queue.take()
+    assert queue.discard([1, 2, 3, 3, 4, 7, 8, 0]) == 4, "1 failed, 2 in flight, 3 and 4 ready, 7 delayed"
+    assert held is not None
+    held.ack()
+    assert [event.seq for event in queue] == [5, 6] and list(queue.failed()) == []
+    clock.advance(200)
+    assert [delivery.seq for delivery in queue.take_many(9)] == [5] and queue.discard([6]) == 1
+    assert queue.discard([]) == 0
+    for bad in (["x"], [-1]):
+        with pytest.raises(ConfigError):
+            queue.discard(bad)  # type: ignore[arg-type]
+
+
+@on("memory", "sqlite")
+def test_a_message_that_stays_does_not_keep_what_is_settled_after_it(journal: Journal, reopen: Reopen) -> None:
+    queue = journal.queue("jobs", max_attempts=1)
+    queue.push("bad")
+    queue.take().nack()  # type: ignore[union-attr]
+    for start in range(30):
+        queue.push_many([f"{start}-{n}" for n in range(1000)])
+    held = queue.take_many(30_000)
+    assert queue.ack_many(held[:20_000] + held[20_001:]) == 29_999
+    before = journal._engine.size()
+    journal.maintain()
+    assert len(journal.topic("jobs")) < 3000 and journal._engine.size() <= before
+    queue = reopen(journal).queue("jobs")
+    assert [event.payload for event in queue] == ["bad", "20-0"]
+    assert queue.push("next").seq == 30_002 and queue.journal.topic("jobs").latest == 30_002
+    assert queue.redrive() == 1 and [delivery.payload for delivery in queue.take_many(5)] == ["bad", "next"]
+
+
+@on("memory", "sqlite")
+def test_a_cursor_on_the_topic_keeps_what_is_settled(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=1)
+    queue.push("bad")
+    queue.take().nack()  # type: ignore[union-attr]
+    journal.topic("jobs").commit("reader", 1)
+    for _ in range(30):
+        queue.push_many(range(1000))
+    queue.ack_many(queue.take_many(30_000))
+    journal.maintain()
+    assert len(journal.topic("jobs")) == 30_001
+    journal.topic("jobs").commit("reader", 30_001)
+    journal.maintain()
+    assert len(journal.topic("jobs")) < 3000
+
+
 # ── poison ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _damage(journal: Journal, topic: str, first: int, change: Callable[[bytes], bytes]) -> None:
     """Changes a stored block behind the journal's back."""

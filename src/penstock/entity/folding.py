@@ -54,7 +54,8 @@ class Folder(Generic[P]):
             for kind in kinds:
                 name = _kind_name(kind)
                 schema = schema_of(name)
-                self._steps.setdefault(name, []).append(_Step(handler, _wants(handler, schema), schema))
+                wants = _wants(handler, schema, self.declared)
+                self._steps.setdefault(name, []).append(_Step(handler, wants, schema))
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -230,7 +231,7 @@ def _kind_name(kind: Any) -> str:
     return schema.kind
 
 
-def _wants(handler: Callable[..., Any], schema: Schema | None) -> tuple[Any, ...]:
+def _wants(handler: Callable[..., Any], schema: Schema | None, declared: Declared) -> tuple[Any, ...]:
     """What each parameter of a handler after self asks for: the event, the plain payload, or a typed one."""
     parameters = list(inspect.signature(handler).parameters.values())[1:]
     if not parameters:
@@ -241,16 +242,17 @@ def _wants(handler: Callable[..., Any], schema: Schema | None) -> tuple[Any, ...
             raise ConfigError(
                 f"handler {handler.__qualname__} has a parameter {parameter.name!r} that cannot be filled"
             )
-        wants.append(_want(handler, parameter, schema))
+        wants.append(_want(handler, parameter, schema, declared))
     return tuple(wants)
 
 
-def _want(handler: Callable[..., Any], parameter: inspect.Parameter, schema: Schema | None) -> Any:
+def _want(handler: Callable[..., Any], parameter: inspect.Parameter, schema: Schema | None, declared: Declared) -> Any:
     annotation = parameter.annotation
     if annotation is not parameter.empty:
         if schema is not None and schema.type is not None and annotation == schema.type.__name__:
             return schema.type
-        found = resolve(handler, annotation)
+        known = declared.types.get((handler.__qualname__, parameter.name))
+        found = known if known is not None else resolve(annotation, handler.__globals__)
         if isinstance(found, type) and schema_of_type(found) is not None:
             return found
         if found is None and schema is not None and str(annotation).rpartition(".")[2] not in ("Event", "Any", "None"):

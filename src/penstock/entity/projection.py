@@ -45,13 +45,15 @@ _MAX_NAME_BYTES = 80
 class Declared:
     """What is known of a projection class: its name, version, handlers."""
 
-    __slots__ = ("fingerprint", "handlers", "name", "version")
+    __slots__ = ("fingerprint", "handlers", "name", "types", "version")
 
     def __init__(self, name: str, version: int, handlers: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
         self.name = name
         self.version = version
         self.handlers = handlers
         """Functions and the kinds (or declared types) each of them handles."""
+        self.types: dict[tuple[str, str], Any] = {}
+        """What the annotations of handlers' parameters mean, as far as that is known where the class stands."""
         self.fingerprint = 0
         """Another number when fields or kinds have changed: states saved under another one are not used."""
 
@@ -75,9 +77,17 @@ class Projection:
             raise ConfigError(
                 f"the version of projection {name!r} must be a whole number of at least 1, not {version!r}"
             )
+        caller = sys._getframe(1)
+        names = {**caller.f_globals, **caller.f_locals}
+        _resolve_fields(cls, names)
         _prepare_defaults(cls)
         dataclasses.dataclass(cls)
         declared = Declared(name, version, _handlers(cls))
+        for base in reversed(cls.__mro__[1:]):
+            if "__projection__" in vars(base):
+                declared.types.update(vars(base)["__projection__"].types)
+        for handler, _ in declared.handlers:
+            declared.types.update(_resolved(handler, names))
         cls.__projection__ = declared
         shape = [(field.name, _type_name(field.type)) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         kinds = sorted(str(kind) for _, kinds in declared.handlers for kind in kinds)
@@ -148,14 +158,34 @@ def _prepare_defaults(cls: type[Any]) -> None:
 
 
 def _type_name(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", None) or repr(annotation)
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if type(annotation) is type else repr(annotation)
 
 
-def resolve(handler: Callable[..., Any], annotation: Any) -> Any:
-    """The class behind an annotation, or None when it cannot be said."""
+def _resolve_fields(cls: type[Any], names: dict[str, Any]) -> None:
+    """Turns annotations that are text into types while the names they use can be looked up."""
+    own = vars(cls).get("__annotations__", {})
+    for field, annotation in own.items():
+        found = resolve(annotation, names)
+        if found is not None:
+            own[field] = found
+
+
+def _resolved(handler: Callable[..., Any], names: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    found = {}
+    for parameter in list(inspect.signature(handler).parameters.values())[1:]:
+        if isinstance(parameter.annotation, str):
+            meant = resolve(parameter.annotation, {**handler.__globals__, **names})
+            if meant is not None:
+                found[handler.__qualname__, parameter.name] = meant
+    return found
+
+
+def resolve(annotation: Any, names: dict[str, Any]) -> Any:
+    """What an annotation means, or None when it cannot be said."""
     if not isinstance(annotation, str):
         return annotation
-    names = {**vars(sys.modules.get(handler.__module__) or object), **handler.__globals__}
     try:
         return eval(annotation, names)
     except Exception:

@@ -27,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     max_events: int | None = None
     """Only about the newest this many events are kept."""
     max_bytes: int | None = None
-    """The oldest events are removed when the topic's blocks take more than this."""
+    """The oldest events are removed when the topic's blocks take more than this; the newest block always stays."""
     by_key: bool = False
     """A state topic: settled history keeps only the newest event of every key."""
     dedup_window: float | None = TOPIC_DEDUP_WINDOW

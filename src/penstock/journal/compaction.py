@@ -101,11 +101,12 @@ def retention_bound(commit: Commit, topic: str, settings: Settings, now_ms: int)
 
 
 def _bytes_bound(view: TopicView, limit: int) -> int:
-    """The last position that does not fit when the newest blocks may take `limit` bytes together."""
+    """The last position that does not fit when the newest blocks may take `limit` bytes; the newest always stays."""
     total = 0
     for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
+        newest = total == 0
         total += len(value)
-        if total > limit:
+        if total > limit and not newest:
             return open_block(key, value, view.name).last
     return 0
 
@@ -119,7 +120,7 @@ def compact_by_key(commit: Commit, topic: str) -> int:
     state = load_state(commit.tx, head.number, topic)
     seen: set[str] = set()
     removed = 0
-    for block in list(view.blocks_back(0, head.latest)):
+    for block in view.blocks_back(0, head.latest):  # what is changed here lies behind the scan, not ahead of it
         kept: list[int] = []
         for row in range(block.count - 1, -1, -1):
             key = block.key(row)

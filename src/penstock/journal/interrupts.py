@@ -11,7 +11,7 @@ import _signal  # type: ignore[import-not-found]  # the module `signal` wraps ea
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -27,6 +27,11 @@ def _note_main_thread() -> None:
 
 
 os.register_at_fork(after_in_child=_note_main_thread)
+
+
+def always(frame: FrameType | None) -> bool:
+    """For a block that is never to be interrupted."""
+    return True
 
 
 class Shield:
@@ -71,10 +76,10 @@ class Shield:
             self._saved[_SIGNALS.index(number)](number, frame)
 
 
-def is_inside(frame: FrameType | None, code: CodeType) -> bool:
-    """Whether a frame is that of a function or of something it called."""
+def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
+    """Whether a frame is that of one of some functions, or of something it called."""
     while frame is not None:
-        if frame.f_code is code:
+        if frame.f_code in codes:
             return True
         frame = frame.f_back
     return False

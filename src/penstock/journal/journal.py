@@ -15,7 +15,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, ConfigError
 from penstock.event import Draft, Event
-from penstock.journal import keys
+from penstock.journal import interrupts, keys
 from penstock.journal.commit import Commit
 from penstock.journal.compaction import Hold, cursor_holds
 from penstock.journal.indexer import Indexer
@@ -118,7 +118,7 @@ class BaseJournal:
         with self._engine.read() as snap:
             value = snap.get(keys.STORE)
         if value is None and not self._engine.read_only:
-            with self._engine.write() as tx:
+            with interrupts.Shield(interrupts.always), self._engine.write() as tx:
                 value = tx.get(keys.STORE)
                 if value is None:
                     value = msgspec.msgpack.encode(StoreRecord(FORMAT, str(uuid.uuid4()), self.clock.now_ms()))
@@ -187,7 +187,8 @@ class BaseJournal:
         """Returns when everything submitted so far is on disk, whatever the durability."""
         if not self._engine.read_only:
             self._writer.drain()
-        self._engine.flush()
+        with interrupts.Shield(interrupts.always):
+            self._engine.flush()
 
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""

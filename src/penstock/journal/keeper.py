@@ -68,7 +68,7 @@ class Keeper:
         with self._turn:
             self._merge(topic, thorough)
             if self._writer.run(Operation(lambda commit: self._retain(commit, topic), relaxed=True)):
-                self._engine.reclaim()
+                self._writer.reclaim()
             for chore in self.chores:
                 chore(topic)
 

@@ -30,7 +30,7 @@ from penstock.journal.keyruns import (
     load_directory,
     run_key,
 )
-from penstock.journal.keytail import Tail
+from penstock.journal.keytail import Newest, Tail
 from penstock.journal.reading import Filter as Wanted
 from penstock.journal.reading import TopicView
 from penstock.limits import INDEX_MEMORY_BYTES
@@ -112,18 +112,6 @@ class KeyIndex:
             if self._tails.get(name) is known:
                 self._tails[name] = tail
 
-    def extend(
-        self, tail: Tail, covered: int, blocks: Sequence[tuple[Block, int]], last: tuple[bytes, int, bytes]
-    ) -> bool:
-        """Adds newer blocks to a tail, unless somebody else was faster."""
-        with self._lock:
-            if tail.covered != covered:
-                return False
-            for block, size in blocks:
-                tail.add(block, size)
-            tail.last = last
-            return True
-
     def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
         """Whether a run may hold an entity."""
         if not run.entities:
@@ -149,7 +137,9 @@ class Look:
         "_extra",
         "_index",
         "_limit",
+        "_looked_over",
         "_name",
+        "_newest",
         "_tail",
         "_trimmed",
         "_version",
@@ -162,7 +152,7 @@ class Look:
         self._name = name
         self._version = version
         self._tail = tail
-        self._limit = tail.covered if tail is not None else 0
+        self._limit, self._looked_over, self._newest = tail.state if tail is not None else (0, None, None)
 
     @property
     def topic(self) -> str:
@@ -177,9 +167,9 @@ class Look:
         self._trimmed = load_state(view.snap, view.number, view.name).trimmed
         tail = self._tail
         stale = tail is not None and tail.epoch != (view.number, directory.epoch, view.record.settings.chained)
-        if tail is None or stale or tail.covered < directory.through:
+        if tail is None or stale or self._limit < directory.through:
             self._begin(view, directory, tail, needed)
-        elif tail.covered < needed and (self._version is None or tail.version != self._version):
+        elif self._limit < needed and (self._version is None or self._looked_over != self._version):
             self._catch_up(view, tail)
             if directory.through > tail.base and self._version is not None:
                 self._index.adopt(self._name, tail, tail.after(directory.through))
@@ -200,17 +190,17 @@ class Look:
             tail.add(block, _size(block))
         self._tail, self._limit = tail, tail.covered
         if self._version is not None:
-            tail.version = self._version
+            tail.state = (tail.covered, self._version, None)
             self._index.adopt(self._name, known, tail)
 
     def _catch_up(self, view: TopicView, tail: Tail) -> None:
         """Reads what was committed since the tail was looked over."""
         newer: list[tuple[Block, int]] = []
-        last = None
+        newest: Newest | None = None
         for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
             seen = (key, len(value), value[-4:])
-            last = last or seen
-            if seen == tail.last:
+            newest = newest or seen
+            if seen == self._newest:
                 break
             block = open_block(key, value, view.name)
             if block.last <= self._limit:
@@ -219,20 +209,14 @@ class Look:
             if block.first <= self._limit:
                 break
         newer.reverse()
-        if self._version is None:
+        if self._version is not None and tail.extend(self._limit, newer, self._version, newest):
             if newer:
-                self._extra = Tail(tail.epoch, self._limit, keyless=view.record.settings.chained)
-                for block, size in newer:
-                    self._extra.add(block, size)
-            return
-        if not newer:
-            tail.version, tail.last = self._version, last
-        elif self._index.extend(tail, self._limit, newer, last or (b"", 0, b"")):
-            tail.version = self._version
-            self._limit = tail.covered
+                self._limit = newer[-1][0].last
             if tail.size > 2 * INDEX_MEMORY_BYTES:  # nobody builds runs here: do not keep the whole topic in memory
                 self._index.forget(self._name)
-        else:  # somebody else extends it, perhaps further than this snapshot: look at ours separately
+        elif newer:
+            # A transaction's own events are nobody else's business; and what somebody else has put into the tail
+            # meanwhile may be newer than this snapshot.
             self._extra = Tail(tail.epoch, self._limit, keyless=view.record.settings.chained)
             for block, size in newer:
                 self._extra.add(block, size)

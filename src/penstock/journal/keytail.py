@@ -7,8 +7,9 @@ key removes events in the middle: then the index's epoch changes and a new tail 
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.event import Event
 from penstock.journal.block import Block
@@ -17,6 +18,10 @@ from penstock.journal.columns import text_values
 _seq_of: Callable[[Event], int] = lambda event: event.seq  # noqa: E731
 
 
+Newest = tuple[bytes, int, bytes]
+"""A block's key, length and checksum: enough to see that it is still the newest one."""
+State = tuple[int, int | None, Newest | None]
+"""Through which position the tail is complete, what the engine's `changes` said before it was, and its newest block."""
 Epoch = tuple[int, int, bool]
 """The topic's number, its index's epoch, and whether events without a key are indexed, too."""
 
@@ -30,12 +35,12 @@ class Tail:
         "_by_correlation",
         "_by_key",
         "_keyless",
+        "_lock",
         "base",
         "covered",
         "epoch",
-        "last",
         "size",
-        "version",
+        "state",
     )
 
     def __init__(self, epoch: Epoch, base: int, *, keyless: bool) -> None:
@@ -44,10 +49,9 @@ class Tail:
         self.base = base
         self.covered = base
         self.size = 0
-        self.version: int | None = None
-        """What the engine's `changes` said before the tail was last looked over; None: look again."""
-        self.last: tuple[bytes, int, bytes] | None = None
-        """The newest block's key, length and checksum, to see cheaply that it is still the newest."""
+        self.state: State = (base, None, None)
+        """What a look-up may rely on, exchanged as a whole: see `State`."""
+        self._lock = threading.Lock()
         self._keyless = keyless
         self._blocks: list[tuple[Block, int]] = []
         self._by_key: dict[str, list[Event]] = {}
@@ -56,6 +60,18 @@ class Tail:
 
     def __len__(self) -> int:
         return self.covered - self.base
+
+    def extend(
+        self, covered: int, blocks: Sequence[tuple[Block, int]], version: int | None, newest: Newest | None
+    ) -> bool:
+        """Adds blocks after what is covered and notes that it was looked over; False when somebody else was faster."""
+        with self._lock:
+            if self.covered != covered:
+                return False
+            for block, size in blocks:
+                self.add(block, size)
+            self.state = (self.covered, version, newest)
+            return True
 
     def add(self, block: Block, size: int) -> None:
         """Adds what a block holds after `covered`."""
@@ -92,34 +108,33 @@ class Tail:
 
     def of_cause(self, id: str, after: int, through: int) -> list[Event]:
         """The events caused by an event."""
-        by_cause = self._by_cause
-        if by_cause is None:
-            by_cause = {}
-            for block, start in self._blocks:
-                _note(by_cause, block, start, "causation")
-            self._by_cause = by_cause
-        return _between(by_cause.get(id), after, through)
+        with self._lock:
+            if self._by_cause is None:
+                self._by_cause = {}
+                for block, start in self._blocks:
+                    _note(self._by_cause, block, start, "causation")
+            return _between(self._by_cause.get(id), after, through)
 
     def of_correlation(self, id: str, after: int, through: int) -> list[Event]:
         """The events of a correlation."""
-        by_correlation = self._by_correlation
-        if by_correlation is None:
-            by_correlation = {}
-            for block, start in self._blocks:
-                _note(by_correlation, block, start, "correlation")
-            self._by_correlation = by_correlation
-        return _between(by_correlation.get(id), after, through)
+        with self._lock:
+            if self._by_correlation is None:
+                self._by_correlation = {}
+                for block, start in self._blocks:
+                    _note(self._by_correlation, block, start, "correlation")
+            return _between(self._by_correlation.get(id), after, through)
 
     def after(self, base: int) -> Tail:
         """A tail of what is left when runs cover everything through `base`."""
-        left = Tail(self.epoch, base, keyless=self._keyless)
-        share = self.size / max(1, len(self._blocks))
-        for block, _ in self._blocks:
-            if block.last > base:
-                left.add(block, int(share))
-        left.covered = max(self.covered, base)
-        left.version, left.last = self.version, self.last
-        return left
+        with self._lock:
+            left = Tail(self.epoch, base, keyless=self._keyless)
+            share = self.size / max(1, len(self._blocks))
+            for block, _ in self._blocks:
+                if block.last > base:
+                    left.add(block, int(share))
+            left.covered = max(self.covered, base)
+            left.state = (left.covered, *self.state[1:])
+            return left
 
 
 def _note(found: dict[str, list[Event]], block: Block, start: int, column: str) -> None:

@@ -305,7 +305,7 @@ class BaseTopic:
         name, holds = self.name, () if force else self.journal._holds
         report = self._writer.run(Operation(lambda commit: compact(commit, name, through, holds)))
         if report.removed:
-            self.journal._engine.reclaim()
+            self.journal._writer.reclaim()
         return report
 
     def compact_keys(self) -> int:
@@ -313,7 +313,7 @@ class BaseTopic:
         name = self.name
         removed = self._writer.run(Operation(lambda commit: compact_by_key(commit, name)))
         if removed:
-            self.journal._engine.reclaim()
+            self.journal._writer.reclaim()
         return removed
 
     # ── the way to the store ─────────────────────────────────────────────────────────────────────────────────────────

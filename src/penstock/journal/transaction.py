@@ -37,7 +37,8 @@ class BaseTransaction:
         self._commit: Commit | None = None
         self._spoiled: BaseException | None = None
         # The body may be interrupted, and then ends here; what must not be interrupted is the ending.
-        self._until_ended = Shield(lambda frame: is_inside(frame, BaseTransaction.__exit__.__code__))
+        endings = [kind.__dict__["__exit__"].__code__ for kind in type(self).__mro__ if "__exit__" in kind.__dict__]
+        self._until_ended = Shield(lambda frame: is_inside(frame, endings))
 
     def __enter__(self) -> BaseTransaction:
         if self._exclusive is not None:

@@ -170,6 +170,11 @@ class Writer:
         """Returns when everything submitted so far is committed."""
         self.run(Operation(lambda commit: None))
 
+    def reclaim(self) -> None:
+        """Gives freed space back to the disk, uninterrupted."""
+        with interrupts.Shield(interrupts.always):
+            self.engine.reclaim()
+
     def check_idle_here(self) -> None:
         """ConfigError when this thread is inside a transaction."""
         if self._leader == get_ident():

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.clock import Seconds, from_ms, seconds
+from penstock.clock import Seconds, from_ms
 from penstock.errors import ConfigError, PoisonMessage, StaleDelivery
 from penstock.event import Event
 from penstock.journal.commit import Commit
+from penstock.queue.policy import duration, duration_ms
 from penstock.queue.records import NEVER, Lease
 from penstock.queue.settle import Held, Outcome, extend, find_held, nack, release, stale
 from penstock.queue.state import QueueState
@@ -133,7 +134,7 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
 
     def extend(self, lease: Seconds | None = None) -> None:
         """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
-        lease_ms = None if lease is None else round(seconds(lease, "lease") * 1000)
+        lease_ms = None if lease is None else duration_ms(lease, "lease")
         self._deadline = self._hold.queue._extend([self], lease_ms)
 
     def release(self) -> None:
@@ -200,7 +201,7 @@ def check_nack(delay: Seconds | None, error: str | None) -> float | None:
     """A nack's arguments, checked; the delay in seconds."""
     if error is not None and not isinstance(error, str):
         raise ConfigError(f"error must be text, not {error!r:.80}")
-    return None if delay is None else seconds(delay, "delay")
+    return None if delay is None else duration(delay, "delay")
 
 
 def describe(error: BaseException) -> str:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.journal.block import Block, select
 from penstock.journal.catalog import TopicRecord, load_state, save_state
 from penstock.journal.commit import Commit
 from penstock.journal.compaction import compact
-from penstock.journal.entity_index_placeholder import drop_index
+from penstock.journal.keyruns import drop_index
 from penstock.journal.keys import block_key
 from penstock.journal.reading import TopicView
 from penstock.journal.writer import Operation
@@ -25,7 +26,7 @@ SETTLED_MESSAGES = 1024
 REMOVE_AT_ONCE = 50_000
 """The most positions one commit removes: nobody should have to wait long behind it."""
 THIN_POSITIONS = 20_000
-"""How much must have piled up behind an unsettled message before settled blocks are picked out one by one."""
+"""How much must have piled up behind an unsettled message before settled ones are picked out."""
 THIN_BLOCKS = 200
 """The most blocks one commit looks at for that."""
 FORGET_CONSUMER_MS = 24 * 3600 * 1000
@@ -127,7 +128,7 @@ def remove_through(commit: Commit, queue: QueueState, through: int, journal: Bas
 
 
 def thin(commit: Commit, queue: QueueState, start: int, stop: int) -> int:
-    """Removes blocks of start+1 … stop that hold nothing unsettled; returns how far it came."""
+    """Removes what is settled from blocks of start+1 … stop that hold little else; returns how far it came."""
     tx, topic = commit.tx, queue.topic
     unsettled: set[int] = set()
     for group in queue.everyone(tx):
@@ -135,18 +136,32 @@ def thin(commit: Commit, queue: QueueState, start: int, stop: int) -> int:
         unsettled.update(keys.tail_seq(key) for key, _ in tx.scan(low, high))
         unsettled.update(lease.seq(index) for _, lease in group.leases(tx) for index in lease.held())
     view = TopicView(tx, queue.name, TopicRecord(topic))
-    removed, reached = 0, stop
+    reached = stop
+    thinner: list[tuple[Block, list[int]]] = []
     for count, block in enumerate(view.blocks(start, stop)):
         if block.last > stop or count == THIN_BLOCKS:
             reached = block.first - 1
             break
-        if unsettled.isdisjoint(block.seqs):
-            removed += block.count
-            commit.reshape()
-            tx.delete(block_key(topic, block.first))
+        kept = [row for row, seq in enumerate(block.seqs) if seq in unsettled or seq <= start]
+        if len(kept) * 2 <= block.count:
+            thinner.append((block, kept))
+    removed = 0
+    for block, kept in thinner:
+        removed += block.count - len(kept)
+        commit.reshape()
+        tx.delete(block_key(topic, block.first))
+        if kept:
+            tx.put(block_key(topic, block.seq(kept[0])), select(block, kept))
     if removed:
-        state = load_state(tx, topic, queue.name)
+        state, head = load_state(tx, topic, queue.name), commit.ensure(queue.name)
         drop_index(tx, topic, queue.name)
-        compacted = max(state.compacted, reached)
-        save_state(tx, topic, msgspec.structs.replace(state, removed=state.removed + removed, compacted=compacted))
+        changed = msgspec.structs.replace(
+            state,
+            removed=state.removed + removed,
+            latest=head.latest,
+            recorded_ms=head.recorded_ms,
+            last_id=head.last_id.to_bytes(16),
+            compacted=max(state.compacted, reached),
+        )
+        save_state(tx, topic, changed)
     return max(start, reached)

@@ -118,7 +118,7 @@ def unsettled_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     previous = 0
     streams = [positions(snap, group, latest) for group in state.delivering(snap)]
-    streams += [iter(sorted(flying(snap, group))) for group in state.left_behind(snap)]
+    streams += [iter(sorted(flying_in(snap, group))) for group in state.left_behind(snap)]
     for seq in heapq.merge(*streams):
         if seq != previous:
             previous = seq
@@ -127,11 +127,11 @@ def unsettled_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
 
 def positions(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
     """One group's unsettled positions, ascending."""
-    aside = {message.seq for message in group.messages(snap)} | flying(snap, group)
+    aside = {message.seq for message in group.messages(snap)} | flying_in(snap, group)
     return heapq.merge(sorted(aside), untouched(snap, group, latest))
 
 
-def flying(snap: Snapshot, group: Group) -> set[int]:
+def flying_in(snap: Snapshot, group: Group) -> set[int]:
     """Positions that the group's leases hold."""
     return {lease.seq(index) for _, lease in group.leases(snap) for index in lease.held()}
 

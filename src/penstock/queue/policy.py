@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.clock import seconds
+from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.journal.names import check_name
 from penstock.queue.retry import Retry
@@ -16,6 +16,7 @@ Mode = Literal["work", "fanout"]
 
 LEASE = 30.0
 MAX_ATTEMPTS = 3
+LONGEST = 100 * 365 * 24 * 3600.0
 MOST_ATTEMPTS = 1_000_000_000
 DEDUP_WINDOW = 300.0
 
@@ -59,9 +60,9 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
         raise ConfigError(f'mode is "work" or "fanout", not {fields["mode"]!r}')
     for name in ("lease", "dedup_window"):
         if name in fields:
-            fields[name] = seconds(fields[name], name)
+            fields[name] = duration(fields[name], name)
     if fields.get("ttl") is not None:
-        fields["ttl"] = seconds(fields["ttl"], "ttl", minimum=0.001)
+        fields["ttl"] = duration(fields["ttl"], "ttl", minimum=0.001)
     if "max_attempts" in fields:
         check_attempts(fields["max_attempts"])
     for name in ("max_size", "max_in_flight"):
@@ -75,6 +76,18 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
     if "retry" in fields:
         fields["retry"] = _retry(fields["retry"])
     return fields
+
+
+def duration(value: Seconds, name: str, *, minimum: float = 0.0) -> float:
+    """A duration in seconds that time on disk can hold."""
+    found = seconds(value, name, minimum=minimum)
+    if found > LONGEST:
+        raise ConfigError(f"{name} must be at most a hundred years, not {value!r}")
+    return found
+
+
+def duration_ms(value: Seconds, name: str) -> int:
+    return round(duration(value, name) * 1000)
 
 
 def check_attempts(value: Any) -> int:

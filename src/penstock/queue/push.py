@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.clock import Clock, Seconds, seconds, to_ms
+from penstock.clock import Clock, Seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.event import Receipt
 from penstock.journal.block import Columns
@@ -20,7 +20,7 @@ from penstock.journal.prepare import Batch
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.queue import keys
 from penstock.queue.group import Group
-from penstock.queue.policy import check_attempts
+from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.records import READY, WAITING, Message, Special, encode
 from penstock.queue.state import WORK, QueueState
 
@@ -59,7 +59,7 @@ def read_wish(
             raise ConfigError("give delay= or not_before=, not both")
         due = to_ms(not_before, "not_before")
     elif delay != 0:
-        due = clock.now_ms() + round(seconds(delay, "delay") * 1000)
+        due = clock.now_ms() + duration_ms(delay, "delay")
     due = due if due > clock.now_ms() else 0
     if key is not None and (due or delay != 0 or not_before is not None):
         raise ConfigError("key= cannot be combined with delay= or not_before=: a key's messages keep their order")
@@ -177,5 +177,5 @@ def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] 
     if headers is not None:
         fields["headers"] = headers
     if cause is not None:
-        fields["cause"] = cause
+        fields["cause"] = getattr(cause, "event", cause)  # a delivery stands for its message
     return fields

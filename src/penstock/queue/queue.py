@@ -21,7 +21,7 @@ from penstock.queue.delivery import Delivery
 from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
 from penstock.queue.middleware import Middleware
 from penstock.queue.modes import add_group, change_mode, remove_group
-from penstock.queue.policy import QueuePolicy, checked
+from penstock.queue.policy import QueuePolicy, checked, duration_ms
 from penstock.queue.schedule import Schedule
 from penstock.queue.state import unknown_queue
 from penstock.queue.waiting import take_waiting, take_waiting_async
@@ -171,7 +171,7 @@ class Queue(QueueCore):
             check_consumer(group, "group")
         if consumer is not None:
             check_consumer(consumer)
-        lease_ms = None if lease is None else round(seconds(lease, "lease") * 1000)
+        lease_ms = None if lease is None else duration_ms(lease, "lease")
         return Request(limit, group, consumer, lease_ms, newest, self._desk.owner)
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -275,7 +275,7 @@ class Queue(QueueCore):
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
         count = repair.purge(self)
         if count:
-            self.journal._engine.reclaim()
+            self.journal._writer.reclaim()
         return count
 
     def drop(self) -> int:
@@ -284,6 +284,13 @@ class Queue(QueueCore):
         The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
         """
         return repair.drop(self)
+
+    def discard(self, seqs: Iterable[int]) -> int:
+        """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged.
+
+        Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
+        """
+        return repair.discard_many(self, [check_position(seq, "seq") for seq in seqs])
 
     def configure(self, **policy: Any) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""

@@ -22,7 +22,7 @@ from penstock.queue.dead import as_batch, living_headers, origin
 from penstock.queue.delivery import Delivery, Hold
 from penstock.queue.group import Group
 from penstock.queue.housekeeping import remove_through
-from penstock.queue.inspect import failures, is_in_flight, looking, unsettled_positions
+from penstock.queue.inspect import failures, flying_in, is_in_flight, looking, unsettled_positions
 from penstock.queue.modes import group_for
 from penstock.queue.push import push
 from penstock.queue.records import FAILED, NEVER, READY, WAITING, GroupRecord, Lease, Message
@@ -266,6 +266,24 @@ def discard(commit: Commit, state: QueueState, seq: int) -> None:
                 group.free(commit, message.key)
         elif seq > group.record.frontier and not group.is_covered(commit.tx, seq):
             group.cover(commit, seq, seq)
+
+
+def discard_many(queue: Queue, seqs: list[int]) -> int:
+    def apply(commit: Commit) -> int:
+        state = queue._book.state(commit, queue.name)
+        latest = state.latest(commit)
+        flying = {seq for group in state.everyone(commit.tx) for seq in flying_in(commit.tx, group)}
+        gone = 0
+        for seq in dict.fromkeys(seqs):
+            groups = state.delivering(commit.tx)
+            if 0 < seq <= latest and seq not in flying and any(_is_open(commit, group, seq) for group in groups):
+                discard(commit, state, seq)
+                gone += 1
+        return gone
+
+    count = queue._writer.run(Operation(apply)) if seqs else 0
+    queue._desk.caretaker.note(queue.name, count)
+    return count
 
 
 # ── emptying ─────────────────────────────────────────────────────────────────────────────────────────────────────────

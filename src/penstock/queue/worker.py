@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.clock import Seconds, SystemClock, seconds
+from penstock.clock import Seconds, SystemClock
 from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery
 from penstock.journal.worker import Worker
 from penstock.queue.delivery import Delivery
 from penstock.queue.middleware import Logging, Metrics, Middleware, Retries
+from penstock.queue.policy import duration
 from penstock.queue.waiting import take_waiting, take_waiting_async
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class QueueWorker(Worker):
         self._handler = handler
         self._concurrency = concurrency
         self._capacity = concurrency + (concurrency if ahead is None else ahead)
-        self._lease = None if lease is None else seconds(lease, "lease")
+        self._lease = None if lease is None else duration(lease, "lease")
         self._request = (group, consumer, self._lease)
         own = list(middleware)
         for one in own:

@@ -6,13 +6,14 @@ import os
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import msgspec
 
 from penstock.clock import Clock, SystemClock
 from penstock.document import ReceiptDocument
-from penstock.errors import ConfigError, ReadOnly
+from penstock.entity.staging import stage
+from penstock.errors import Closed, ConfigError, ReadOnly
 from penstock.event import Draft, Event, Receipt
 from penstock.journal.journal import Description, Pressure
 from penstock.journal.names import check_name
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SUBMITTERS = 4
-"""Threads that carry submissions nobody waits for."""
+SUBMITTERS = 1
+"""Threads that carry submissions nobody waits for; one, so that they are written in the order they were made."""
 
 
 class _Pressure(msgspec.Struct):
@@ -207,6 +208,14 @@ class RemoteJournal:
         raise ConfigError("a backup is made where the store is: run `penstock backup` on the server")
 
     # ── for topics and queues ────────────────────────────────────────────────────────────────────────────────────────
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the journal is closed")
+
+    def _append_several(self, documents: list[dict[str, Any]]) -> list[Receipt]:
+        answer = _decode_receipts(self._http.send("POST", "append", body=documents))
+        return [receipt_of(document) for document in answer.receipts]
+
     def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnly("this journal was opened with read_only=True")
@@ -232,15 +241,14 @@ class RemoteOutbox:
 
     def __init__(self, journal: RemoteJournal) -> None:
         self._journal = journal
-        self._staged: list[dict[str, Any]] = []
+        self._staged: list[tuple[str, Draft]] = []
 
     def __len__(self) -> int:
         return len(self._staged)
 
     def stage(self, topic: RemoteTopic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is sent yet."""
-        name = topic if isinstance(topic, str) else topic.name
-        self._staged.append(draft_document(Draft(kind, payload, **draft), check_name(name)))
+        self._staged.append(stage(cast(Any, self._journal), cast(Any, topic), kind, payload, draft))
         return len(self._staged) - 1
 
     def clear(self) -> None:
@@ -251,16 +259,20 @@ class RemoteOutbox:
         """Appends everything staged, all or nothing; one receipt each, in order. On an error it stays staged."""
         if not self._staged:
             return []
-        self._journal._check_writable()
-        receipts = _send_several(self._journal, self._staged)
-        self._staged = []
+        receipts = self._journal._append_several(self._documents())
+        self._staged.clear()
         return receipts
 
     def submit(self) -> Ticket[list[Receipt]]:
         """Hands everything staged over as one batch and is empty again at once."""
+        documents = self._documents()
+        self._staged.clear()
+        return self._journal._submit(lambda: self._journal._append_several(documents) if documents else [])
+
+    def _documents(self) -> list[dict[str, Any]]:
+        self._journal._check_open()
         self._journal._check_writable()
-        staged, self._staged = self._staged, []
-        return self._journal._submit(lambda: _send_several(self._journal, staged) if staged else [])
+        return [draft_document(draft, topic) for topic, draft in self._staged]
 
     def __enter__(self) -> RemoteOutbox:
         return self
@@ -270,8 +282,3 @@ class RemoteOutbox:
             self.flush()
         else:
             self.clear()
-
-
-def _send_several(journal: RemoteJournal, staged: list[dict[str, Any]]) -> list[Receipt]:
-    answer = _decode_receipts(journal._http.send("POST", "append", body=staged))
-    return [receipt_of(document) for document in answer.receipts]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.clock import Seconds, seconds
+from penstock.clock import Seconds, SystemClock, seconds
 from penstock.document import ReceiptDocument
 from penstock.errors import ConfigError, PenstockError, StaleDelivery
 from penstock.event import Draft, Event, Receipt
@@ -19,8 +19,10 @@ from penstock.observed import Failure
 from penstock.queue.delivery import describe
 from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
 from penstock.queue.policy import QueuePolicy, checked
+from penstock.queue.push import read_wish
 from penstock.queue.schedule import Schedule
 from penstock.remote.events import RawEvent, draft_documents, event_of, events_of, payload_fields, receipt_of
+from penstock.ticket import Ticket
 from penstock.where import Where
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ _decode_events = msgspec.json.Decoder(_Events).decode
 _decode_event = msgspec.json.Decoder(RawEvent).decode
 _decode_pending = msgspec.json.Decoder(_Pending).decode
 _decode_consumers = msgspec.json.Decoder(_Consumers).decode
+_decode_schedule = msgspec.json.Decoder(Schedule).decode
+_decode_policy = msgspec.json.Decoder(QueuePolicy).decode
 _decode_schedules = msgspec.json.Decoder(_Schedules).decode
 _decode_failures = msgspec.json.Decoder(_Failures).decode
 
@@ -142,6 +146,11 @@ class RemoteQueue:
         """Adds a message and returns when it is durable; the options are those of a local queue's `push`."""
         body = {**_push_fields(options), **payload_fields(payload)}
         return receipt_of(_decode_receipt(self._send("POST", "messages", body=body)))
+
+    def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
+        """`push` with a ticket: hands the message over and returns at once."""
+        self.journal._check_writable()
+        return self.journal._submit(lambda: self.push(payload, **options))
 
     def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
@@ -216,6 +225,8 @@ class RemoteQueue:
         handles = list(deliveries)
         for handle in handles:
             if isinstance(handle, RemoteDelivery):
+                if handle.queue.name != self.name:
+                    raise ConfigError(f"a delivery of queue {handle.queue.name!r} was given to queue {self.name!r}")
                 tokens.append(handle.token)
             elif isinstance(handle, str):
                 tokens.append(handle)
@@ -327,18 +338,37 @@ class RemoteQueue:
     ) -> int:
         """Sends dead letters and failed messages back to their queue. `where` is a condition, asked by the server."""
         check_limit(limit)
-        body = {"to": None if to is None else to.name, "limit": limit, "where": _condition(where), "dry_run": dry_run}
-        path = ("queues", self.name, "redrive")
+        self._check_own(to)
+        body: dict[str, Any] = {"to": None if to is None else to.name, "limit": limit, "dry_run": dry_run}
+        if callable(where) and not isinstance(where, Where):
+            # A function cannot travel: what it wants is found here, and named.
+            groups = self.groups() if self.policy.mode == "fanout" else ["default"]
+            given_up = [failure.event for group in groups for failure in self.failures(group)]
+            given_up += [letter.event for letter in self.letters()]
+            body["ids"] = sorted({event.id for event in given_up if where(event)})
+        else:
+            body["where"] = _condition(where)
         if not dry_run:
             self.journal._check_writable()
-        answer = msgspec.json.decode(self._http.send("POST", *path, body=body))
+        answer = msgspec.json.decode(self._http.send("POST", "queues", self.name, "redrive", body=body))
         return int(answer["would_redrive" if dry_run else "redriven"])
+
+    def _check_own(self, to: Any) -> None:
+        if to is not None and (not isinstance(to, RemoteQueue) or to.journal is not self.journal):
+            raise ConfigError(f"a queue of this journal is needed, not {to!r:.80}")
 
     def move(
         self, to: RemoteQueue, *, limit: int | None = None, where: Where | str | Callable[[Event], bool] | None = None
     ) -> int:
         """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
-        body = {"to": to.name, "limit": check_limit(limit), "where": _condition(where)}
+        self._check_own(to)
+        if to.name == self.name:
+            raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
+        body: dict[str, Any] = {"to": to.name, "limit": check_limit(limit)}
+        if callable(where) and not isinstance(where, Where):
+            body["ids"] = [event.id for event in self if where(event)]
+        else:
+            body["where"] = _condition(where)
         return int(msgspec.json.decode(self._send("POST", "move", body=body))["moved"])
 
     def purge(self) -> int:
@@ -350,13 +380,51 @@ class RemoteQueue:
         self.journal._queues.pop(self.name, None)
         return int(msgspec.json.decode(self._send("DELETE"))["removed"])
 
-    def configure(self, **policy: Any) -> None:
+    def configure(self, **policy: Any) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
-        self._send("PATCH", body=_policy_body(policy, self.name))
+        return _decode_policy(self._send("PATCH", body=_policy_body(policy, self.name)))
+
+    def every(
+        self,
+        interval: Seconds | str,
+        payload: Any = None,
+        *,
+        name: str,
+        timezone: str = "UTC",
+        missed: Literal["all", "last", "none"] = "all",
+        kind: str = "message",
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        priority: int = 0,
+    ) -> Schedule:
+        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields."""
+        when = {"cron": interval} if isinstance(interval, str) else {"interval": seconds(interval, "interval")}
+        body = {
+            "name": check_consumer(name, "schedule"),
+            **when,
+            **payload_fields(payload),
+            "timezone": timezone,
+            "missed": missed,
+            "kind": kind,
+            "headers": None if headers is None else dict(headers),
+            "key": key,
+            "priority": priority,
+        }
+        return _decode_schedule(self._send("POST", "schedules", body=body))
+
+    def unschedule(self, name: str) -> bool:
+        """Removes a periodic message; False when there is none of that name."""
+        answer = self._send("DELETE", "schedules", check_consumer(name, "schedule"))
+        return bool(msgspec.json.decode(answer)["removed"])
 
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
         """Registers a group that gets what comes after a position."""
         self._send("POST", "groups", body={"name": check_consumer(name, "group"), "after": after})
+
+    def remove_group(self, name: str) -> bool:
+        """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
+        answer = self._send("DELETE", "groups", check_consumer(name, "group"))
+        return bool(msgspec.json.decode(answer)["removed"])
 
     def worker(
         self,
@@ -470,6 +538,14 @@ def _push_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(options) - set(_PUSH_FIELDS))
     if unknown:
         raise ConfigError(f"a push has no option {unknown[0]!r}; there are {', '.join(sorted(_PUSH_FIELDS))}")
+    read_wish(
+        SystemClock(),
+        options.get("key"),
+        options.get("priority", 0),
+        options.get("delay", 0),
+        options.get("not_before"),
+        options.get("max_attempts"),
+    )
     fields = {name: value for name, value in options.items() if value is not None}
     if isinstance(fields.get("delay"), timedelta):
         fields["delay"] = fields["delay"].total_seconds()
@@ -492,7 +568,7 @@ def _condition(where: Any) -> str | None:
         return where
     if isinstance(where, Where):
         return where.text
-    raise ConfigError('over http a condition is text, like "payload.total > 10": a function cannot travel')
+    raise ConfigError(f'a condition is a function or text, like "payload.total > 10", not {where!r:.80}')
 
 
 def _failures(found: list[_Failure]) -> Iterator[Failure]:

@@ -46,6 +46,10 @@ class RemoteQueueWorker(Worker):
         self._first_failure: BaseException | None = None
 
     def run(self) -> None:
+        with self._at_work():
+            self._work()
+
+    def _work(self) -> None:
         hands = [
             threading.Thread(target=self._hand, name=f"penstock-{self.name}-{number}", daemon=True)
             for number in range(self._concurrency)

@@ -86,6 +86,10 @@ class RemoteSubscription:
         self._check_ended()
         return None
 
+    def ready(self) -> Event | None:
+        """The next event if it has arrived already."""
+        return None if self._closed else self._take(look=False)
+
     async def next_async(self, timeout: Seconds | None = None) -> Event | None:
         """`next` for an event loop."""
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")

@@ -12,7 +12,7 @@ MOST_EVENTS: Final = 10_000
 """Events in one page of a read."""
 USUAL_EVENTS: Final = 1_000
 """Events in a page when the request names no number."""
-MOST_TAKEN: Final = 1_000
+MOST_TAKEN: Final = 10_000
 """Messages one take may ask for."""
 PAGE_BYTES: Final = 32 << 20
 """Payload bytes after which a page of a read ends early."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -48,7 +48,9 @@ def queue_of(request: Request, service: Service) -> Queue:
 
 def existing(service: Service, name: str) -> Queue:
     if name not in service.journal.queues():
-        raise UnknownQueue(f"there is no queue {name!r}: make it with PUT /v1/queues/{name}")
+        raise UnknownQueue(
+            f"there is no queue {name!r}: make it with journal.queue({name!r}), or PUT /v1/queues/{name}"
+        )
     return service.journal.queue(name)
 
 
@@ -492,6 +494,55 @@ async def add_group(request: Request, service: Service) -> Response:
     return json({"groups": await run_in_threadpool(add)}, 201)
 
 
+@guarded("write")
+def remove_group(request: Request, service: Service) -> Response:
+    return json({"removed": queue_of(request, service).remove_group(request.path_params["group"])})
+
+
+class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
+    """A periodic message: every so many seconds, or by a cron line."""
+
+    name: str
+    interval: float | None = None
+    cron: str | None = None
+    payload: Any = None
+    binary: bool = False
+    timezone: str = "UTC"
+    missed: Literal["all", "last", "none"] = "all"
+    kind: str = "message"
+    headers: dict[str, str] | None = None
+    key: str | None = None
+    priority: int = 0
+
+
+@guarded("write")
+async def add_schedule(request: Request, service: Service) -> Response:
+    wish = await parameters.struct(request, service.limits, NewSchedule)
+    interval = wish.cron if wish.interval is None else wish.interval
+    if interval is None or (wish.cron is not None and wish.interval is not None):
+        raise ConfigError('give one of "interval" and "cron"')
+
+    def add() -> Any:
+        return queue_of(request, service).every(
+            interval,
+            decode_binary(wish.payload) if wish.binary else wish.payload,
+            name=wish.name,
+            timezone=wish.timezone,
+            missed=wish.missed,
+            kind=wish.kind,
+            headers=wish.headers,
+            key=wish.key,
+            priority=wish.priority,
+        )
+
+    return json(await run_in_threadpool(add), 201)
+
+
+@guarded("write")
+def remove_schedule(request: Request, service: Service) -> Response:
+    return json({"removed": queue_of(request, service).unschedule(request.path_params["name"])})
+
+
 @guarded("read")
 def list_schedules(request: Request, service: Service) -> Response:
     return json({"schedules": queue_of(request, service).schedules()})
@@ -502,8 +553,8 @@ class Redrive(msgspec.Struct, forbid_unknown_fields=True):
     to: str | None = None
     limit: int | None = None
     where: str | None = None
-    seqs: list[int] | None = None
-    """Only messages at these positions (of the dead-letter queue, for dead letters)."""
+    ids: list[str] | None = None
+    """Only messages with these ids."""
     dry_run: bool = False
 
 
@@ -514,24 +565,25 @@ async def redrive(request: Request, service: Service) -> Response:
     def send_back() -> int:
         queue = queue_of(request, service)
         to = None if wish.to is None else existing(service, wish.to)
-        return queue.redrive(to=to, limit=wish.limit, where=_chooser(wish.where, wish.seqs), dry_run=wish.dry_run)
+        return queue.redrive(to=to, limit=wish.limit, where=_chooser(wish.where, wish.ids), dry_run=wish.dry_run)
 
     count = await run_in_threadpool(send_back)
     return json({"would_redrive" if wish.dry_run else "redriven": count})
 
 
-def _chooser(where: str | None, seqs: list[int] | None) -> Any:
+def _chooser(where: str | None, ids: list[str] | None) -> Any:
     condition = Where(where) if where else None
-    if seqs is None:
+    if ids is None:
         return condition
-    wanted = frozenset(seqs)
-    return lambda event: event.seq in wanted and (condition is None or condition.matches(event))
+    wanted = frozenset(ids)
+    return lambda event: event.id in wanted and (condition is None or condition.matches(event))
 
 
 class Move(msgspec.Struct, forbid_unknown_fields=True):
     to: str
     limit: int | None = None
     where: str | None = None
+    ids: list[str] | None = None
 
 
 @guarded("admin")
@@ -540,7 +592,7 @@ async def move(request: Request, service: Service) -> Response:
 
     def carry() -> int:
         queue = queue_of(request, service)
-        return queue.move(existing(service, wish.to), limit=wish.limit, where=_chooser(wish.where, None))
+        return queue.move(existing(service, wish.to), limit=wish.limit, where=_chooser(wish.where, wish.ids))
 
     return json({"moved": await run_in_threadpool(carry)})
 

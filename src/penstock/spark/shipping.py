@@ -13,12 +13,14 @@ import importlib.util
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from pyspark.cloudpickle import cloudpickle
 
 from penstock.entity.folding import folder_of
 from penstock.entity.projection import _KINDS as KINDS
@@ -54,8 +56,10 @@ class Shipped:
         self.projection = projection
 
     def __reduce__(self) -> tuple[Callable[..., Shipped], tuple[Any, ...]]:
-        schemas = [_parts_of_schema(kind) for kind in sorted(folder_of(self.projection).kinds)]
-        return _arrive, (_parts_of(self.projection), [schema for schema in schemas if schema is not None])
+        kinds = sorted(folder_of(self.projection).kinds)
+        schemas = [parts for kind in kinds if (parts := _parts_of_schema(kind)) is not None]
+        with _by_value([*self.projection.__mro__, *(made for schema in schemas for made in _makers(schema))]):
+            return _arrive, (cloudpickle.dumps((_parts_of(self.projection), schemas)),)
 
 
 def importable(cls: Any) -> bool:
@@ -172,7 +176,28 @@ def _field_parts(field: Any) -> tuple[Any, ...]:
     return field.name, field.type
 
 
-def _arrive(parts: Any, schemas: list[Any]) -> Shipped:
+@contextmanager
+def _by_value(things: list[Any]) -> Iterator[None]:
+    """Functions of modules that workers cannot import travel as what they are, not by name."""
+    names = {thing.__module__ for thing in things if not importable(thing)} - {"__main__", "builtins"}
+    already = cloudpickle.list_registry_pickle_by_value()
+    added = [sys.modules[name] for name in names if name in sys.modules and name not in already]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _makers(schema: Any) -> list[Any]:
+    _, _, type_, upcasters = schema
+    return [*upcasters.values(), *([type_] if isinstance(type_, type) else [])]
+
+
+def _arrive(packed: bytes) -> Shipped:
+    parts, schemas = cloudpickle.loads(packed)
     for kind, version, type_, upcasters in schemas:
         known = schema_of(kind)
         if type_ is not None and (known is None or known.type is None):
