@@ -4,8 +4,8 @@
     python -m benchmarks queue quick      # without the ten-million-message queue
 
 Messages of 100 bytes on SQLite. A push or an acknowledgement that returned is on disk, for everybody in the table (but
-Redis with everysec). Everybody takes turns, a few operations each; a result is the median over all turns of a turn's
-rate, divided by the machine's own rate of 100-byte write+fdatasync (raw) in the turns next to it.
+Redis with everysec). Everybody takes turns, a few operations each, and between every two operations the machine does one
+100-byte write+fdatasync of its own (raw): a result is the median over all turns of raw's time divided by the operation's.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def take_turns(raw: Raw, works: dict[str, Callable[[], None]], turns: int, each:
     ratios: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(turns):
         for name, work in works.items():
-            base = _seconds(raw.once, each)
-            mine = _seconds(work, each)
+            base, mine = [], []
+            for _ in range(each):
+                base += _seconds(raw.once, 1)
+                mine += _seconds(work, 1)
             times[name] += mine
             ratios[name].append(statistics.median(base) / statistics.median(mine))
     return {name: statistics.median(found) for name, found in ratios.items()}, times

@@ -25,7 +25,7 @@ def main() -> None:
                         raise RuntimeError("power cut, or so")
             except RuntimeError as error:
                 print(f"order {delivery.payload['order']}: {error}; nothing of it was kept")
-                delivery.release()
+                delivery.nack(error=str(error))
         print("parcels:", [event.payload["parcel"] for event in shipping])
         print("booked: ", [event.payload["order"] for event in journal.topic("books").read()])
 

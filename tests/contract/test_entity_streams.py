@@ -155,7 +155,29 @@ def test_look_ups_beside_writers_and_indexing_see_everything_committed(
 
     for key in ("x", "y"):
         in_threads(write, key)
-        in_threads(look, key)
+        for _ in range(3):
+            in_threads(look, key)
+
+
+@only(second_open=True)
+def test_two_journals_may_build_the_index_at_once(
+    place: Place, journal: Journal, topic: Topic, in_threads: Callable[..., threading.Thread]
+) -> None:
+    journals = [journal, place.open(durability="process")]
+
+    def work(own: Journal, key: str) -> None:
+        for number in range(60):
+            own.topic("orders").append("e", number, key=key)
+            if number % 5 == 0:
+                own._indexer.index("orders")
+
+    for thread in [in_threads(work, own, f"k{number}") for number, own in enumerate(journals)]:
+        thread.join()
+    for own in journals:
+        own.maintain()
+        for number in range(2):
+            assert payloads(own.topic("orders").read(key=f"k{number}")) == list(range(60))
+    assert directory(journal).building == () and directory(journal).rubbish == ()
 
 
 # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from journal_model import Known, Refused, TopicModel
 import penstock
 from penstock import Draft, Journal, ManualClock, Receipt, Topic
 from penstock.errors import Conflict, PositionTrimmed
+from penstock.journal import tail
 
 SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file")
 TOPICS = st.sampled_from(["a", "b"])
@@ -56,6 +57,8 @@ class JournalMachine(RuleBasedStateMachine):
         self.ids: dict[str, Known] = {}
         self.marks: dict[str, int] = {}
         self.copies = 0
+        # Few commits are enough for a merge: the machine's topics are short.
+        self.fan_in, tail.MERGE_FAN_IN = tail.MERGE_FAN_IN, 5
         self.journal = self._open()
 
     def _place(self, name: str) -> str:
@@ -69,6 +72,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.journal.close()
+        tail.MERGE_FAN_IN = self.fan_in
         shutil.rmtree(self.folder)
 
     # appending

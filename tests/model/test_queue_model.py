@@ -626,15 +626,15 @@ def test_a_queue_on_sqlite_delivers_as_the_model_says() -> None:
 def test_the_machine_can_fail() -> None:
     """A model that gets one rule wrong must be found out: otherwise the agreement above would mean nothing."""
 
-    class Miscounting(QueueMachine):
+    class Forgetful(QueueMachine):
         @rule()
-        def count_an_attempt_twice(self) -> None:
-            for one in self.model.held.values():
-                one.attempts += 1
+        def forget_a_delivery(self) -> None:
+            if self.model.held:
+                self.model.held.popitem()
 
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
-            Miscounting,
+            Forgetful,
             settings=settings(
                 max_examples=300,
                 stateful_step_count=40,

@@ -119,7 +119,7 @@ def test_a_taker_that_goes_away_takes_nothing_along(served: Served, queue: penst
 
 
 @pytest.mark.parametrize(
-    "wish", [{"limit": -1}, {"limit": 5000}, {"wait": -1}, {"lease": 0}, {"lease": -1}, {"who": 1}]
+    "wish", [{"limit": -1}, {"limit": 50_000}, {"wait": -1}, {"lease": 0}, {"lease": -1}, {"who": 1}]
 )
 def test_a_bad_wish_is_refused(served: Served, queue: penstock.Queue, wish: dict[str, object]) -> None:
     answer = served.post("/v1/queues/q/take", wish)
@@ -155,7 +155,7 @@ def test_dead_letters_are_shown_and_redriven(served: Served, queue: penstock.Que
     ]
     assert served.post("/v1/queues/q/redrive", {"dry_run": True}).json == {"would_redrive": 4}
     assert served.post("/v1/queues/q/redrive", {"where": "payload = 2"}).json == {"redriven": 1}
-    assert served.post("/v1/queues/q/redrive", {"seqs": [dead[0]["event"]["seq"]]}).json == {"redriven": 1}
+    assert served.post("/v1/queues/q/redrive", {"ids": [dead[0]["event"]["id"]]}).json == {"redriven": 1}
     assert served.post("/v1/queues/q.dead/redrive", {"limit": 1}).json == {"redriven": 1}
     assert queue.stats().ready == 3
     assert served.post("/v1/queues/q/purge").json == {"removed": 3}

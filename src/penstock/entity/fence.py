@@ -25,6 +25,7 @@ from penstock.journal.writer import Operation
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
+    from penstock.entity.journal import EntityJournal
     from penstock.journal.journal import BaseJournal
     from penstock.journal.topic import BaseTopic
 
@@ -34,11 +35,11 @@ State = Literal["open", "committing", "committed", "cancelled"]
 class Fences:
     """The live fences of a journal, and who may append meanwhile."""
 
-    def __init__(self, journal: BaseJournal) -> None:
+    def __init__(self, journal: EntityJournal) -> None:
         self._journal = journal
         self._live: set[_Hidden] = set()
         # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
-        self._lock = threading.RLock()
+        self._lock = journal._guards_lock
         self.exclusive: _Hidden | None = None
         self.ended = threading.Condition()
         """Notified when an exclusive fence ends, for those who would rather wait than fail."""
@@ -54,7 +55,8 @@ class Fences:
                 if self.exclusive is not None:
                     raise FenceActive("another exclusive fence is open: commit or cancel it first")
                 self.exclusive = hidden
-                journal._guards.insert(0, self.refuse)
+                # A new list each time: whoever is going through the old one must not skip a guard.
+                journal._guards = [self.refuse, *journal._guards]
             self._live.add(hidden)
         return Fence(journal, hidden)
 
@@ -75,7 +77,7 @@ class Fences:
             if self.exclusive is not hidden:
                 return
             self.exclusive = None
-            self._journal._guards.remove(self.refuse)
+            self._journal._guards = [guard for guard in self._journal._guards if guard != self.refuse]
         with self.ended:
             self.ended.notify_all()
 

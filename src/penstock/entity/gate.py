@@ -7,7 +7,6 @@ could not be checked is not let in.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from penstock.journal.writer import Operation
 from penstock.schema import encode_event, schema_of_type
 
 if TYPE_CHECKING:
-    from penstock.journal.journal import BaseJournal
+    from penstock.entity.journal import EntityJournal
 
 Check = Callable[[Draft], None]
 
@@ -47,10 +46,10 @@ class Gate(msgspec.Struct, frozen=True):
 class Gates:
     """The gates of a journal's topics. They belong to this open journal, not to the store."""
 
-    def __init__(self, journal: BaseJournal) -> None:
+    def __init__(self, journal: EntityJournal) -> None:
         self._journal = journal
         self._by_topic: dict[str, tuple[Gate, ...]] = {}
-        self._lock = threading.Lock()
+        self._lock = journal._guards_lock
 
     def add(
         self,
@@ -71,7 +70,7 @@ class Gates:
         with self._lock:
             self._by_topic[topic] = (*self._by_topic.get(topic, ()), gate)
             if self.guard not in self._journal._guards:
-                self._journal._guards.append(self.guard)
+                self._journal._guards = [*self._journal._guards, self.guard]
 
     def remove(self, topic: str, check: Check) -> bool:
         """Takes a check off a topic; False when it was not there."""
@@ -82,8 +81,8 @@ class Gates:
                 self._by_topic[topic] = left
             else:
                 self._by_topic.pop(topic, None)
-            if not self._by_topic and self.guard in self._journal._guards:
-                self._journal._guards.remove(self.guard)
+            if not self._by_topic:
+                self._journal._guards = [guard for guard in self._journal._guards if guard != self.guard]
             return len(left) != len(gates)
 
     def describe(self) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ class EntityJournal(BaseJournal):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._guards_lock = threading.RLock()
         self._fences = Fences(self)
         self._gates = Gates(self)
         self._states = States()

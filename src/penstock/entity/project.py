@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -36,6 +37,7 @@ class States:
     """The states folded lately, in memory, as bytes: every caller gets a state of its own."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._saved: OrderedDict[tuple[str, str, int, str | None], Saved] = OrderedDict()
 
     def get(self, topic: str, declared: Declared, key: str | None) -> Saved | None:
@@ -43,10 +45,11 @@ class States:
 
     def put(self, topic: str, declared: Declared, key: str | None, saved: Saved) -> None:
         place = (topic, declared.name, declared.version, key)
-        self._saved[place] = saved
-        self._saved.move_to_end(place)
-        while len(self._saved) > _REMEMBERED:
-            self._saved.popitem(last=False)
+        with self._lock:
+            self._saved[place] = saved
+            self._saved.move_to_end(place)
+            while len(self._saved) > _REMEMBERED:
+                self._saved.popitem(last=False)
 
     def clear(self) -> None:
         self._saved.clear()

@@ -355,7 +355,7 @@ class RemoteQueue:
 
     def _check_own(self, to: Any) -> None:
         if to is not None and (not isinstance(to, RemoteQueue) or to.journal is not self.journal):
-            raise ConfigError(f"a queue of this journal is needed, not {to!r:.80}")
+            raise ConfigError(f"a queue of this journal is needed, not of another journal: {to!r:.80}")
 
     def move(
         self, to: RemoteQueue, *, limit: int | None = None, where: Where | str | Callable[[Event], bool] | None = None

@@ -9,6 +9,7 @@ and the class is made from them anew.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.cloudpickle import cloudpickle
 
 from penstock.entity.folding import folder_of
 from penstock.entity.projection import _KINDS as KINDS
@@ -28,24 +28,10 @@ from penstock.entity.projection import Projection, check_projection
 from penstock.schema import event, schema_of, schema_of_type, upcast
 from penstock.spark.states import field_types
 
-_GENERATED = frozenset(
-    {
-        "__annotations__",
-        "__dataclass_fields__",
-        "__dataclass_params__",
-        "__dict__",
-        "__doc__",
-        "__eq__",
-        "__hash__",
-        "__init__",
-        "__match_args__",
-        "__module__",
-        "__projection__",
-        "__replace__",
-        "__repr__",
-        "__weakref__",
-    }
-)
+cloudpickle: Any = importlib.import_module("pyspark.cloudpickle.cloudpickle")  # has no types
+
+_GENERATED = frozenset({"__eq__", "__init__", "__replace__", "__repr__"})
+"""Methods that dataclasses add to a class."""
 
 
 class Shipped:
@@ -89,7 +75,7 @@ def _parts_of(cls: type[Any]) -> Any:
     if cls is Projection or importable(cls):
         return cls
     own = {field.name: field for field in dataclasses.fields(cls)}
-    namespace = {name: _plain(value) for name, value in vars(cls).items() if name not in _GENERATED and name not in own}
+    namespace = {name: _plain(value) for name, value in vars(cls).items() if name not in own and _is_own(name, value)}
     fields: dict[str, tuple[Any, Any, Any]] = {}
     known = field_types(cls)
     for name, written in cls.__annotations__.items():
@@ -105,6 +91,13 @@ def _parts_of(cls: type[Any]) -> Any:
     bases = [_parts_of(base) for base in cls.__bases__]
     identity = (declared.version, declared.name, declared.fingerprint)
     return cls.__name__, cls.__qualname__, bases, identity, fields, namespace
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether the class's author wrote it: not what dataclasses, typing or msgspec leave on a class."""
+    if name in _GENERATED:
+        return False
+    return not (name.startswith("__") and name.endswith("__")) or isinstance(value, types.FunctionType)
 
 
 def _plain(value: Any) -> Any:
