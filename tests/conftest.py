@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # --hypothesis-profile=first shows a failure as it was found, without minutes of looking for a smaller one.
 settings.register_profile("first", settings.get_profile("penstock"), phases=[Phase.reuse, Phase.generate])
 settings.load_profile("penstock")
+
+
+def pytest_configure() -> None:
+    """A run in the background of a shell ignores Ctrl-C, and so would every process it starts: tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

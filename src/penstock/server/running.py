@@ -40,7 +40,6 @@ def make_server(
     tokens: Mapping[str, Role] | None = None,
     hosts: Iterable[str] | None = None,
     limits: Limits | None = None,
-    buffers: Mapping[str, str] | None = None,
     log_level: str = "warning",
     **options: Any,
 ) -> uvicorn.Server:
@@ -52,7 +51,7 @@ def make_server(
             f"{host} can be reached from other machines, so requests must bring a token: "
             "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
         )
-    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers)
+    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits)
     config = uvicorn.Config(
         app,
         host=host,

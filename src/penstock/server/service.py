@@ -17,7 +17,6 @@ from penstock.server.limits import Limits
 if TYPE_CHECKING:
     from penstock.api import Journal
     from penstock.server.live import Lives
-    from penstock.server.pages.buffers import Buffers
     from penstock.server.sampler import Sampler
 
 
@@ -30,7 +29,6 @@ class Service:
         self.limits = limits
         self.lives: Lives
         self.sampler: Sampler
-        self.buffers: Buffers
         self.waiting = 0
         """Requests that wait for a message."""
         self.closing = asyncio.Event()
