@@ -58,7 +58,7 @@ def test_no_route_of_the_api_is_left_open(guarded: Served) -> None:
                 continue
             prefix = "/v1" if isinstance(route, Mount) else ""
             path = prefix + one.path_format.format(
-                topic="t", queue="q", event="1", consumer="c", token="x", seq="1", correlation="c", group="g"
+                topic="t", queue="q", event="1", consumer="c", token="x", seq="1", correlation="c", group="g", name="n"
             )
             for method in one.methods - {"HEAD"}:
                 asked += 1
