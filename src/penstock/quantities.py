@@ -73,8 +73,12 @@ def show_duration(seconds: float | None) -> str:
         return f"{seconds * 1000:.0f} ms"
     for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
         if seconds < limit:
-            return f"{seconds / divisor:.3g} {unit}"
-    return f"{seconds / 86400:.3g} d"
+            return f"{_two_figures(seconds / divisor)} {unit}"
+    return f"{_two_figures(seconds / 86400)} d"
+
+
+def _two_figures(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def show_size(count: int) -> str:

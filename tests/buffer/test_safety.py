@@ -275,4 +275,4 @@ def test_nothing_is_lost_or_doubled_in_a_directory(tmp_path, seed: int, deaths_a
 
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_lost_or_doubled_on_s3(emulator, seed: int, deaths_are_silent):
-    suite(open_store(emulator.bucket(), emulator.options), seed, steps=12, pause=0.2, entries=20, pace=0.1)
+    suite(open_store(emulator.bucket(), emulator.options), seed, steps=8, pause=0.2, entries=20, pace=0.15)

@@ -82,10 +82,16 @@ class Served:
 
 
 @contextmanager
-def serving(journal: penstock.Journal, *, token: str | None = None, **options: Any) -> Iterator[Served]:
-    """Serves a journal while the block runs."""
-    listening: socket.socket = bind("127.0.0.1", 0)
+def serving(
+    journal: penstock.Journal, *, token: str | None = None, reuse: int = 0, app: Any = None, **options: Any
+) -> Iterator[Served]:
+    """Serves a journal while the block runs; `reuse` names the port, `app` an application it is mounted in."""
+    listening: socket.socket = bind("127.0.0.1", reuse)
     server = make_server(journal, **options)
+    if app is None:
+        server.config.app.penstock = server.config.app.state.service  # type: ignore[union-attr]
+    else:
+        server.config.app = app
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
@@ -95,7 +101,7 @@ def serving(journal: penstock.Journal, *, token: str | None = None, **options: A
     try:
         yield Served(journal, listening.getsockname()[1], token)
     finally:
-        server.config.app.state.service.closing.set()  # type: ignore[union-attr]
+        (app or server.config.app).penstock.stop()
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()

@@ -94,10 +94,10 @@ class Group:
             commit.touched.setdefault(self.queue.name, 0)  # somebody may wait for room
         if lease.count > 1:
             mask |= int.from_bytes(lease.settled, "little")
-            if mask != (1 << lease.count) - 1:
-                lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
-                self.save_lease(commit, number, lease)
-                return
+        lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
+        if mask != (1 << lease.count) - 1:
+            self.save_lease(commit, number, lease)
+            return
         record.leases -= 1
         if lease.owner is not None:
             record.endless -= 1

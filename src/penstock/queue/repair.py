@@ -47,6 +47,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
     group = group_for(commit, state, request.label)
     now = commit.now_ms
     picked: list[tuple[Message, Event]] = []
+    returning: list[bool] = []
     for number, lease in list(group.leases(commit.tx)):
         if lease.label != request.label:
             continue
@@ -64,6 +65,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
             message.attempts += 1
             message.last_ms = now
             picked.append((message, event))
+            returning.append(lease.comes_back(index))
     lease_ms = request.lease_ms if request.lease_ms is not None else round(state.policy.lease * 1000)
     deliveries: list[Delivery] = []
     hold = Hold(queue, request.label, request.consumer)
@@ -79,12 +81,22 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
             request.consumer,
             messages=[message for message, _ in part],
             owner=None if lease_ms else request.owner,
+            returns=_mask(returning[at : at + LEASE_MESSAGES]),
         )
         under = hold.under(group.number, group.add_lease(commit, taken), taken)
         deliveries.extend(
             [Delivery(under, index, event, message.attempts) for index, (message, event) in enumerate(part)]
         )
     return deliveries
+
+
+def _mask(returning: list[bool]) -> bytes | None:
+    """Which messages of a lease come back; None for all."""
+    if all(returning):
+        return None
+    return sum(1 << index for index, comes_back in enumerate(returning) if comes_back).to_bytes(
+        (len(returning) + 7) // 8, "little"
+    )
 
 
 # ── redrive ──────────────────────────────────────────────────────────────────────────────────────────────────────────

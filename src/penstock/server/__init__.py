@@ -10,6 +10,7 @@
     live.py              following topics: one reader per topic, any number of listeners (server-sent events)
     sampler.py           rates, backlogs and lags over the last minutes, for the page and `penstock top`
 
+
 Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.
 """
 

@@ -13,9 +13,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
-from penstock.server import live, problems, queues, stats, topics
+from penstock.server import failures, live, queues, stats, topics
 from penstock.server.access import Access, Role
 from penstock.server.limits import Limits
+from penstock.server.pages import page_routes
+from penstock.server.pages.buffers import Buffers
 from penstock.server.problems import Refused
 from penstock.server.sampler import Sampler
 from penstock.server.service import Service
@@ -126,21 +128,24 @@ def make_app(
     tokens: Mapping[str, Role] | None = None,
     hosts: Iterable[str] | None = None,
     limits: Limits | None = None,
+    buffers: Mapping[str, str] | None = None,
 ) -> Starlette:
     """The application that serves a journal.
 
     `tokens` maps each token to its role (read, write, admin); without tokens everything is allowed to everybody, and
     only requests for this machine are answered. `hosts` names the Host headers that are answered; with tokens, any.
+    `buffers` are object-storage buffers to show: a name and a url each.
     The journal stays the caller's: the application does not close it.
     """
     service = Service(journal, Access(tokens, hosts), limits or Limits())
     service.lives = live.Lives(journal)
     service.sampler = Sampler(journal)
+    service.buffers = Buffers(dict(buffers or {}))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        service.closing.set()
+        service.stop()
         await asyncio.to_thread(service.sampler.stop)
 
     application = Starlette(
@@ -149,12 +154,13 @@ def make_app(
             Mount("/v1", routes=api_routes()),
             Route("/healthz", stats.health),
             Route("/metrics", stats.metrics),
+            *page_routes(),
         ],
         exception_handlers={
-            Refused: problems.answer_refused,
-            PenstockError: problems.answer_error,
-            HTTPException: problems.answer_http,
-            Exception: problems.answer_defect,
+            Refused: failures.answer_refused,
+            PenstockError: failures.answer_error,
+            HTTPException: failures.answer_http,
+            Exception: failures.answer_defect,
         },
         lifespan=lifespan,
     )

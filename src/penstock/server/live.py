@@ -129,6 +129,11 @@ class Lives:
             live.task = asyncio.get_running_loop().create_task(live.run())
         return live
 
+    def wake(self) -> None:
+        """Wakes every listener, to see that the server stops."""
+        for live in self._topics.values():
+            live._wake()
+
     def leave(self, live: LiveTopic) -> None:
         live.listeners -= 1
         self.listeners -= 1
@@ -188,7 +193,7 @@ async def follow(service: Service, name: str, position: int, wanted: Wanted | No
                 yield data
             elif position >= live.position:
                 await live.wait(PING_SECONDS)
-                if position >= live.position:
+                if position >= live.position and not service.closing.is_set():
                     # An id without data moves the client's place past what it did not want to see.
                     yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
                     told = position

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import errors
-
-log = logging.getLogger("penstock.server")
 
 STATUS: dict[type[Exception], int] = {
     errors.PolicyMismatch: 409,
@@ -83,33 +78,3 @@ def of_error(error: errors.PenstockError) -> Response:
     if isinstance(error, errors.StorageError) and not error.retryable:
         status = 500
     return problem(status, type(error).__name__, str(error), headers, **more)
-
-
-def answer_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return problem(error.status, error.name, str(error), error.headers)
-
-
-def answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.PenstockError)
-    answer = of_error(error)
-    if answer.status_code >= 500:
-        log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    return answer
-
-
-def answer_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    names = {404: "NotFound", 405: "MethodNotAllowed"}
-    message = {
-        404: f"there is nothing at {request.url.path}",
-        405: f"{request.url.path} does not take {request.method}",
-    }
-    name = names.get(error.status_code, "HTTPError")
-    return problem(error.status_code, name, message.get(error.status_code, error.detail), dict(error.headers or {}))
-
-
-def answer_defect(request: Request, error: Exception) -> Response:
-    """Something nobody expected: the log has the details, the answer has none."""
-    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(500, "InternalError", "the server failed; its log says how")

@@ -40,6 +40,7 @@ def make_server(
     tokens: Mapping[str, Role] | None = None,
     hosts: Iterable[str] | None = None,
     limits: Limits | None = None,
+    buffers: Mapping[str, str] | None = None,
     log_level: str = "warning",
     **options: Any,
 ) -> uvicorn.Server:
@@ -51,7 +52,7 @@ def make_server(
             f"{host} can be reached from other machines, so requests must bring a token: "
             "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
         )
-    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits)
+    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers)
     config = uvicorn.Config(
         app,
         host=host,
@@ -71,7 +72,7 @@ def make_server(
 
     def handle_exit(sig: int, frame: Any) -> None:
         # Streams end by themselves when they are told; uvicorn would wait for them first.
-        app.state.service.closing.set()
+        app.state.service.stop()
         stop(sig, frame)
 
     server.handle_exit = handle_exit  # type: ignore[method-assign]

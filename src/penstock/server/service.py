@@ -17,6 +17,7 @@ from penstock.server.limits import Limits
 if TYPE_CHECKING:
     from penstock.api import Journal
     from penstock.server.live import Lives
+    from penstock.server.pages.buffers import Buffers
     from penstock.server.sampler import Sampler
 
 
@@ -29,10 +30,27 @@ class Service:
         self.limits = limits
         self.lives: Lives
         self.sampler: Sampler
+        self.buffers: Buffers
         self.waiting = 0
         """Requests that wait for a message."""
         self.closing = asyncio.Event()
-        """Set when the server stops, so that streams and long polls end."""
+        """Set when the server stops, so that streams and long polls end; `stop` sets it."""
+        self.wakers: set[asyncio.Event] = set()
+        """What streams wait for; set once more when the server stops."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def stop(self) -> None:
+        """Ends streams and long polls; may be called from any thread."""
+        if self.loop is None or self.loop.is_closed():
+            self.closing.set()
+        else:
+            self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self.closing.set()
+        self.lives.wake()
+        for waker in list(self.wakers):
+            waker.set()
 
 
 Handler = Callable[[Request, Service], Any]
@@ -47,6 +65,8 @@ def guarded(role: Role) -> Callable[[Handler], Endpoint]:
 
         async def endpoint(request: Request) -> Response:
             service: Service = request.app.state.service
+            if service.loop is None:
+                service.loop = asyncio.get_running_loop()
             service.access.check_origin(request, request.method)
             request.state.role = service.access.require(request, role)
             if is_async:

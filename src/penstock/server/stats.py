@@ -79,9 +79,11 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
             return
 
     end = service.sampler.listen(tell)
+    service.wakers.add(news)
     try:
         yield news
     finally:
+        service.wakers.discard(news)
         end()
 
 

@@ -1,0 +1,58 @@
+"""The page: rendered here, kept fresh by server-sent events, no build step.
+
+`html.py` builds markup with everything escaped; `parts.py` has the frame, tables, tiles and charts; one module per page
+renders it and says what changed since. Scripts and styles are files under `static/`: the content security policy allows
+nothing else.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.server.pages import buffers, login, overview, pipelines, queue, topic
+
+TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+FILES = ("page.css", "page.js", "icon.svg")
+
+
+@cache
+def _contents(name: str) -> bytes:
+    return files("penstock.server").joinpath("static", name).read_bytes()
+
+
+async def static_file(request: Request) -> Response:
+    """A file of the page itself; nothing in it is anybody's data, so it needs no token."""
+    name = request.path_params["name"]
+    if name not in FILES:
+        return Response(status_code=404)
+    headers = {"Cache-Control": "max-age=300"}
+    return Response(_contents(name), media_type=TYPES[name.rpartition(".")[2]], headers=headers)
+
+
+static_file.open_to_all = True  # type: ignore[attr-defined]
+
+
+def page_routes() -> list[BaseRoute]:
+    """The routes of the page."""
+    return [
+        Route("/", overview.overview),
+        Route("/live/overview", overview.live_overview),
+        Route("/topics/{topic}", topic.topic_page),
+        Route("/live/topics/{topic}", topic.live_topic),
+        Route("/topics/{topic}/events/{event}", topic.event_page),
+        Route("/graph/{correlation:path}", topic.graph_page),
+        Route("/queues/{queue}", queue.queue_page),
+        Route("/live/queues/{queue}", queue.live_queue),
+        Route("/buffers", buffers.buffers_page),
+        Route("/live/buffers", buffers.live_buffers),
+        Route("/pipelines", pipelines.pipelines_page),
+        Route("/live/pipelines", pipelines.live_pipelines),
+        Route("/login", login.login_page, methods=["GET", "POST"]),
+        Route("/logout", login.logout, methods=["POST"]),
+        Route("/static/{name}", static_file),
+    ]

@@ -1,0 +1,139 @@
+"""The overview: how everything does, and where to look."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.observed import QueueSample, Sample, TopicSample
+from penstock.server.pages import parts
+from penstock.server.pages.html import Html, el
+from penstock.server.pages.parts import Row, Table, Update
+from penstock.server.service import Service, guarded
+from penstock.server.stats import sse
+
+ROWS = 50
+"""Rows of a table on one page: a thousand topics must not cost more to look at than fifty."""
+
+
+class View:
+    """Which rows of the overview somebody looks at."""
+
+    def __init__(self, request: Request) -> None:
+        self.query = request.query_params.get("q", "").strip()[:200]
+        text = request.query_params.get("page", "1")
+        self.page = max(1, int(text)) if text.isdigit() and len(text) < 6 else 1
+        self.base = parts.base_of(request)
+
+    @property
+    def address(self) -> str:
+        given = {"q": self.query} if self.query else {}
+        return urlencode({**given, "page": self.page} if self.page > 1 else given)
+
+    def topics(self, sample: Sample) -> tuple[list[TopicSample], int]:
+        """The topics on this page, busiest first, and how many there are in all."""
+        found = [topic for topic in sample.topics.values() if self.query.lower() in topic.name.lower()]
+        found.sort(key=lambda topic: (-round(topic.rate, 1), topic.name))
+        start = (self.page - 1) * ROWS
+        return found[start : start + ROWS], len(found)
+
+    def queues(self, sample: Sample) -> tuple[list[QueueSample], int]:
+        """The queues on this page, longest backlog first, and how many there are in all."""
+        found = [
+            group for groups in sample.queues.values() for group in groups if self.query.lower() in group.name.lower()
+        ]
+        found.sort(key=lambda group: (-group.ready - group.failed, group.name, group.group))
+        start = (self.page - 1) * ROWS
+        return found[start : start + ROWS], len(found)
+
+
+def topic_table(view: View, sample: Sample) -> Table:
+    rows = []
+    for topic in view.topics(sample)[0]:
+        lag = max(topic.lags.values(), default=None)
+        cells = [topic.name, parts.number(topic.events), parts.rate(topic.rate), parts.number(topic.latest)]
+        cells += [parts.number(len(topic.lags)), parts.number(lag)]
+        rows.append(Row(topic.name, cells, f"{view.base}/topics/{quote(topic.name)}"))
+    columns = ["Topic", "Events", "Rate", "Latest", "Consumers", "Worst lag"]
+    return Table("topics", columns, rows, [1, 2, 3, 4, 5], "no topic here")
+
+
+def queue_table(view: View, sample: Sample) -> Table:
+    rows = []
+    for group in view.queues(sample)[0]:
+        cells = [group.name, group.group, parts.number(group.ready), parts.number(group.in_flight)]
+        cells += [parts.number(group.delayed), parts.number(group.failed), parts.age(group.oldest_age)]
+        href = f"{view.base}/queues/{quote(group.name)}?{urlencode({'group': group.group})}"
+        rows.append(Row(f"{group.name}/{group.group}", cells, href, group.failed > 0))
+    columns = ["Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Oldest"]
+    return Table("queues", columns, rows, [2, 3, 4, 5, 6], "no queue here")
+
+
+def numbers(sample: Sample) -> dict[str, tuple[str, str, bool]]:
+    """The tiles: id → label, value, whether it wants attention."""
+    groups = [group for found in sample.queues.values() for group in found]
+    oldest = max((group.oldest_age for group in groups if group.oldest_age is not None), default=None)
+    failed = sum(group.failed for group in groups)
+    return {
+        "rate": ("Events a second", parts.rate(sample.rate), False),
+        "topic-count": ("Topics", parts.number(len(sample.topics)), False),
+        "backlog": ("Ready in queues", parts.number(sum(group.ready for group in groups)), False),
+        "oldest": ("Oldest ready", parts.age(oldest), False),
+        "in-flight": ("In flight", parts.number(sum(group.in_flight for group in groups)), False),
+        "failed": ("Failed", parts.number(failed), failed > 0),
+        "pressure": ("Writer pressure", f"{sample.pressure:.0%}", sample.pressure > 0.75),
+    }
+
+
+def _chart(service: Service) -> tuple[list[str], str]:
+    drawn, top = parts.lines([service.sampler.total_history()])
+    return drawn, parts.rate(top)
+
+
+@guarded("read")
+def overview(request: Request, service: Service) -> Response:
+    service.sampler.start()
+    sample = service.sampler.newest
+    view = View(request)
+    drawn, top = _chart(service)
+    return parts.page(
+        request,
+        service,
+        "Overview",
+        parts.tiles(*(parts.tile(id, *said[:2], alert=said[2]) for id, said in numbers(sample).items())),
+        parts.chart("rates", "Events a second, all topics", ["events"], drawn, top),
+        parts.section("Topics", topic_table(view, sample).html(), _pager(view, view.topics(sample)[1])),
+        parts.section("Queues", queue_table(view, sample).html(), _pager(view, view.queues(sample)[1])),
+        live=f"/live/overview?{view.address}",
+    )
+
+
+def _pager(view: View, total: int) -> Html | None:
+    pages = max(1, -(-total // ROWS))
+    if pages == 1:
+        return None
+    links = []
+    for label, page in (("← Previous", view.page - 1), ("Next →", view.page + 1)):
+        if 1 <= page <= pages:
+            links.append(el("a", label, href=f"{view.base}/?{urlencode({'q': view.query, 'page': page})}"))
+    return el("p", f"Page {view.page} of {pages}, {total:,} in all ", *links, class_="pager")
+
+
+@guarded("read")
+async def live_overview(request: Request, service: Service) -> Response:
+    view = View(request)
+
+    def render(sample: Sample) -> Update:
+        said = numbers(sample)
+        drawn, top = _chart(service)
+        tables = {table.id: table.rows for table in (topic_table(view, sample), queue_table(view, sample))}
+        return Update(
+            {"rates-top": top, **{id: value for id, (_, value, _) in said.items()}},
+            tables,
+            {"rates": drawn},
+            {id: alert for id, (_, _, alert) in said.items()},
+        )
+
+    return sse(service, render)
