@@ -37,7 +37,17 @@ def kill(process: subprocess.Popen[str], chance: random.Random, longest: float =
 
 
 def notes(*oracles: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for oracle in oracles if oracle.exists() for line in oracle.read_text().splitlines()]
+    lines = [line for oracle in oracles if oracle.exists() for line in oracle.read_text().splitlines()]
+    return [note for line in lines if (note := _whole(line)) is not None]
+
+
+def _whole(line: str) -> dict[str, Any] | None:
+    """A note, or None for one that the kill cut off in the middle of its writing: nobody was told of that one."""
+    try:
+        note: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return note
 
 
 def label_of(payload: Any) -> str:
