@@ -82,7 +82,7 @@ def test_other_threads_change_nothing() -> None:
         with Shield(always):
             seen.append(signal.getsignal(signal.SIGINT))
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(daemon=True, target=work)
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGINT)]

@@ -27,7 +27,7 @@ def test_a_counter_is_exact_under_threads(registry: Registry):
         counter.inc(5)
 
     for _ in range(2):  # the second round's threads reuse the first's identities
-        threads = [threading.Thread(target=work) for _ in range(4)]
+        threads = [threading.Thread(daemon=True, target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -43,7 +43,7 @@ def test_a_histogram_is_exact_under_threads(registry: Registry):
             for value in (0.5, 1.0, 1.5, 99.0):
                 histogram.observe(value)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(daemon=True, target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

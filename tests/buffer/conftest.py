@@ -14,6 +14,7 @@ from penstock.buffer.format import encode_batch, parse_manifest
 from penstock.buffer.manifest import ManifestObject
 from penstock.buffer.measures import Measures
 from penstock.buffer.store import Store, open_store
+from penstock.buffer.store.contract import VersionConflict
 from penstock.clock import ManualClock, SystemClock
 from penstock.metrics import Registry
 
@@ -65,8 +66,13 @@ class Buffer:
         self.enqueue_entry(location, metadata)
 
     def enqueue_entry(self, location: str, metadata: Sequence[Metadata] = ()) -> None:
-        self._writer.load()
-        self._writer.append([(location, metadata)])
+        while True:  # a consumer that runs beside it writes the manifest too
+            self._writer.load()
+            try:
+                self._writer.append([(location, metadata)])
+            except VersionConflict:
+                continue
+            return
 
     def fill(self, count: int) -> list[str]:
         """Batches of two entries each: `data{n}-a`, `data{n}-b`."""

@@ -276,7 +276,7 @@ def test_threads_that_share_a_consumer_share_its_batches(memory_buffer: Buffer):
         while (batch := consumer.next_batch()) is not None:
             seen.append(batch.sequence)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(daemon=True, target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -220,7 +220,7 @@ def test_24_concurrent_fetches_then_ack_through(buffer: Buffer):
     def fetch(descriptor: Descriptor):
         fetched[descriptor.sequence] = fetcher.fetch(descriptor).entries
 
-    threads = [threading.Thread(target=fetch, args=(each,)) for each in descriptors]
+    threads = [threading.Thread(daemon=True, target=fetch, args=(each,)) for each in descriptors]
     for thread in threads:
         thread.start()
     assert consumer.next_batch() is None

@@ -106,7 +106,7 @@ def test_two_drains_at_once_append_every_batch_once(memory: Store, topic):
         return Draft("entry", entry)
 
     reports = []
-    zombie = threading.Thread(target=lambda: reports.append(drain(first, topic, draft=slow)))
+    zombie = threading.Thread(daemon=True, target=lambda: reports.append(drain(first, topic, draft=slow)))
     zombie.start()
     reached.wait(30)
     second = buffer.consumer()

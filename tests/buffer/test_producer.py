@@ -369,7 +369,7 @@ def test_produce_blocks_only_when_too_many_calls_wait(memory: Store, eventually)
     tickets += [producer.produce([b"wait"]) for _ in range(3)]
     with pytest.raises(Backpressure):
         producer.produce([b"late"], timeout=0.02)
-    blocked = threading.Thread(target=lambda: tickets.append(producer.produce([b"late"])))
+    blocked = threading.Thread(daemon=True, target=lambda: tickets.append(producer.produce([b"late"])))
     blocked.start()
     blocked.join(0.05)
     assert blocked.is_alive()
@@ -412,7 +412,7 @@ def test_close_wakes_whoever_waits_for_room(memory: Store, eventually):
         except Closed as error:
             outcome.append(error)
 
-    thread = threading.Thread(target=blocked)
+    thread = threading.Thread(daemon=True, target=blocked)
     thread.start()
     threading.Timer(0.05, faulty.release).start()
     producer.close()
@@ -435,7 +435,7 @@ def test_many_producers_share_one_manifest(store: Store):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(producers)]
+    threads = [threading.Thread(daemon=True, target=work, args=(name,)) for name in range(producers)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -57,7 +57,10 @@ def test_only_the_finished_prefix_is_acked(memory_buffer: Buffer, ordered: bool,
         finished.append(batch.sequence)
 
     run = threading.Thread(
-        target=consumer.run, args=(handle,), kwargs={"ordered": ordered, "concurrency": 2, "ack_interval": 0}
+        daemon=True,
+        target=consumer.run,
+        args=(handle,),
+        kwargs={"ordered": ordered, "concurrency": 2, "ack_interval": 0},
     )
     run.start()
     eventually(lambda: consumer.acked == 1)
@@ -171,7 +174,7 @@ def test_close_ends_a_run_and_keeps_what_it_finished(memory_buffer: Buffer, even
     memory_buffer.fill(3)
     consumer = memory_buffer.consumer()
     seen: list[int] = []
-    run = threading.Thread(target=consumer.run, args=(lambda batch: seen.append(batch.sequence),))
+    run = threading.Thread(daemon=True, target=consumer.run, args=(lambda batch: seen.append(batch.sequence),))
     run.start()
     eventually(lambda: len(seen) == 3)
     consumer.close()
@@ -184,7 +187,7 @@ def test_a_run_waits_for_what_comes_later(memory_buffer: Buffer, eventually):
     consumer = memory_buffer.consumer()
     seen: list[list[bytes]] = []
     run = threading.Thread(
-        target=consumer.run, args=(lambda batch: seen.append(batch.entries),), kwargs={"poll": 0.005}
+        daemon=True, target=consumer.run, args=(lambda batch: seen.append(batch.entries),), kwargs={"poll": 0.005}
     )
     run.start()
     for n in range(3):

@@ -73,7 +73,9 @@ class World:
         over = threading.Event()
         self._overs.append(over)
         work = {"producer": self._produce, "reader": self._read, "runner": self._run}[kind]
-        thread = threading.Thread(target=self._live, args=(work, store, life, over, self.random.randrange(1 << 30)))
+        thread = threading.Thread(
+            daemon=True, target=self._live, args=(work, store, life, over, self.random.randrange(1 << 30))
+        )
         self._threads.append(thread)
         if kind != "producer":
             self.consumers.append(thread)
@@ -158,7 +160,7 @@ class World:
         consumer = self._consumer(store, over)
         if consumer is None:
             return
-        ender = threading.Thread(target=lambda: (over.wait(60), consumer.stop()))
+        ender = threading.Thread(daemon=True, target=lambda: (over.wait(60), consumer.stop()))
         ender.start()
         try:
             while not (over.is_set() or self._stop.is_set()):

@@ -128,7 +128,7 @@ def test_slabs_are_safe_between_threads():
                 wrong.append(number)
             slabs.give_back(slab)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(daemon=True, target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -98,7 +98,7 @@ def test_exactly_one_of_many_racing_writers_wins(store: Store):
         except VersionConflict:
             lost.append(n)
 
-    threads = [threading.Thread(target=race, args=(n,)) for n in range(4)]
+    threads = [threading.Thread(daemon=True, target=race, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -332,7 +332,7 @@ def test_a_reader_waits_until_what_it_would_see_is_on_disk(tmp_path: Path, monke
     version = store.put_if("ingest/manifest", b"old", None)
     renamed, go_on = threading.Event(), threading.Event()
     sync = os.fsync
-    writer = threading.Thread(target=store.put_if, args=("ingest/manifest", b"new", version))
+    writer = threading.Thread(daemon=True, target=store.put_if, args=("ingest/manifest", b"new", version))
 
     def slow_sync(file):
         if threading.current_thread() is writer and stat.S_ISDIR(os.fstat(file).st_mode):
@@ -344,7 +344,7 @@ def test_a_reader_waits_until_what_it_would_see_is_on_disk(tmp_path: Path, monke
     writer.start()
     assert renamed.wait(30)
     seen: list[bytes] = []
-    reader = threading.Thread(target=lambda: seen.append(bytes(store.read("ingest/manifest").data)))
+    reader = threading.Thread(daemon=True, target=lambda: seen.append(bytes(store.read("ingest/manifest").data)))
     reader.start()
     reader.join(0.1)
     assert not seen

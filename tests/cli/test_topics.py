@@ -153,7 +153,7 @@ def test_tail_follows_what_comes_and_filters_it(cli: Cli, orders: str, url: str)
             for number in range(40):
                 journal.topic("orders").append("late" if number % 2 else "other", {"total": number}, key="k")
 
-    writer = threading.Thread(target=append)
+    writer = threading.Thread(daemon=True, target=append)
     writer.start()
     words = (
         "tail",

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from penstock.journal import indexer, keymerge, keyrows
+from penstock.journal import indexer, keybuild, keymerge, keyrows
 
 SIZES = [
     (indexer, "INDEX_RUN_EVENTS", 16),
     (indexer, "INDEX_FAN_IN", 3),
     (indexer, "INDEX_STEP_BYTES", 1500),
+    (keybuild, "INDEX_STEP_BYTES", 1500),
     (keyrows, "INDEX_CHUNK_BYTES", 600),
     (keyrows, "INDEX_LARGE_CHUNK_BYTES", 1500),
     (keyrows, "_MARKS", 4),

@@ -235,7 +235,7 @@ def test_a_snapshot_can_be_closed_twice_and_by_another_thread(engine: Engine) ->
     rows = snapshot.scan(b"", END)
     next(rows)
 
-    thread = threading.Thread(target=snapshot.close)
+    thread = threading.Thread(daemon=True, target=snapshot.close)
     thread.start()
     thread.join(DEADLINE)
 
@@ -539,10 +539,10 @@ def test_closing_waits_for_the_transaction_of_another_thread(engine: Engine) -> 
         except BaseException as error:
             failed.append(error)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(daemon=True, target=write)
     writer.start()
     assert begun.wait(DEADLINE)
-    closer = threading.Thread(target=engine.close)
+    closer = threading.Thread(daemon=True, target=engine.close)
     closer.start()
     go_on.set()
     writer.join(DEADLINE)
@@ -699,7 +699,7 @@ def test_a_backup_taken_while_a_thread_writes_is_one_consistent_state(store: Sto
                 tx.put(b"two", b"%d" % number)
             wrote.set()
 
-    thread = threading.Thread(target=write)
+    thread = threading.Thread(daemon=True, target=write)
     thread.start()
     try:
         target, url = store.backup_url()
@@ -745,7 +745,7 @@ def test_writing_threads_take_turns_and_lose_nothing(store: Store) -> None:
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(daemon=True, target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -773,7 +773,7 @@ def test_readers_see_whole_transactions_while_others_write(store: Store) -> None
         except BaseException as error:
             torn.append(error)
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
+    readers = [threading.Thread(daemon=True, target=read) for _ in range(3)]
     for thread in readers:
         thread.start()
     for version in range(150):

@@ -25,8 +25,9 @@ def journal() -> Iterator[Journal]:
 
 @pytest.fixture(autouse=True)
 def nothing_declared() -> Iterator[None]:
+    before = set(schema._by_kind)
     yield
-    for kind in list(schema._by_kind):
+    for kind in set(schema._by_kind) - before:
         schema.forget(kind)
 
 

@@ -70,7 +70,7 @@ def test_appending_beside_a_busy_housekeeper_loses_nothing(place: Place) -> None
                 journal._keeper.keep("t")
                 journal._keeper.keep("t", thorough=True)
 
-        keeper = threading.Thread(target=keep)
+        keeper = threading.Thread(daemon=True, target=keep)
         keeper.start()
         try:
             for number in range(1500):
@@ -85,7 +85,8 @@ def test_appenders_and_the_housekeeper_and_compaction_agree(place: Place) -> Non
     with place.open(durability="process") as journal:
         topic = journal.topic("t")
         threads = [
-            threading.Thread(target=lambda: [topic.append("k", number) for number in range(300)]) for _ in range(4)
+            threading.Thread(daemon=True, target=lambda: [topic.append("k", number) for number in range(300)])
+            for _ in range(4)
         ]
         for thread in threads:
             thread.start()

@@ -161,7 +161,7 @@ def test_stopping_an_asynchronous_worker(journal: Journal) -> None:
 
     worker = queue.worker(handle, concurrency=2, ahead=2).start()
     eventually(lambda: len(begun) == 2 and queue.stats().in_flight == 4)
-    stopper = threading.Thread(target=worker.stop)
+    stopper = threading.Thread(daemon=True, target=worker.stop)
     stopper.start()
     release.set()
     stopper.join(DEADLINE)

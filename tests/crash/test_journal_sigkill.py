@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from journal_oracle import check, check_dedup, kill, notes, reopen, start
 
-ROUNDS = 6
+ROUNDS = 4
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])

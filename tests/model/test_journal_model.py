@@ -255,10 +255,13 @@ class JournalMachine(RuleBasedStateMachine):
         self.journal.close()
         self.journal = self._open()
 
-    @precondition(lambda self: self.scheme != "memory")
+    @precondition(lambda self: self.scheme not in ("memory", "rocksdb"))
     @rule()
     def crash_and_reopen(self) -> None:
-        """Goes on with a copy of the files as they are: what a killed process leaves behind."""
+        """Goes on with a copy of the files as they are: what a killed process leaves behind.
+
+        Not for RocksDB, whose own threads exchange files while they are copied; the crash tests kill it for real.
+        """
         self.copies += 1
         old, name = self.url.partition(":")[2], f"crashed-{self.copies}"
         if Path(old).is_dir():

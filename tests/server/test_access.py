@@ -166,7 +166,7 @@ def test_every_answer_has_the_security_headers(guarded: Served) -> None:
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Referrer-Policy"] == "same-origin"
         assert "Access-Control-Allow-Origin" not in headers
 
 

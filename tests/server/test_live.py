@@ -99,12 +99,15 @@ def test_many_listeners_each_get_everything_once(served: Served, journal: pensto
 
     topic.append_many([penstock.Draft("k", n) for n in range(500)])
     ready = threading.Semaphore(0)
-    listeners = [threading.Thread(target=listen, args=(number,)) for number in range(20)]
+    listeners = [threading.Thread(daemon=True, target=listen, args=(number,)) for number in range(20)]
     for listener in listeners:
         listener.start()
     for _ in listeners:
         ready.acquire()
-    writers = [threading.Thread(target=lambda: [topic.append("k", n) for n in range(100)] and None) for _ in range(4)]
+    writers = [
+        threading.Thread(daemon=True, target=lambda: [topic.append("k", n) for n in range(100)] and None)
+        for _ in range(4)
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:

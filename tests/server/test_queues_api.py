@@ -92,7 +92,7 @@ def test_a_delivery_survives_a_new_server(served: Served, queue: penstock.Queue,
 
 def test_a_long_poll_ends_when_a_message_comes(served: Served, queue: penstock.Queue) -> None:
     got: list[object] = []
-    waiting = threading.Thread(target=lambda: got.extend(take(served, wait=30)))
+    waiting = threading.Thread(daemon=True, target=lambda: got.extend(take(served, wait=30)))
     waiting.start()
     wait_until(lambda: "server_waiting 1.0" in served.get("/metrics").data.decode())
     begun = time.monotonic()

@@ -86,7 +86,7 @@ def test_two_processes_do_not_make_the_same_archive(workshop: Workshop) -> None:
         assert finish.wait(60)
         workshop.rehearse(flags)
 
-    first = threading.Thread(target=lambda: workshop.archive().make(slowly))
+    first = threading.Thread(daemon=True, target=lambda: workshop.archive().make(slowly))
     first.start()
     assert begun.wait(60)
     assert not workshop.archive().make(workshop.rehearse)

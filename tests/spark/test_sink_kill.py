@@ -97,7 +97,7 @@ def run_program(folder: Path) -> int:
             stdout=log,
             stderr=log,
             env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use"},
-            timeout=240,
+            timeout=900,
             check=False,
         )
     return done.returncode

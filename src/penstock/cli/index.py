@@ -64,10 +64,56 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
             ("backup", "Writes a consistent copy of the journal while it is in use"),
         ),
     ),
+    (
+        "causes",
+        "penstock.cli.graph",
+        (("graph", "Shows the chain of causes and effects that a correlation holds together"),),
+    ),
+    (
+        "watching",
+        "penstock.cli.watching",
+        (
+            (
+                "top",
+                "Shows live how the journal does: rates, backlog, oldest age, in flight, failures, writer pressure",
+            ),
+            (
+                "check",
+                "Says whether the journal is well, for monitoring: exit code 0 fine, 1 warning, 2 critical, 3 unknown",
+            ),
+        ),
+    ),
+    (
+        "serving",
+        "penstock.cli.serving",
+        (("serve", "Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus"),),
+    ),
+    (
+        "this machine",
+        "penstock.cli.machine",
+        (
+            ("bench", "Measures this machine with a quick table: raw disk syncs, then what penstock makes of them"),
+            (
+                "doctor",
+                "Looks whether everything is there and well: versions, engine, disk, Java, Spark, extras; with advice",
+            ),
+        ),
+    ),
+    (
+        "this shell",
+        "penstock.cli.completion",
+        (("completion", "Prints a script that teaches your shell to complete penstock's commands"),),
+    ),
 )
 """(title, module, ((command, summary), …)), in the order the overview shows them."""
 
-MOUNTED: Final[tuple[tuple[str, str, str], ...]] = ()
+MOUNTED: Final[tuple[tuple[str, str, str], ...]] = (
+    (
+        "buffer",
+        "penstock.cli.buffer",
+        "Buffers in object storage: look into a manifest, produce, consume, collect garbage",
+    ),
+)
 """(name, module, summary) of command groups that parse their own words: their module has an `app`."""
 
 

@@ -1,7 +1,7 @@
 """Causes, effects and correlations, across the topics of a journal.
 
 Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
-correlations through the index (see `penstock.journal.keyindex`), topic by topic. A causal walk sees one snapshot.
+correlations through the index (see `penstock.journal.keylook`), topic by topic. A causal walk sees one snapshot.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.event import Event, Receipt
-from penstock.journal.keyindex import Look
+from penstock.journal.keylook import Look
 from penstock.journal.names import check_text
 from penstock.journal.reading import TopicView, find_event
 

@@ -15,7 +15,7 @@ from penstock.entity.projection import Declared, Projection, check_projection, r
 from penstock.errors import ConfigError
 from penstock.event import Event
 from penstock.journal.block import Block
-from penstock.journal.keyindex import Piece
+from penstock.journal.keylook import Piece
 from penstock.schema import Schema, decode_event, schema_of, schema_of_type, stored_version
 
 P = TypeVar("P", bound=Projection)

@@ -16,7 +16,7 @@ from penstock.errors import Closed, ConfigError
 from penstock.journal import keys
 from penstock.journal.catalog import TopicState, load_state
 from penstock.journal.commit import Commit
-from penstock.journal.keyindex import Look
+from penstock.journal.keylook import Look
 from penstock.journal.names import check_text
 from penstock.journal.reading import TopicView
 from penstock.journal.writer import Operation

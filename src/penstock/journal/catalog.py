@@ -56,6 +56,8 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     last_id: bytes = b""
     compacted: int = 0
     """Positions up to this one have been compacted by key."""
+    sealed: int = 0
+    """Positions up to this one lie in Parquet files of a lake; see `penstock.journal.sealed`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

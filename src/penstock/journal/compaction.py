@@ -54,8 +54,13 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
         removed = _remove_prefix(commit, topic, head.number, state, through)
         trim_index(commit.tx, head.number, topic, through)
         head.newest = None
-        state = TopicState(
-            through, state.removed + removed, head.latest, head.recorded_ms, head.last_id.to_bytes(16), state.compacted
+        state = msgspec.structs.replace(
+            state,
+            trimmed=through,
+            removed=state.removed + removed,
+            latest=head.latest,
+            recorded_ms=head.recorded_ms,
+            last_id=head.last_id.to_bytes(16),
         )
         save_state(commit.tx, head.number, state)
         commit.writes += 1
@@ -120,7 +125,7 @@ def compact_by_key(commit: Commit, topic: str) -> int:
     state = load_state(commit.tx, head.number, topic)
     seen: set[str] = set()
     removed = 0
-    for block in view.blocks_back(0, head.latest):  # what is changed here lies behind the scan, not ahead of it
+    for block in view.blocks_back(state.sealed, head.latest):  # changes lie behind the scan, never ahead
         kept: list[int] = []
         for row in range(block.count - 1, -1, -1):
             key = block.key(row)

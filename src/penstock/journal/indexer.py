@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -22,19 +21,17 @@ from penstock.journal import keys
 from penstock.journal.block import Block
 from penstock.journal.catalog import last_block, load_record, load_state
 from penstock.journal.columns import text_values
-from penstock.journal.commit import Commit
+from penstock.journal.keybuild import Building, Deletion, Written
 from penstock.journal.keymerge import EntityMerge, MarkMerge
-from penstock.journal.keyrows import Breathe, Chunk, Filter, Rows, chunks_of, mark_chunks, marks_of, rows_of
+from penstock.journal.keyrows import Breathe, Rows, chunks_of, mark_chunks, marks_of, rows_of
 from penstock.journal.keyruns import (
     CAUSES,
     CORRELATIONS,
     ENTITIES,
-    FILTER,
     Directory,
     Run,
     load_directory,
     run_key,
-    save_directory,
 )
 from penstock.journal.reading import TopicView
 from penstock.journal.writer import Operation, Writer
@@ -49,10 +46,6 @@ from penstock.limits import (
 log = logging.getLogger("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
-_ABANDONED_MS = 3_600_000
-"""A run that somebody began to write this long ago was given up."""
-_Written = tuple[bytes, Chunk]
-"""A section and a chunk of it."""
 
 
 class Indexer:
@@ -162,7 +155,7 @@ class Indexer:
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None
 
-        run = _Building(self._engine, self._writer, topic, directory, (base + 1, last), 0)
+        run = Building(self._writer, topic, directory, (base + 1, last), 0)
         if not written:
             return run.skip(advance)
         if not run.begin():
@@ -184,7 +177,7 @@ class Indexer:
         if not parts:
             return False
         level = max(run.level for run in parts) + (0 if thorough else 1)
-        run = _Building(self._engine, self._writer, topic, directory, (parts[0].first, parts[-1].last), level)
+        run = Building(self._writer, topic, directory, (parts[0].first, parts[-1].last), level)
         if not run.begin():
             return False
         entities: set[bytes] | None = set()
@@ -228,152 +221,7 @@ class Indexer:
                 run = directory.rubbish[0]
                 start, stop = run_key(record.number, run), run_key(record.number, run + 1)
                 upto = _after_some(snap, start, stop)
-            self._writer.run(Operation(_Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
-
-
-class _Deletion:
-    """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
-
-    def __init__(self, topic: str, run: int, start: bytes, stop: bytes, done: bool) -> None:
-        self._topic, self._run, self._start, self._stop, self._done = topic, run, start, stop, done
-
-    def __call__(self, commit: Commit) -> None:
-        head = commit.head(self._topic)
-        if head is None:
-            return
-        directory = load_directory(commit.tx, head.number, self._topic)
-        if self._run not in directory.rubbish:
-            return
-        commit.writes += 1
-        commit.tx.delete_range(self._start, self._stop)
-        if self._done:
-            left = tuple(run for run in directory.rubbish if run != self._run)
-            save_directory(commit.tx, head.number, replace(directory, rubbish=left))
-
-
-class _Building:
-    """A run being written: announced, filled in steps, then listed or thrown away."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        writer: Writer,
-        topic: str,
-        directory: Directory,
-        positions: tuple[int, int],
-        level: int,
-    ) -> None:
-        self._engine = engine
-        self._writer = writer
-        self._topic = topic
-        self._epoch = directory.epoch
-        self._positions = positions
-        self._level = level
-        self._id = 0
-        self._number = 0
-        self._size = 0
-        self._entities = 0
-        self._sections: set[str] = set()
-
-    def begin(self) -> bool:
-        """Takes a number; False when the index has changed too much since it was looked at."""
-        return bool(self._do(self._announce))
-
-    def _announce(self, commit: Commit) -> bool:
-        head = commit.head(self._topic)
-        if head is None:
-            return False
-        directory = load_directory(commit.tx, head.number, self._topic)
-        if directory.epoch != self._epoch:
-            return False
-        self._id, self._number = directory.next, head.number
-        stale = [run for run, since in directory.building if commit.now_ms - since > _ABANDONED_MS]
-        building = [one for one in directory.building if one[0] not in stale]
-        building.append((self._id, commit.now_ms))
-        commit.writes += 1
-        save_directory(
-            commit.tx,
-            head.number,
-            replace(directory, next=self._id + 1, building=tuple(building), rubbish=(*directory.rubbish, *stale)),
-        )
-        return True
-
-    def skip(self, change: Callable[[Directory], Directory | None]) -> bool:
-        """Changes the directory without a run: there was nothing to index."""
-
-        def apply(commit: Commit) -> bool:
-            head = commit.head(self._topic)
-            directory = load_directory(commit.tx, head.number, self._topic) if head else None
-            if head is None or directory is None or directory.epoch != self._epoch:
-                return False
-            changed = change(directory)
-            if changed is not None:
-                commit.writes += 1
-                save_directory(commit.tx, head.number, changed)
-            return changed is not None
-
-        return bool(self._do(apply))
-
-    def write(self, written: Sequence[_Written]) -> None:
-        """Adds chunks."""
-        start = size = 0
-        for stop, (section, (_, value)) in enumerate(written, 1):
-            size += len(value)
-            self._sections.add(section.decode())
-            if size >= INDEX_STEP_BYTES or stop == len(written):
-                self._do(partial(self._put, written[start:stop]))
-                self._size += size
-                start, size = stop, 0
-
-    def _put(self, part: Sequence[_Written], commit: Commit) -> None:
-        commit.writes += 1
-        for section, (mark, value) in part:
-            commit.tx.put(run_key(self._number, self._id, section, mark), value)
-
-    def filter(self, terms: Iterable[bytes]) -> None:
-        """Adds the filter of the terms, unless there are too many or none."""
-        known = set(terms)
-        if not 0 < len(known) <= INDEX_FILTER_TERMS:
-            return
-        built = Filter.sized(len(known))
-        for term in known:
-            built.add(term)
-        value = bytes(built)
-        self._entities = len(known)
-
-        def put(commit: Commit) -> None:
-            commit.writes += 1
-            commit.tx.put(run_key(self._number, self._id, FILTER), value)
-
-        self._do(put)
-
-    def publish(self, change: Callable[[Directory], Directory | None]) -> bool:
-        """Lists the run in the directory that `change` makes; throws it away when that is None."""
-        return bool(self._do(lambda commit: self._list(commit, change)))
-
-    def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
-        directory = load_directory(commit.tx, self._number, self._topic)
-        commit.writes += 1
-        mine = any(run == self._id for run, _ in directory.building)
-        rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
-        changed = change(rest) if mine and directory.epoch == self._epoch else None
-        if changed is None:
-            if directory.epoch == self._epoch and self._id not in rest.rubbish:
-                rest = replace(rest, rubbish=(*rest.rubbish, self._id))
-            else:
-                commit.tx.delete_range(run_key(self._number, self._id), run_key(self._number, self._id + 1))
-            save_directory(commit.tx, self._number, rest)
-            return False
-        runs = changed.runs
-        if self._sections:
-            first, last = self._positions
-            run = Run(self._id, first, last, self._level, self._size, self._entities, "".join(sorted(self._sections)))
-            runs = tuple(sorted([*runs, run], key=lambda one: one.first))
-        save_directory(commit.tx, self._number, replace(changed, runs=runs))
-        return True
-
-    def _do(self, apply: Callable[[Commit], object]) -> object:
-        return self._writer.run(Operation(apply, relaxed=True))
+            self._writer.run(Operation(Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
 
 
 def _some(blocks: Iterator[Block]) -> list[Block]:
@@ -395,7 +243,7 @@ def _enough(blocks: Sequence[Block]) -> bool:
 
 def _first_chunks(
     blocks: Sequence[Block], base: int, keyless: bool, breathe: Breathe
-) -> tuple[list[_Written], set[bytes]]:
+) -> tuple[list[Written], set[bytes]]:
     """The chunks of a first run, and the terms of its entities."""
     rows = Rows.none()
     causes: list[bytes] = []
@@ -412,7 +260,7 @@ def _first_chunks(
     rows.drop_through(base)
     rows.sort()
     entities = {mark[:-8] for mark in rows.marks}
-    written: list[_Written] = [(ENTITIES, chunk) for chunk in chunks_of(rows, whole=True, breathe=breathe)]
+    written: list[Written] = [(ENTITIES, chunk) for chunk in chunks_of(rows, whole=True, breathe=breathe)]
     for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
         kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
         written.extend((section, chunk) for chunk in mark_chunks(kept))

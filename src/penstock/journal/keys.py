@@ -8,6 +8,7 @@
     c topic consumer          a cursor: a position
     d topic bucket dedup      a dedup key: position and id of its event
     n name                    a mark: a named number that commits with a transaction
+    z topic last              a segment: a Parquet file of sealed events first … last
     k …                       the entity index        (entity layer)
     p …                       projections' snapshots  (entity layer)
     q …                       queues                  (queue layer)
@@ -29,6 +30,7 @@ BLOCK = b"b"
 CURSOR = b"c"
 DEDUP = b"d"
 MARK = b"n"
+SEGMENT = b"z"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")
@@ -50,6 +52,14 @@ def block_first(key: bytes) -> int:
 
 def block_range(topic: int) -> tuple[bytes, bytes]:
     return _topic.pack(BLOCK, topic), _topic.pack(BLOCK, topic + 1)
+
+
+def segment_key(topic: int, last: int) -> bytes:
+    return _block.pack(SEGMENT, topic, last)
+
+
+def segment_range(topic: int) -> tuple[bytes, bytes]:
+    return _topic.pack(SEGMENT, topic), _topic.pack(SEGMENT, topic + 1)
 
 
 def topic_key(name: str) -> bytes:

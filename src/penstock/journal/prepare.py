@@ -71,6 +71,8 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         for row in rows:
             if not isinstance(row, Draft):
                 raise ConfigError(f"append_many takes Draft objects, not {type(row).__name__}")
+    if len(rows) == 1 and _has_key_alone(rows[0]):
+        return _prepare_keyed(rows[0])
     fields = list(zip(*map(astuple, rows), strict=True))
     kinds, given, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects = fields
     count = len(rows)
@@ -115,6 +117,31 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         columns.correlation = _texts(correlations, "correlation")
     if _some(causes):
         _resolve_causes(batch, causes, count, find_cause)
+    return batch
+
+
+def _has_key_alone(draft: Draft) -> bool:
+    """Whether a draft says nothing but its kind, its payload, its key and what is expected of that."""
+    return (
+        draft.kind.__class__ is str
+        and draft.key is not None
+        and draft.topic is None
+        and draft.scope is None
+        and draft.headers is None
+        and draft.occurred_at is None
+        and draft.dedup is None
+        and draft.cause is None
+        and draft.correlation is None
+    )
+
+
+def _prepare_keyed(draft: Draft) -> Batch:
+    """The batch of one event of an entity, which is what event sourcing appends most: a third of the usual work."""
+    batch = prepare_one(draft.kind, draft.payload)
+    batch.columns.key = [check_text(draft.key, "key")]
+    if draft.expect is not None:
+        check_position(draft.expect, "expect")
+        batch.expects = (draft.expect,)
     return batch
 
 

@@ -11,7 +11,16 @@ from penstock.errors import Corrupt, PositionTrimmed
 from penstock.event import Event, parse_id
 from penstock.journal import keys
 from penstock.journal.block import Block
-from penstock.journal.catalog import TopicRecord, first_block, last_block, load_record, load_state, open_block
+from penstock.journal.catalog import (
+    TopicRecord,
+    TopicState,
+    first_block,
+    last_block,
+    load_record,
+    load_state,
+    open_block,
+)
+from penstock.journal.sealed import sealed_block_holding, sealed_blocks, sealed_blocks_back
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -77,8 +86,9 @@ class TopicView:
 
     def oldest(self) -> int:
         """The first position still stored; 0 for none."""
-        block = first_block(self.snap, self.number, self.name)
-        return block.first if block else 0
+        state = load_state(self.snap, self.number, self.name)
+        block = self._first_block(state)
+        return max(block.first, state.trimmed + 1) if block else 0
 
     def count(self) -> int:
         return self.latest() - load_state(self.snap, self.number, self.name).removed
@@ -110,6 +120,9 @@ class TopicView:
         low, _ = keys.block_range(self.number)
         for key, value in self.snap.scan(low, keys.block_key(self.number, seq + 1), reverse=True):
             return open_block(key, value, self.name)
+        state = load_state(self.snap, self.number, self.name)
+        if state.trimmed < seq <= state.sealed:
+            return sealed_block_holding(self.snap, self.number, self.name, seq, state.trimmed)
         return None
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
@@ -118,6 +131,13 @@ class TopicView:
         if start > through:
             return
         state = load_state(self.snap, self.number, self.name)
+        if state.sealed > after:
+            high = min(through, state.sealed)
+            yield from sealed_blocks(self.snap, self.number, self.name, after, high, state.trimmed)
+            after = high
+            start = after + 1
+            if start > through:
+                return
         whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
         opening = self.block_holding(start) if after else None
         if opening is not None:
@@ -141,6 +161,11 @@ class TopicView:
         low, _ = keys.block_range(self.number)
         stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
         state = load_state(self.snap, self.number, self.name)
+        if state.sealed > after:
+            yield from self.blocks_back(state.sealed, through)
+            high = min(through, state.sealed)
+            yield from sealed_blocks_back(self.snap, self.number, self.name, after, high, state.trimmed)
+            return
         settled = max(after, state.trimmed, state.compacted)
         upper: int | None = None
         for key, value in self.snap.scan(low, stop, reverse=True):
@@ -208,7 +233,10 @@ class TopicView:
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
         """The last block for which a condition holds that is true of a prefix of the blocks; by halving positions."""
-        first, last = first_block(self.snap, self.number, self.name), last_block(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.number, self.name)
+        first, last = self._first_block(state), last_block(self.snap, self.number, self.name)
+        if last is None and state.sealed > state.trimmed:
+            last = self.block_holding(state.sealed)
         if first is None or last is None or not at_or_before(first):
             return None
         if at_or_before(last):
@@ -223,6 +251,11 @@ class TopicView:
             else:
                 high = block.first
         return found
+
+    def _first_block(self, state: TopicState) -> Block | None:
+        if state.sealed > state.trimmed:
+            return self.block_holding(state.trimmed + 1)
+        return first_block(self.snap, self.number, self.name)
 
     def find(self, number: int) -> Event | None:
         """The event that has an id. Ids increase with positions, so halving finds it."""

@@ -18,7 +18,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.compaction import CompactReport, compact, compact_by_key
 from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
 from penstock.journal.dedup import change_window
-from penstock.journal.keyindex import Look, entity_events
+from penstock.journal.keylook import Look, entity_events
 from penstock.journal.names import check_consumer, check_limit, check_position
 from penstock.journal.prepare import Batch, FindCause, prepare, prepare_one
 from penstock.journal.reading import Filter, TopicView

@@ -13,7 +13,7 @@ from penstock.journal import keys
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.interrupts import Shield, is_inside
-from penstock.journal.keyindex import Look
+from penstock.journal.keylook import Look
 from penstock.journal.names import check_consumer, check_limit, check_name, check_position
 from penstock.journal.reading import TopicView, find_event
 from penstock.journal.topic import BaseTopic, _filter, read_view

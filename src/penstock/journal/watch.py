@@ -6,7 +6,6 @@ a commit. So whoever waits looks at the store at growing intervals after a sign,
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import struct
@@ -40,6 +39,8 @@ class FileWatch:
         """A descriptor that becomes readable when something is written there; -1 where there is no such thing."""
         folder = path if path.is_dir() else path.parent
         self._prefix = b"" if path.is_dir() else os.fsencode(path.name)
+        import ctypes  # only whoever waits needs it
+
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             signs = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
-from penstock.server import failures, live, queues, stats, topics
+from penstock.server import failures, live, openapi, queues, stats, topics
 from penstock.server.access import Access, Role
 from penstock.server.limits import Limits
 from penstock.server.pages import page_routes
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    # Not no-referrer: with it browsers send "Origin: null" along with the page's own forms.
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (
         b"content-security-policy",
@@ -78,6 +79,7 @@ def api_routes() -> list[BaseRoute]:
         Route("/append", topics.append_several, methods=["POST"]),
         Route("/correlated/{correlation:path}", topics.correlated),
         *queue_routes("/queues/{queue}"),
+        Route("/openapi.json", openapi.openapi),
         Route("/stats", stats.show_stats),
         Route("/stats/live", stats.live_stats),
         Route("/flush", stats.flush, methods=["POST"]),

@@ -10,7 +10,7 @@
 
     source     the data source `penstock`; `stream`: its offsets and cursor; `options`, `ranges`, `filters`, `rows`:
                what is asked for, how it is cut into tasks, what is skipped, how blocks become record batches
-    sink       writing: tasks encode rows as blocks (`layout`, `encode`, `jsontext`, `causes`) and stage them
+    sink       writing: tasks encode rows as blocks (`layout`, `jsontext`, `causes`) and stage them
                (`staging`), the commit publishes them with a mark of the batch
     stores     journals as Spark's processes open them
     projecting `project()`; `fold`: the fold in a task, `follow`: what a stream remembers, `states`: states as

@@ -20,6 +20,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,41 @@ def forget_gateway() -> None:
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
+
+
+def worker_variables(master: str, scratch: Scratch) -> contextlib.AbstractContextManager[None]:
+    """While it is open, Spark learns which Python its workers run: this one, unless the user has chosen.
+
+    YARN and Kubernetes machines have a Python of their own; only the user knows where.
+    """
+    if "PYSPARK_PYTHON" in os.environ or not master.startswith(("local", "spark://")):
+        return contextlib.nullcontext()
+    python = _quiet_python(scratch) if master.startswith("local") else None
+    return _variables({"PYSPARK_PYTHON": python or sys.executable})
+
+
+def _quiet_python(scratch: Scratch) -> str | None:
+    """A program that is this Python, except that it runs penstock's worker daemon in place of pyspark's.
+
+    Spark has a setting for the daemon, and ignores it for the processes that serve data sources.
+    """
+    script = scratch.path / "python"
+    if not script.exists():
+        try:
+            metadata.version("penstock")
+        except metadata.PackageNotFoundError:
+            return None  # a fresh interpreter could not import it
+        python = shlex.quote(sys.executable)
+        script.write_text(
+            "#!/bin/sh\n"
+            'if [ "$1" = -m ] && [ "$2" = pyspark.daemon ]; then\n'
+            "  shift 2\n"
+            f'  exec {python} -m penstock.spark.daemon "$@"\n'
+            "fi\n"
+            f'exec {python} "$@"\n'
+        )
+        script.chmod(0o755)
+    return str(script) if os.access(script, os.X_OK) else None  # not on a file system mounted noexec
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from penstock.spark.launch import (
     launch_by_scripts,
     spark_folder,
     virtual_machine_flags,
+    worker_variables,
 )
 from penstock.spark.scratch import Scratch
 from penstock.spark.settings import UNNAMED, defaults, from_keywords, merged, with_identity
@@ -108,15 +109,14 @@ def _session_here(given: dict[str, str | None]) -> SparkSession:
     _running.scratch = scratch
     default = defaults(chosen, scratch)
     wanted = merged(given, default)
-    if chosen.startswith(("local", "spark://")):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if _running.jvm is None:
-        _start(wanted, merged(given, {}), scratch)
-    settings = SparkConf()
-    for name, value in wanted.items():
-        if name in given or not settings.contains(name):
-            settings.set(name, value)
-    spark = SparkSession.builder.config(conf=settings).getOrCreate()
+    with worker_variables(chosen, scratch):
+        if _running.jvm is None:
+            _start(wanted, merged(given, {}), scratch)
+        settings = SparkConf()
+        for name, value in wanted.items():
+            if name in given or not settings.contains(name):
+                settings.set(name, value)
+        spark = SparkSession.builder.config(conf=settings).getOrCreate()
     _hush_accumulators(spark)
     return spark
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,8 +80,6 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
         # The default manager runs `stat` in a subprocess for every file: 60 ms a batch against 18 ms.
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
     }
-    if _installed():
-        local["spark.python.daemon.module"] = "penstock.spark.daemon"
     sockets = scratch.sockets()
     if sockets is not None:
         # Workers over Unix sockets: source to sink in 90–105 ms instead of 160–175 ms.
@@ -114,14 +111,6 @@ def _as_text(name: str, value: object) -> str:
     if isinstance(value, str | int | float | Path):
         return str(value)
     raise ConfigError(f"{name} must be text, a number, true or false, not {value!r}")
-
-
-def _installed() -> bool:
-    """Whether a fresh interpreter can import penstock, and not only this program, which may have changed sys.path."""
-    try:
-        return bool(metadata.version("penstock"))
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def _cores() -> int:

@@ -21,9 +21,9 @@ from penstock.errors import ConfigError, PenstockError, QueueFull
 from penstock.journal.block import Wire
 from penstock.journal.bulk import append_wires
 from penstock.journal.commit import Commit
+from penstock.journal.fromarrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
 from penstock.queue.queue import Queue
-from penstock.spark.encode import BLOCK_PAYLOAD, blocks
 from penstock.spark.layout import SinkLayout
 from penstock.spark.options import WriteOptions, write_options
 from penstock.spark.staging import Folder, Staged, staging_root

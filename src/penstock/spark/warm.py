@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.spark import java as javas
 from penstock.spark.archive import mode
-from penstock.spark.launch import connect, forget_gateway, goes_direct, launch
+from penstock.spark.launch import connect, forget_gateway, goes_direct, launch, worker_variables
 from penstock.spark.scratch import Scratch
 from penstock.spark.sessions import archive_for
 from penstock.spark.settings import defaults, merged
@@ -46,14 +46,15 @@ def _rehearse(java: javas.Java, flags: list[str]) -> None:
     """Runs on a JVM of its own what pipelines run, so that it loads the classes they load."""
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     scratch = Scratch()
     try:
         identity = {"spark.master": "local[2]", "spark.app.name": "penstock-warm"}
         jvm = launch(java, merged(identity, defaults("local[2]", scratch)), scratch, extra=flags)
         try:
             connect(jvm)
-            with SparkSession.builder.getOrCreate() as spark:
+            with worker_variables("local[2]", scratch):
+                session = SparkSession.builder.getOrCreate()
+            with session as spark:
                 _run_batch(spark, scratch.path)
                 _run_stream(spark, scratch.path)
         finally:
@@ -99,8 +100,6 @@ def _rehearsal_source() -> type:
     from pyspark.sql import datasource as api
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-    from penstock.spark.daemon import hush
-
     class Reader(api.DataSourceStreamReader, SupportsTriggerAvailableNow):
         def initialOffset(self) -> dict[str, int]:
             return {"seq": 0}
@@ -123,9 +122,6 @@ def _rehearsal_source() -> type:
             ids = list(range(*partition.value))
             schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
             yield pa.record_batch([pa.array(ids), pa.array([moment] * len(ids), schema.field("at").type)], schema)
-
-        def stop(self) -> None:
-            hush()
 
     class Writer(api.DataSourceStreamArrowWriter):
         def write(self, iterator: Iterator[Any]) -> api.WriterCommitMessage:

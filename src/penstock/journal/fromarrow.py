@@ -1,6 +1,8 @@
-"""From the record batches a task is given to blocks of a journal: columns become columns, no row is looked at alone.
+"""From Arrow record batches to blocks: columns become columns, no row is looked at alone.
 
-The blocks have neither positions nor recording times nor ids: those are given at the commit.
+Rows are in canonical columns: topic, kind, payload (text or bytes), binary, key, scope, correlation, causation,
+headers, occurred_at; all but kind and payload may be missing. The blocks have neither positions nor recording times
+nor ids: those are given when the events' place is known.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.journal.block import FORMAT, Wire
 from penstock.journal.columns import Ints, Text
 from penstock.journal.names import check_kind, check_name
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_HEADERS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
+
+try:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError as error:  # pragma: no cover - the extra is there in development
+    raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
 
 BLOCK_PAYLOAD = 4 * BLOCK_BYTES
 """Payload bytes of one block at the most, unless a single payload is larger: as for a large append."""
@@ -28,7 +34,7 @@ _values = msgspec.json.Decoder(msgspec.Raw)
 
 
 def blocks(rows: pa.RecordBatch) -> Iterator[tuple[str, Wire]]:
-    """The blocks of rows in canonical columns (see `layout`), topic by topic."""
+    """The blocks of rows, topic by topic; ConfigError when a row cannot be an event."""
     names = rows.column("topic")
     if names.null_count:
         raise ConfigError("the column topic is null in a row; it says where the row goes")
@@ -45,8 +51,8 @@ def blocks(rows: pa.RecordBatch) -> Iterator[tuple[str, Wire]]:
             start = stop
 
 
-def wire_of(rows: pa.RecordBatch) -> Wire:
-    """One block of all rows."""
+def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
+    """One block of all rows; `trusted` ones were events before and need no look at what is in them."""
     count = rows.num_rows
     kinds, codes = _kinds(rows.column("kind"))
     payload = rows.column("payload")
@@ -56,7 +62,7 @@ def wire_of(rows: pa.RecordBatch) -> Wire:
     lengths = np.diff(bounds)
     if int(lengths.max()) > MAX_PAYLOAD_BYTES:
         raise ConfigError(f"a payload of {int(lengths.max()):,} bytes is too large; at most {MAX_PAYLOAD_BYTES:,}")
-    if binary is None:
+    if binary is None and not trusted:
         _check_json(payload, data, bounds)
     wire = Wire(FORMAT, count, 0, count, 0, 0, _NO_ID, kinds, codes, _ints(lengths), memoryview(data))
     if binary is not None and pc.any(binary).as_py():
@@ -65,7 +71,7 @@ def wire_of(rows: pa.RecordBatch) -> Wire:
         if name in rows.schema.names:
             column = rows.column(name)
             if column.null_count < count:
-                setattr(wire, name, _text(column, name))
+                setattr(wire, name, _text(column, name, checked=not trusted))
     if "headers" in rows.schema.names:
         wire.headers = _headers(rows.column("headers"))
     if "occurred_at" in rows.schema.names:

@@ -1,0 +1,93 @@
+"""What caused what, in a terminal or as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.command import argument, command, option
+from penstock.cli.failure import Nothing
+from penstock.cli.output import paint
+from penstock.cli.run import Run
+from penstock.cli.show import event_line
+from penstock.document import event_json
+
+if TYPE_CHECKING:
+    from penstock.event import Event
+
+
+@command(
+    "graph",
+    "Shows the chain of causes and effects that a correlation holds together",
+    argument("correlation", "the correlation's id, or the id of any event of it"),
+    option(
+        "--format",
+        "a tree for the terminal, or text for Graphviz, Mermaid, a browser",
+        choices=("tree", "dot", "mermaid", "svg"),
+        default="tree",
+    ),
+    option("--out", "write it to this file", metavar="FILE"),
+    example=(
+        "penstock graph 01890a5d-ac96-774b-bcce-b302099a8057",
+        "penstock graph order-17 --format svg --out order.svg",
+    ),
+)
+def graph(run: Run, correlation: str, format: str, out: str | None) -> None:
+    with run.journal(read_only=True) as journal:
+        events = list(journal.correlated(correlation))
+        if len(events) <= 1:
+            # The id of an event in the middle: its correlation has the rest.
+            for name in journal.topics():
+                found = journal.topic(name).find(correlation)
+                if found is not None and found.correlation_id is not None:
+                    events = list(journal.correlated(found.correlation_id))
+                    break
+        if not events:
+            raise Nothing(f"no event belongs to {correlation!r}")
+    if run.json:
+        for event in events:
+            run.out.write(event_json(event).decode() + "\n")
+        return
+    if format == "tree":
+        text = "\n".join(_tree_lines(events, color=run.color and out is None))
+    else:
+        from penstock.entity.graph import graph_of
+
+        text = graph_of(events).render(format)  # type: ignore[arg-type]
+    if out is None:
+        run.line(text)
+    else:
+        Path(out).write_text(text + "\n", encoding="utf-8")
+        run.note(f"written to {out}")
+
+
+def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
+    for stems, event in tree(events):
+        yield paint(stems, "dim", color) + event_line(event, color=color, topic=True)
+
+
+def tree(events: list[Event]) -> Iterator[tuple[str, Event]]:
+    """Each event below its cause, with the stems that lead to it."""
+    by_id = {event.id: event for event in events}
+    effects: dict[str, list[Event]] = {}
+    roots = []
+    for event in events:
+        if event.causation_id in by_id and event.causation_id != event.id:
+            effects.setdefault(str(event.causation_id), []).append(event)
+        else:
+            roots.append(event)
+    seen: set[str] = set()
+    # A loop of causes has no root; whatever was not reached begins a tree of its own.
+    for start in [*roots, *events]:
+        stack = [(start, "", "")]
+        while stack:
+            event, stem, below = stack.pop()
+            if event.id in seen:
+                continue
+            seen.add(event.id)
+            yield stem, event
+            following = effects.get(event.id, [])
+            for at in range(len(following) - 1, -1, -1):
+                last = at == len(following) - 1
+                stack.append((following[at], below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))

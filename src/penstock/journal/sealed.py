@@ -1,0 +1,272 @@
+"""Sealed history: a topic's oldest events in Parquet files of a lake, read as if they were still here.
+
+    z topic last        a segment: a Parquet file with the events first … last
+
+Segments follow one another without a gap from the topic's beginning; `TopicState.sealed` is where they end and hot
+blocks go on. A segment and the dropping of its blocks are one commit, made after the file was written and verified. A
+file's row groups are read as blocks, so that nobody above notices.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.journal import keys
+from penstock.journal.block import Block, read_block, select
+
+_encode = msgspec.msgpack.Encoder().encode
+_KEPT_FILES = 16
+_KEPT_BLOCKS = 8
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A Parquet file of sealed events."""
+
+    first: int
+    last: int
+    count: int
+    lake: str
+    """The url or folder under which it lies."""
+    path: str
+    """Its path there."""
+    size: int
+    crc: int
+    """CRC-32 of the file's bytes."""
+
+
+_decode = msgspec.msgpack.Decoder(Segment).decode
+
+
+def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
+    tx.put(keys.segment_key(topic, segment.last), _encode(segment))
+
+
+def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = keys.MAX_SEQ) -> Iterator[Segment]:
+    """The segments with events in after < position ≤ through, in order."""
+    low, high = keys.segment_key(topic, after + 1), keys.segment_range(topic)[1]
+    for _, value in snap.scan(low, high):
+        segment = _decode(value)
+        if segment.first > through:
+            return
+        yield segment
+
+
+def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
+    """The same, in reverse."""
+    yield from reversed(list(load_segments(snap, topic, after, through)))
+
+
+def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int) -> Iterator[Block]:
+    """The sealed events after < position ≤ through (and their neighbours in the same row group), as blocks.
+
+    What compaction has `trimmed` since is left out, though the files still hold it.
+    """
+    after = max(after, trimmed)
+    for segment in load_segments(snap, topic, after, through):
+        file = _files.open(segment, name)
+        for group, (first, last) in enumerate(file.groups):
+            if last > after and first <= through:
+                yield _without(file.block(group), trimmed)
+
+
+def sealed_blocks_back(
+    snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int
+) -> Iterator[Block]:
+    """The same, in reverse."""
+    after = max(after, trimmed)
+    for segment in load_segments_back(snap, topic, after, through):
+        file = _files.open(segment, name)
+        for group in range(len(file.groups) - 1, -1, -1):
+            first, last = file.groups[group]
+            if last > after and first <= through:
+                yield _without(file.block(group), trimmed)
+
+
+def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimmed: int) -> Block | None:
+    """The block of sealed events that holds a position."""
+    for block in sealed_blocks(snap, topic, name, seq - 1, seq, trimmed):
+        return block
+    return None
+
+
+def _without(block: Block, trimmed: int) -> Block:
+    """A block without what was compacted away."""
+    if block.first > trimmed:
+        return block
+    return read_block(select(block, range(block.row_after(trimmed), block.count)), block.topic)
+
+
+class SealedFile:
+    """One segment's file, open for reading."""
+
+    def __init__(self, segment: Segment, topic: str) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._segment = segment
+        self._topic = topic
+        self._lock = threading.Lock()
+        filesystem, root = open_lake(segment.lake)
+        where = f"{root}/{segment.path}"
+        try:
+            self._parquet = pq.ParquetFile(filesystem.open_input_file(where))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StorageError(
+                f"events {segment.first} to {segment.last} of topic {topic!r} are sealed in "
+                f"{segment.lake}/{segment.path}, which cannot be read: {error}",
+                retryable=not isinstance(error, FileNotFoundError),
+            ) from error
+        self.groups = self._find_groups()
+
+    def _find_groups(self) -> list[tuple[int, int]]:
+        """The first and last position of each row group."""
+        metadata = self._parquet.metadata
+        if metadata.num_rows != self._segment.count:
+            raise Corrupt(
+                f"a sealed file holds {metadata.num_rows} events and should hold {self._segment.count}",
+                topic=self._topic,
+                file=self._segment.path,
+            )
+        at = self._parquet.schema_arrow.get_field_index("seq")
+        found = []
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(at).statistics
+            found.append((int(statistics.min), int(statistics.max)))
+        return found
+
+    def block(self, group: int) -> Block:
+        """A row group as a block."""
+        place = (self._segment.lake, self._segment.path, group)
+        kept = _blocks.get(place)
+        if kept is None:
+            with self._lock:  # a ParquetFile is for one thread at a time
+                table = self._parquet.read_row_group(group)
+            kept = Block(_wire_of(table), self._topic)
+            _blocks.put(place, kept)
+        return kept
+
+
+def _wire_of(table: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from penstock.journal.fromarrow import wire_of
+
+    batch = table.combine_chunks().to_batches()[0]
+    columns = {name: batch.column(name) for name in ("kind", "key", "scope", "headers", "occurred_at")}
+    columns["correlation"] = batch.column("correlation_id")
+    columns["causation"] = batch.column("causation_id")
+    raw = batch.column("payload_bytes")
+    text = batch.column("payload")
+    if raw.null_count < len(raw):
+        columns["payload"] = pc.coalesce(raw, text.cast(pa.binary()))
+        columns["binary"] = pc.is_valid(raw)
+    else:
+        columns["payload"] = text
+    wire = wire_of(pa.RecordBatch.from_pydict(columns), trusted=True)
+    seqs = np.asarray(batch.column("seq"))
+    wire.first = int(seqs[0])
+    if int(seqs[-1] - seqs[0]) != len(seqs) - 1:
+        wire.seqs = seqs.astype("<i8").tobytes()
+    _set_runs(wire, batch)
+    links = batch.column("link")
+    if links.null_count < len(links):
+        wire.chain = b"".join(link or bytes(32) for link in links.to_pylist())
+    return wire
+
+
+def _set_runs(wire: Any, batch: Any) -> None:
+    """Times and ids as a block keeps them: runs of ids that count up and share their time."""
+    import numpy as np
+    import pyarrow as pa
+
+    from penstock.journal.columns import pack_ints
+
+    ids = batch.column("id")
+    start = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset]
+    text = np.frombuffer(ids.buffers()[2], dtype=np.uint8)[start : start + 36 * len(ids)].reshape(-1, 36)
+    digits = np.concatenate([text[:, :8], text[:, 9:13], text[:, 14:18], text[:, 19:23], text[:, 24:]], axis=1)
+    nibbles = np.where(digits >= 97, digits - 87, digits - 48).astype(np.uint8)
+    packed = np.ascontiguousarray((nibbles[:, ::2] << 4) | nibbles[:, 1::2])
+    high, low = packed[:, :8].copy().view(">u8").ravel(), packed[:, 8:].copy().view(">u8").ravel()
+    recorded = np.asarray(batch.column("recorded_at").cast(pa.int64())) // 1000
+    follows = (high[1:] == high[:-1]) & (low[1:].astype(np.uint64) - low[:-1].astype(np.uint64) == 1)
+    follows &= recorded[1:] == recorded[:-1]
+    starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    wire.run_counts = pack_ints(np.diff(np.append(starts, len(recorded))).tolist())
+    times = recorded[starts]
+    wire.run_time = int(times[0])
+    wire.run_times = pack_ints((times - times[0]).tolist())
+    wire.run_ids = packed[starts, 6:].tobytes()
+
+
+class _Files:
+    """The files looked into lately."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, str, int], SealedFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, segment: Segment, topic: str) -> SealedFile:
+        place = (segment.lake, segment.path, segment.crc)
+        with self._lock:
+            found = self._open.get(place)
+            if found is not None:
+                self._open.move_to_end(place)
+                return found
+        found = SealedFile(segment, topic)
+        with self._lock:
+            self._open[place] = found
+            while len(self._open) > _KEPT_FILES:
+                self._open.popitem(last=False)
+        return found
+
+
+class _Blocks:
+    """The blocks made from row groups lately: look-ups tend to come in crowds."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str, int], Block] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, place: tuple[str, str, int]) -> Block | None:
+        with self._lock:
+            found = self._kept.get(place)
+            if found is not None:
+                self._kept.move_to_end(place)
+            return found
+
+    def put(self, place: tuple[str, str, int], block: Block) -> None:
+        with self._lock:
+            self._kept[place] = block
+            while len(self._kept) > _KEPT_BLOCKS:
+                self._kept.popitem(last=False)
+
+
+_files = _Files()
+_blocks = _Blocks()
+
+
+def open_lake(lake: str) -> tuple[Any, str]:
+    """The filesystem of a lake and the path in it; ConfigError when there is no such place."""
+    try:
+        import pyarrow as pa
+        import pyarrow.fs
+    except ImportError as error:
+        raise ConfigError('sealed history is read with Arrow: pip install "penstock[arrow]"') from error
+    try:
+        if "://" in lake:
+            filesystem, root = pyarrow.fs.FileSystem.from_uri(lake)
+        else:
+            filesystem, root = pyarrow.fs.LocalFileSystem(), lake
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        raise ConfigError(f"{lake!r} is no place for sealed history: {error}") from error
+    return filesystem, root.rstrip("/")

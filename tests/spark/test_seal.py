@@ -1,0 +1,229 @@
+"""Sealing: history moves into Parquet, and nobody who reads it notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import penstock
+from penstock import Draft, Projection, on
+from penstock.clock import ManualClock
+from penstock.errors import ConfigError, StorageError
+from penstock.spark.sealing import seal
+
+START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)
+
+
+class Count(Projection):
+    n: int = 0
+
+    @on("made", "bytes")
+    def made(self, event: object) -> None:
+        self.n += 1
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(int(START.timestamp() * 1000))
+
+
+@pytest.fixture
+def journal(tmp_path: Path, clock: ManualClock) -> Iterator[penstock.Journal]:
+    with penstock.open(tmp_path / "shop.db", clock=clock) as journal:
+        yield journal
+
+
+def fill(journal: penstock.Journal, clock: ManualClock, commits: int = 40, each: int = 25) -> None:
+    topic = journal.topic("orders")
+    for commit in range(commits):
+        drafts = [
+            Draft(
+                "bytes" if n % 9 == 8 else "made",
+                b"\xff\x00%d" % n if n % 9 == 8 else {"n": commit * each + n, "text": "ü" * (n % 5)},
+                key=f"k{n % 7}" if n % 3 else None,
+                scope="eu" if n % 2 else None,
+                headers={"h": str(n)} if n % 4 == 0 else None,
+                occurred_at=START - timedelta(days=n) if n % 6 == 0 else None,
+            )
+            for n in range(each)
+        ]
+        receipts = topic.append_many(drafts)
+        topic.append("caused", None, cause=receipts[0], key="k1")
+        clock.advance(30)
+
+
+def everything(journal: penstock.Journal) -> list[dict[str, object]]:
+    return [event.as_dict() for event in journal.topic("orders").read()]
+
+
+def files(lake: Path) -> list[Path]:
+    return sorted(path for path in lake.rglob("*") if path.is_file() and not path.name.startswith("_"))
+
+
+def test_reads_are_the_same_before_and_after(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
+    fill(journal, clock)
+    topic = journal.topic("orders")
+    before = everything(journal)
+    backwards = [event.seq for event in topic.read(reverse=True)]
+    of_key = [event.seq for event in topic.read(key="k1")]
+    count = topic.project(Count, "k2")
+    report = seal(journal, "orders", lake=str(tmp_path / "lake"), through=700, file_events=300)
+    assert (report.events, report.through) == (700, 700)
+    assert everything(journal) == before
+    assert [event.seq for event in topic.read(reverse=True)] == backwards
+    assert [event.seq for event in topic.read(key="k1")] == of_key
+    assert [event.seq for event in topic.read(after=650, through=760)] == list(range(651, 761))
+    assert [event.seq for event in topic.read(after=650, through=760, reverse=True)] == list(range(760, 650, -1))
+    assert (len(topic), topic.oldest, topic.latest) == (1040, 1, 1040)
+    for seq in (1, 2, 299, 300, 301, 700, 701, 1040):
+        event = topic.get(seq)
+        assert event is not None and event.as_dict() == before[seq - 1]
+        assert topic.find(event.id) == event
+    middle = before[500]["recorded_at"]
+    assert isinstance(middle, datetime)
+    assert topic.position_at(middle) == max(row["seq"] for row in before if row["recorded_at"] < middle)  # type: ignore[operator,type-var]
+    assert topic.project(Count, "k2") == count
+    rows = [row for batch in topic.read_arrow(after=0, limit=8) for row in batch.to_pylist()]
+    assert [row["seq"] for row in rows] == list(range(1, 9))
+    topic.append("after", 1)
+    assert topic.latest == 1041
+
+
+def test_files_are_plain_parquet_sorted_and_by_day(
+    journal: penstock.Journal, clock: ManualClock, tmp_path: Path
+) -> None:
+    fill(journal, clock)
+    before = everything(journal)
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=1000, file_events=400)
+    paths = files(tmp_path / "lake")
+    assert {path.parent.name for path in paths} == {"date=2026-03-01", "date=2026-03-02"}
+    rows = [
+        row for path in sorted(paths, key=lambda path: path.name) for row in pq.ParquetFile(path).read().to_pylist()
+    ]
+    assert [row["seq"] for row in rows] == list(range(1, 1001))
+    assert [row["id"] for row in rows] == [row["id"] for row in before[:1000]]
+    assert all(
+        f"date={row['recorded_at']:%Y-%m-%d}" in str(path) for path in paths for row in pq.read_table(path).to_pylist()
+    )
+    assert rows[8]["payload"] is None and rows[8]["payload_bytes"] == b"\xff\x008"
+
+
+def test_everything_can_be_sealed_and_appending_goes_on(
+    journal: penstock.Journal, clock: ManualClock, tmp_path: Path
+) -> None:
+    fill(journal, clock, commits=5)
+    topic = journal.topic("orders")
+    before = everything(journal)
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=topic.latest)
+    assert everything(journal) == before
+    assert topic.append("after", None, key="k2").seq == 131
+    assert topic.generation("k2") == 131
+    assert seal(journal, "orders", lake=str(tmp_path / "lake"), through=131).events == 1
+    assert [event.seq for event in topic.read()] == list(range(1, 132))
+    journal.close()
+    with penstock.open(tmp_path / "shop.db") as again:
+        assert everything(again)[:130] == before
+        assert again.topic("orders").append("more", 1).seq == 132
+
+
+def test_by_default_the_newest_block_stays_hot(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
+    fill(journal, clock, commits=3)
+    report = seal(journal, "orders", lake=str(tmp_path / "lake"))
+    assert 0 < report.through < journal.topic("orders").latest
+    assert seal(journal, "orders", lake=str(tmp_path / "lake")).events == 0
+
+
+def test_sealed_history_can_still_be_compacted(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
+    fill(journal, clock, commits=10)
+    topic = journal.topic("orders")
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=200)
+    topic.compact(50)
+    assert topic.oldest == 51
+    assert [event.seq for event in topic.read()] == list(range(51, 261))
+    assert topic.get(50) is None
+    with pytest.raises(penstock.errors.PositionTrimmed):
+        next(topic.read(after=20))
+
+
+def test_hash_chains_hold_across_the_seam(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
+    journal.topic("orders").configure(chained=True)
+    fill(journal, clock, commits=6)
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=100)
+    journal.topic("orders").append("more", 1, key="k1")
+    report = journal.topic("orders").verify()
+    assert report.ok and report.events == 157
+
+
+def test_what_cannot_be_sealed_or_read_says_so(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    with pytest.raises(ConfigError, match="no topic 'orders'"):
+        seal(journal, "orders", lake=lake)
+    fill(journal, clock, commits=4)
+    with pytest.raises(ConfigError, match="no place for sealed history"):
+        seal(journal, "orders", lake="nowhere://x")
+    seal(journal, "orders", lake=lake, through=50)
+    with penstock.open(tmp_path / "other.db") as other:
+        fill(other, clock, commits=4)
+        with pytest.raises(ConfigError, match="another journal"):
+            seal(other, "orders", lake=lake)
+    for path in files(tmp_path / "lake"):
+        path.rename(path.with_suffix(".gone"))
+    journal.close()
+    program = f"import penstock; list(penstock.open({str(tmp_path / 'shop.db')!r}).topic('orders').read())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "StorageError: events 1 to 50 of topic 'orders' are sealed in" in done.stderr
+    assert StorageError.__name__ in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["written", "verified", "named", "recorded"])
+def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp_path: Path, stage: str) -> None:
+    """written: before it is read back; verified: before its name; named: before the commit; recorded: after it."""
+    with penstock.open(tmp_path / "shop.db") as journal:
+        for start in range(0, 900, 30):
+            journal.topic("orders").append_many([Draft("made", start + n, key=f"k{n % 3}") for n in range(30)])
+        before = everything(journal)
+    program = textwrap.dedent("""
+        import os, signal, sys
+        import penstock
+        from penstock.spark import sealing
+
+        stage, hits = sys.argv[2], [0]
+        def killing(name, function, first):
+            def wrapped(*args, **options):
+                hits[0] += name == stage
+                if name == stage and hits[0] == 2 and first:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                done = function(*args, **options)
+                if name == stage and hits[0] == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return done
+            return wrapped
+
+        sealing._verify = killing("written", sealing._verify, True)
+        sealing._settle = killing("verified", sealing._settle, True)
+        sealing.save_segment = killing("named", sealing.save_segment, True)
+        journal = penstock.open(sys.argv[1] + "/shop.db")
+        run = journal.run
+        journal.run = killing("recorded", run, False)
+        sealing.seal(journal, "orders", lake=sys.argv[1] + "/lake", through=800, file_events=200)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), stage], env=os.environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with penstock.open(tmp_path / "shop.db") as journal:
+        assert everything(journal) == before
+        seal(journal, "orders", lake=str(tmp_path / "lake"), through=850, file_events=300)
+        assert everything(journal) == before
+        assert [event.seq for event in journal.topic("orders").read(key="k1")] == [
+            row["seq"] for row in before if row["key"] == "k1"
+        ]
+    seqs = sorted(seq for path in files(tmp_path / "lake") for seq in pq.read_table(path)["seq"].to_pylist())
+    assert seqs == list(range(1, 851)), "what a killed seal has left is gone"
