@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,3 +17,11 @@ def pytest_configure() -> None:
     """A run in the background of a shell ignores Ctrl-C, and so would every process it starts: tests send it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of Spark share one session, so they go to one worker, and first, since they take longest."""
+    on_spark = [item for item in items if "spark" in item.path.parts or "spark" in item.name]
+    for item in on_spark:
+        item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: item not in on_spark)

@@ -176,17 +176,15 @@ def test_a_commit_is_one_write_and_one_sync_and_a_relaxed_one_is_not_synced(tmp_
     disk = Counting()
     engine = FileEngine(str(tmp_path / "store"), disk=disk)
 
-    def calls(*, sync: bool = True, relax: bool = False) -> tuple[int, int]:
+    def calls(*, sync: bool = True) -> tuple[int, int]:
         before = disk.writes, disk.syncs
         with engine.write(sync=sync) as tx:
             tx.put(b"a", b"1")
             tx.put(b"b", b"2" * 10_000)
-            if relax:
-                tx.relax()
         return disk.writes - before[0], disk.syncs - before[1]
 
     assert [calls() for _ in range(3)] == [(1, 1)] * 3
-    assert [calls(sync=False), calls(relax=True), calls()] == [(1, 0), (1, 0), (1, 1)]
+    assert [calls(sync=False), calls(sync=False), calls()] == [(1, 0), (1, 0), (1, 1)]
     calls(sync=False)
     before = disk.writes, disk.syncs
     for _ in range(2):

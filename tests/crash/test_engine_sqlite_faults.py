@@ -167,11 +167,9 @@ def test_whichever_write_or_sync_fails_what_was_acknowledged_is_there_and_nothin
 def test_a_commit_syncs_once_and_a_relaxed_one_not_at_all(tmp_path: Path, faults: Faults) -> None:
     engine = SqliteEngine(str(tmp_path / "store"), vfs="faults")
 
-    def syncs(*, sync: bool = True, relax: bool = False) -> int:
+    def syncs(*, sync: bool = True) -> int:
         before = faults.syncs
         with engine.write(sync=sync) as tx:
-            if relax:
-                tx.relax()
             tx.put(b"a", b"%d" % next(numbers))
         return faults.syncs - before
 
@@ -179,7 +177,6 @@ def test_a_commit_syncs_once_and_a_relaxed_one_not_at_all(tmp_path: Path, faults
     syncs()
     assert [syncs() for _ in range(5)] == [1] * 5
     assert [syncs(sync=False) for _ in range(5)] == [0] * 5
-    assert [syncs(relax=True) for _ in range(5)] == [0] * 5
     assert [syncs(sync=bool(number % 2)) for number in range(6)] == [0, 1] * 3
     engine.close()
     engine = SqliteEngine(str(tmp_path / "store"), vfs="faults", durability="process")

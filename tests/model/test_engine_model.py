@@ -95,9 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
     def write(self, changes: list[tuple[str, bytes, bytes]], commits: bool, relaxed: bool) -> None:
         after = self.model.copy()
         try:
-            with self.engine.write() as tx:
-                if relaxed:
-                    tx.relax()
+            with self.engine.write(sync=not relaxed) as tx:
                 for name, first, second in changes:
                     self.change(tx, after, name, first, second)
                 assert dict(tx.scan(b"", END)) == after

@@ -65,10 +65,6 @@ class WriteTx(Snapshot, Protocol):
         """Removes every key with start ≤ key < stop."""
         ...
 
-    def relax(self) -> None:
-        """This commit need not be on disk when the block ends: a crash of the machine may lose it (never tear it)."""
-        ...
-
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -106,7 +102,8 @@ class Engine(ABC):
     def write(self, *, sync: bool = True) -> WriteTx:
         """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading.
 
-        `sync=False` says in advance what `relax` says inside: the commit need not be on disk when the block ends.
+        `sync=False`: this commit need not be on disk when the block ends; a crash of the machine may lose it, and
+        never tears it.
         """
 
     @abstractmethod
@@ -115,7 +112,7 @@ class Engine(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Puts everything committed so far on disk, also what `relax` and "process" left in memory."""
+        """Puts everything committed so far on disk, also what `sync=False` and "process" left in memory."""
 
     @abstractmethod
     def reclaim(self) -> None:

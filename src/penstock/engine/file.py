@@ -159,7 +159,6 @@ class FileEngine(BaseEngine):
     # writing
 
     def write(self, *, sync: bool = True) -> OverlayWrite:
-        """A write transaction; `sync=False` says in advance what `relax` says inside it."""
         self._check_writable()
         if self._broken is not None:
             raise self._broken

@@ -13,8 +13,8 @@ from array import array
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from zlib import crc32
 
+from penstock.engine.checksum import crc32
 from penstock.engine.file_disk import Disk
 from penstock.engine.file_log import DELETE, ENTRY, PUT, Operation, place_length
 from penstock.engine.overlay import END

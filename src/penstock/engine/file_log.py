@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
 
+from penstock.engine.checksum import crc32
 from penstock.engine.contract import MAX_KEY_BYTES
 from penstock.engine.file_disk import Disk
 from penstock.errors import ConfigError, Corrupt, StorageError
@@ -43,6 +43,8 @@ PUT, DELETE, RANGE = 1, 2, 3
 
 NO_HEAD = bytes(HEAD.size)
 WINDOW = 256 << 10
+TOGETHER_BYTES = 256 << 10
+"""Values that lie within so many bytes of the file are read in one go."""
 MAX_VALUE_BYTES = (1 << 32) - 1
 MAX_TABLE_BYTES = (1 << 32) - 1
 
@@ -109,6 +111,24 @@ class DataFile:
         if len(value) != length or crc32(value) != place & 0xFFFFFFFF:
             raise Corrupt("a stored value fails its checksum; restore a backup", file=str(self.path), offset=offset)
         return value
+
+    def values(self, places: list[int]) -> Iterable[bytes]:
+        """The values at several places; those that lie close together are read in one go."""
+        if len(places) == 1:
+            return [self.value(places[0])]
+        start = min(places) >> 64
+        length = max([(place >> 64) + place_length(place) for place in places]) - start
+        if length > TOGETHER_BYTES:
+            return map(self.value, places)
+        data = self.read(start, length)
+        values = []
+        for place in places:
+            at = (place >> 64) - start
+            value = data[at : at + place_length(place)]
+            if crc32(value) != place & 0xFFFFFFFF:
+                self.value(place)  # says what is wrong
+            values.append(value)
+        return values
 
     def read(self, offset: int, length: int) -> bytes:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,10 @@ from penstock.engine.sorted_map import Frozen, SortedMap
 
 if TYPE_CHECKING:
     from penstock.engine.file import FileEngine
+
+
+READ_AHEAD = 64
+"""Rows a long scan reads in one go, when their values are small and lie close together."""
 
 
 class FileSnapshot:
@@ -28,9 +33,11 @@ class FileSnapshot:
         return None if place is None else self._data.value(place)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        value = self._data.value
-        for key, place in self._keys.scan(start, stop, reverse=reverse):
-            yield key, value(place)
+        found = self._keys.scan(start, stop, reverse=reverse)
+        ahead = 1  # many a scan is over after its first rows
+        while rows := list(islice(found, ahead)):
+            yield from zip([key for key, _ in rows], self._data.values([place for _, place in rows]), strict=True)
+            ahead = min(2 * ahead, READ_AHEAD)
 
 
 class FileRead:

@@ -3,8 +3,8 @@
 A commit writes the changed pages, syncs, writes the page that names the new state and syncs again: two flushes where
 sqlite and file make one. durability="process" leaves the second to the system (LMDB's metasync=False), which a crash of
 the machine can only answer with the state before; a mode without the first flush would corrupt, so there is none, and
-`relax` has no effect. Freed pages are used again, but the file never shrinks while it is open: `backup` makes a compact
-copy. A snapshot held for long keeps the pages it sees from being used again, and the file grows instead.
+`sync=False` has no effect. Freed pages are used again, but the file never shrinks while it is open: `backup` makes a
+compact copy. A snapshot held for long keeps the pages it sees from being used again, and the file grows instead.
 """
 
 from __future__ import annotations
@@ -196,9 +196,6 @@ class LmdbWrite(_Transaction):
         except lmdb.Error as error:
             raise explain(error, self._engine._name) from error
 
-    def relax(self) -> None:
-        """Does nothing: LMDB has no weaker commit that is safe."""
-
 
 class LmdbEngine(BaseEngine):
     """A store in an LMDB environment that several processes may read and write at once."""
@@ -298,7 +295,7 @@ class LmdbEngine(BaseEngine):
         return self._env.begin()
 
     def write(self, *, sync: bool = True) -> LmdbWrite:
-        """A write transaction; `sync=False` has no effect, as `relax` has none."""
+        """A write transaction; `sync=False` has no effect: LMDB has no weaker commit that is safe."""
         self._check_writable()
         return LmdbWrite(self)
 

@@ -167,9 +167,6 @@ class OverlayWrite(Overlay):
             self.base = _NOTHING
             self._engine._end_turn()
 
-    def relax(self) -> None:
-        self.relaxed = True
-
     def get(self, key: bytes) -> bytes | None:
         if self._over:
             raise transaction_is_over()

@@ -207,7 +207,6 @@ class RocksdbEngine(BaseEngine):
             self._idle.append(instance)
 
     def write(self, *, sync: bool = True) -> OverlayWrite:
-        """A write transaction; `sync=False` says in advance what `relax` says inside it."""
         self._check_writable()
         return OverlayWrite(self, sync)
 

@@ -50,7 +50,15 @@ class Secondary:
 def list_files(folder: Path) -> dict[str, int]:
     """The files that make up a database, with the size of the one that lists the others."""
     names = [name for name in os.listdir(folder) if name.endswith((".sst", ".log")) or name.startswith("MANIFEST")]  # noqa: PTH208
-    return {name: (folder / name).stat().st_size if name.startswith("MANIFEST") else 0 for name in names}
+    return {name: _size(folder / name) if name.startswith("MANIFEST") else 0 for name in names}
+
+
+def _size(path: Path) -> int:
+    """The size of a file; -1 when it is gone, as the writer's are when it has just replaced them."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def make_options(durability: Durability = "disk") -> Any:

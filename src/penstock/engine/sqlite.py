@@ -225,7 +225,6 @@ class SqliteEngine(BaseEngine):
     # writing
 
     def write(self, *, sync: bool = True) -> SqliteWrite:
-        """A write transaction; `sync=False` says in advance what `relax` says inside it."""
         self._check_writable()
         return SqliteWrite(self, sync)
 
@@ -244,10 +243,6 @@ class SqliteEngine(BaseEngine):
         except apsw.Error as error:
             raise self._explain(error) from error
         return self._foreign
-
-    def _begin_again(self) -> bool:
-        self._rollback()
-        return self._begin(False)
 
     def _commit(self) -> None:
         try:
@@ -279,7 +274,9 @@ class SqliteEngine(BaseEngine):
         if pages < self._checked_pages:
             self._checked_pages = 0
         grown = pages - self._checked_pages
-        if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self._unchecked_commits < CHECKPOINT_COMMITS):
+        # A commit that is not synced gains nothing from a short log, and a checkpoint costs two syncs.
+        enough = CHECKPOINT_COMMITS if self._syncing else 8 * CHECKPOINT_COMMITS
+        if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self._unchecked_commits < enough):
             return
         self._checked_pages, self._unchecked_commits = pages, 0
         with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write

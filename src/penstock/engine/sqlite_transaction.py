@@ -99,12 +99,11 @@ class SqliteRead(_Transaction):
 class SqliteWrite(_Transaction):
     """A write transaction on the engine's one writing connection."""
 
-    __slots__ = ("_sync", "_untouched", "foreign")
+    __slots__ = ("_sync", "foreign")
 
     def __init__(self, engine: SqliteEngine, sync: bool) -> None:
         super().__init__(engine)
         self._sync = sync
-        self._untouched = True
         self.foreign = False
 
     def __enter__(self) -> Self:
@@ -132,12 +131,7 @@ class SqliteWrite(_Transaction):
         finally:
             engine._end_turn()
 
-    def get(self, key: bytes) -> bytes | None:
-        self._untouched = False
-        return super().get(key)
-
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        self._untouched = False
         # Walking backwards, SQLite shows a row again that was replaced just after it was shown.
         last = stop if reverse else b""
         for row in super().scan(start, stop, reverse=reverse):
@@ -146,7 +140,6 @@ class SqliteWrite(_Transaction):
                 yield row
 
     def put(self, key: bytes, value: bytes) -> None:
-        self._untouched = False
         check_key(key)
         try:
             self._execute(PUT, (key, value))
@@ -156,24 +149,13 @@ class SqliteWrite(_Transaction):
             raise ConfigError(f"a value of {len(value)} bytes is too large: sqlite takes 1,000,000,000") from error
 
     def delete(self, key: bytes) -> None:
-        self._untouched = False
         try:
             self._execute(DELETE, (key,))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
-        self._untouched = False
         try:
             self._execute(DELETE_RANGE, (start, stop))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
-
-    def relax(self) -> None:
-        """Has an effect only before anything was read or written: SQLite fixes how a transaction syncs at its start.
-
-        Later it does nothing, and the commit is on disk after all; `write(sync=False)` says it in time.
-        """
-        if self._untouched and self._sync and self._connection is not None:
-            self._sync = False
-            self.foreign = self._engine._begin_again() or self.foreign

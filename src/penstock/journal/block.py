@@ -11,7 +11,6 @@ An id is a UUIDv7: its time is the recording time, and within a topic ids increa
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -20,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from penstock.engine.checksum import crc32
 from penstock.errors import Corrupt
 from penstock.event import Event
 from penstock.journal.columns import (
@@ -245,13 +245,13 @@ def decode_wire(body: bytes | memoryview) -> Wire:
 def seal(wire: Wire) -> bytes:
     """The stored form of a block: its bytes and their checksum."""
     body = _encode(wire)
-    return body + zlib.crc32(body).to_bytes(4)
+    return body + crc32(body).to_bytes(4)
 
 
 def read_block(value: bytes, topic: str) -> Block:
     """Opens a stored block; `Corrupt` when its checksum or its form is wrong."""
     body = memoryview(value)[:-4]
-    if zlib.crc32(body) != int.from_bytes(value[-4:]) or len(value) < 5:
+    if crc32(body) != int.from_bytes(value[-4:]) or len(value) < 5:
         raise Corrupt("a block fails its checksum", topic=topic)
     try:
         wire = _decode(body)

@@ -7,16 +7,19 @@ good. While the main thread is inside a commit, such signals wait until it is do
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # the module `signal` wraps each call in several microseconds of enum conversion
 import os
 import signal
 import threading
+
+# The module `signal` wraps each call in several microseconds of enum conversion.
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from collections.abc import Callable, Collection
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
+SIGINT, SIGTERM = int(signal.SIGINT), int(signal.SIGTERM)
 main_thread = threading.main_thread().ident
 """The thread that signal handlers run in."""
 
@@ -40,40 +43,49 @@ class Shield:
     `busy` is given the frame that was interrupted.
     """
 
-    __slots__ = ("_busy", "_late", "_saved")
+    __slots__ = ("_busy", "_handler", "_interrupt", "_late", "_on", "_terminate")
 
     def __init__(self, busy: Callable[[FrameType | None], bool]) -> None:
         self._busy = busy
-        self._saved: list[Any] | None = None
+        self._on = False
+        self._interrupt: Any = None
+        self._terminate: Any = None
         self._late: list[tuple[int, FrameType | None]] = []
+        self._handler = self._receive
 
+    # Every commit of the main thread passes through here: written out for both signals, no loop, nothing made.
     def __enter__(self) -> None:
-        if get_ident() != main_thread or self._saved is not None:
+        if get_ident() != main_thread or self._on:
             return
-        self._saved = [_signal.getsignal(number) for number in _SIGNALS]
-        for number, handler in zip(_SIGNALS, self._saved, strict=True):
-            if callable(handler):
-                _signal.signal(number, self._receive)
+        self._interrupt, self._terminate = getsignal(SIGINT), getsignal(SIGTERM)
+        self._on = True
+        if callable(self._interrupt):
+            set_handler(SIGINT, self._handler)
+        if callable(self._terminate):
+            set_handler(SIGTERM, self._handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        handlers = self._saved
-        if handlers is None or get_ident() != main_thread:
+        if not self._on or get_ident() != main_thread:
             return
-        for number, handler in zip(_SIGNALS, handlers, strict=True):
-            if callable(handler) and _signal.getsignal(number) == self._receive:  # else somebody set a newer one inside
-                _signal.signal(number, handler)
-        self._saved = None
-        late, self._late = self._late, []
-        for number, frame in late:
-            handlers[_SIGNALS.index(number)](number, frame)
+        interrupt, terminate = self._interrupt, self._terminate
+        # One that is not ours any more was set inside the block: it stays.
+        if callable(interrupt) and getsignal(SIGINT) is self._handler:
+            set_handler(SIGINT, interrupt)
+        if callable(terminate) and getsignal(SIGTERM) is self._handler:
+            set_handler(SIGTERM, terminate)
+        self._on = False
+        if self._late:
+            late, self._late = self._late, []
+            for number, frame in late:
+                (interrupt if number == SIGINT else terminate)(number, frame)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if not self._late and self._busy(frame):
             self._late.append((number, frame))
-        elif self._saved is not None:
-            self._saved[_SIGNALS.index(number)](number, frame)
+        elif self._on:
+            (self._interrupt if number == SIGINT else self._terminate)(number, frame)
 
 
 def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:

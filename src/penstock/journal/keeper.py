@@ -19,8 +19,11 @@ from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
 
 log = logging.getLogger("penstock.keeper")
 
-_EVENTS, _COMMITS = MERGE_FAN_IN * MERGE_FAN_IN, 32 * MERGE_FAN_IN
-"""How much of either has to come before a topic without special settings is looked at again."""
+_ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
+"""How many events or commits have to come before a topic without special settings is looked at again.
+
+Rarely: a thread beside a busy writer waits for the interpreter's lock at every read, and slows the writer meanwhile.
+"""
 
 
 class Keeper:
@@ -44,10 +47,10 @@ class Keeper:
 
     def note(self, topic: str, events: int) -> None:
         """A commit added events to a topic."""
-        commits, added = self._noted.get(topic, (MERGE_FAN_IN * MERGE_FAN_IN, 0))
+        commits, added = self._noted.get(topic, (_ENOUGH, 0))
         commits, added = commits + 1, added + events
         # Small commits are merged by the writer itself: unless a topic has settings to apply, there is little to do.
-        if commits % MERGE_FAN_IN == 0 and (added >= _EVENTS or commits >= _COMMITS or topic in self._demanding):
+        if commits % MERGE_FAN_IN == 0 and (added >= _ENOUGH or commits >= _ENOUGH or topic in self._demanding):
             commits = added = 0
             self.request(topic)
         self._noted[topic] = commits, added

@@ -12,11 +12,12 @@ from penstock.errors import ConfigError
 from penstock.limits import MAX_PAYLOAD_BYTES
 
 _encode = msgspec.json.Encoder().encode
+_BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
 def encode_payload(payload: Any) -> bytes:
     """The stored bytes of a payload; ConfigError when it has no JSON form."""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, _BYTES_LIKE):
         encoded = bytes(payload)
     else:
         try:
@@ -39,7 +40,7 @@ def encode_payload(payload: Any) -> bytes:
 
 def is_binary(payload: Any) -> bool:
     """Whether a payload is kept as bytes rather than as JSON."""
-    return isinstance(payload, bytes | bytearray | memoryview)
+    return isinstance(payload, _BYTES_LIKE)
 
 
 def _has_non_finite(value: Any) -> bool:

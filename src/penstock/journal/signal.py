@@ -30,6 +30,8 @@ class Signal:
         """Wakes everybody who waits."""
         self.version += 1
         waiters = self._waiters
+        if not waiters:
+            return
         loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         while waiters:
             try:
