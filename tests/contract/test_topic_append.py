@@ -180,7 +180,9 @@ def test_json_like_payloads_come_back_equal(topic: Topic, payload: Any) -> None:
     assert payloads(topic.read()) == [payload, payload, [payload]]
 
 
-@pytest.mark.parametrize("payload", [b"", b"\0\xff", bytearray(b"ab"), memoryview(b"abc")[1:]], ids=repr)
+@pytest.mark.parametrize(
+    "payload", [b"", b"\0\xff", bytearray(b"ab"), memoryview(b"abc")[1:]], ids=["none", "some", "bytearray", "view"]
+)
 @on("memory", "sqlite")
 def test_bytes_stay_bytes(topic: Topic, payload: Any) -> None:
     class Tagged(bytes):
