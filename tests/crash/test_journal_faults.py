@@ -131,6 +131,7 @@ def test_a_failing_call_is_told_and_leaves_no_trace(
 
     with fresh(0) as journal:
         before = state(journal)
+        make_faulty(journal)  # nothing fails here, but the housekeeper is kept from working meanwhile, as below
         work(journal)
         after = state(journal)
     assert after != before

@@ -252,6 +252,7 @@ def command(
 
     def declare(run: Callable[..., int | None]) -> Command:
         examples = (example,) if isinstance(example, str) else example
-        return Command(name, summary, parts, examples, details.strip(), run)
+        paragraphs = "\n".join(line.strip() for line in details.strip().splitlines())
+        return Command(name, summary, parts, examples, paragraphs, run)
 
     return declare

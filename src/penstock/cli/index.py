@@ -65,6 +65,11 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
     (
+        "sealed history",
+        "penstock.cli.sealing",
+        (("seal", "Moves settled history into Parquet files, which reads then cross into unnoticed"),),
+    ),
+    (
         "causes",
         "penstock.cli.graph",
         (("graph", "Shows the chain of causes and effects that a correlation holds together"),),

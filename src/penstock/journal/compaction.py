@@ -13,6 +13,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.cursors import read_cursors
 from penstock.journal.keyruns import drop_index, trim_index
 from penstock.journal.reading import TopicView
+from penstock.journal.segments import drop_segments
 
 Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
 """Who still needs a topic's history and through which position they are done with it."""
@@ -51,7 +52,8 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
     state = load_state(commit.tx, head.number, topic)
     removed = 0
     if through > state.trimmed:
-        removed = _remove_prefix(commit, topic, head.number, state, through)
+        removed = remove_blocks(commit, topic, head.number, state, through)
+        drop_segments(commit.tx, head.number, through)
         trim_index(commit.tx, head.number, topic, through)
         head.newest = None
         state = msgspec.structs.replace(
@@ -67,8 +69,8 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
     return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
 
 
-def _remove_prefix(commit: Commit, topic: str, number: int, state: TopicState, through: int) -> int:
-    """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events went."""
+def remove_blocks(commit: Commit, topic: str, number: int, state: TopicState, through: int) -> int:
+    """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events are at or before it."""
     view = TopicView.open(commit.tx, topic)
     assert view is not None
     removed = 0
@@ -77,6 +79,9 @@ def _remove_prefix(commit: Commit, topic: str, number: int, state: TopicState, t
             removed += block.row_after(through)
     else:
         removed = through - state.trimmed
+    if through <= state.sealed:  # sealed files stay as they are: what is trimmed of them is left out when they are read
+        commit.reshape()
+        return removed
     # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
     clean_cut = commit.tx.get(keys.block_key(number, through + 1)) is not None
     boundary = None if clean_cut else view.block_holding(through)

@@ -8,6 +8,7 @@
     c topic consumer          a cursor: a position
     d topic bucket dedup      a dedup key: position and id of its event
     n name                    a mark: a named number that commits with a transaction
+    y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)
     z topic last              a segment: a Parquet file of sealed events first … last
     k …                       the entity index        (entity layer)
     p …                       projections' snapshots  (entity layer)
@@ -30,6 +31,7 @@ BLOCK = b"b"
 CURSOR = b"c"
 DEDUP = b"d"
 MARK = b"n"
+SEALS = b"y"
 SEGMENT = b"z"
 
 _block = struct.Struct(">cIQ")
@@ -60,6 +62,10 @@ def segment_key(topic: int, last: int) -> bytes:
 
 def segment_range(topic: int) -> tuple[bytes, bytes]:
     return _topic.pack(SEGMENT, topic), _topic.pack(SEGMENT, topic + 1)
+
+
+def seals_key(topic: int) -> bytes:
+    return _topic.pack(SEALS, topic)
 
 
 def topic_key(name: str) -> bytes:

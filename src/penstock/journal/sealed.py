@@ -1,66 +1,24 @@
 """Sealed history: a topic's oldest events in Parquet files of a lake, read as if they were still here.
 
-    z topic last        a segment: a Parquet file with the events first … last
-
-Segments follow one another without a gap from the topic's beginning; `TopicState.sealed` is where they end and hot
-blocks go on. A segment and the dropping of its blocks are one commit, made after the file was written and verified. A
-file's row groups are read as blocks, so that nobody above notices.
+`penstock.journal.segments` knows what lies where. A file's row groups are read as blocks, so that nobody above notices.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from penstock.engine.contract import Snapshot, WriteTx
+from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal import keys
 from penstock.journal.block import Block, read_block, select
+from penstock.journal.segments import Segment, load_segments
 
-_encode = msgspec.msgpack.Encoder().encode
 _KEPT_FILES = 16
 _KEPT_BLOCKS = 8
-
-
-class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A Parquet file of sealed events."""
-
-    first: int
-    last: int
-    count: int
-    lake: str
-    """The url or folder under which it lies."""
-    path: str
-    """Its path there."""
-    size: int
-    crc: int
-    """CRC-32 of the file's bytes."""
-
-
-_decode = msgspec.msgpack.Decoder(Segment).decode
-
-
-def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
-    tx.put(keys.segment_key(topic, segment.last), _encode(segment))
-
-
-def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = keys.MAX_SEQ) -> Iterator[Segment]:
-    """The segments with events in after < position ≤ through, in order."""
-    low, high = keys.segment_key(topic, after + 1), keys.segment_range(topic)[1]
-    for _, value in snap.scan(low, high):
-        segment = _decode(value)
-        if segment.first > through:
-            return
-        yield segment
-
-
-def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
-    """The same, in reverse."""
-    yield from reversed(list(load_segments(snap, topic, after, through)))
 
 
 def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int) -> Iterator[Block]:
@@ -81,7 +39,7 @@ def sealed_blocks_back(
 ) -> Iterator[Block]:
     """The same, in reverse."""
     after = max(after, trimmed)
-    for segment in load_segments_back(snap, topic, after, through):
+    for segment in reversed(list(load_segments(snap, topic, after, through))):
         file = _files.open(segment, name)
         for group in range(len(file.groups) - 1, -1, -1):
             first, last = file.groups[group]
@@ -94,6 +52,15 @@ def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimme
     for block in sealed_blocks(snap, topic, name, seq - 1, seq, trimmed):
         return block
     return None
+
+
+def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
+    """Where the row group begins that holds a sealed position: a good place to cut a range."""
+    for segment in load_segments(snap, topic, seq - 1, seq):
+        for first, last in _files.open(segment, name).groups:
+            if first <= seq <= last:
+                return first
+    return seq
 
 
 def _without(block: Block, trimmed: int) -> Block:
@@ -114,26 +81,26 @@ class SealedFile:
         self._topic = topic
         self._lock = threading.Lock()
         filesystem, root = open_lake(segment.lake)
-        where = f"{root}/{segment.path}"
         try:
-            self._parquet = pq.ParquetFile(filesystem.open_input_file(where))
-        except (OSError, pa.ArrowInvalid) as error:
+            file = filesystem.open_input_file(f"{root}/{segment.path}")
+            size = file.size()
+        except OSError as error:
             raise StorageError(
-                f"events {segment.first} to {segment.last} of topic {topic!r} are sealed in "
-                f"{segment.lake}/{segment.path}, which cannot be read: {error}",
-                retryable=not isinstance(error, FileNotFoundError),
+                f"{self._events()} cannot be read: {error}", retryable=not isinstance(error, FileNotFoundError)
             ) from error
+        if size != segment.size:
+            raise self._damaged(f"the file has {size:,} bytes and should have {segment.size:,}")
+        try:
+            self._parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(str(error)) from error
         self.groups = self._find_groups()
 
     def _find_groups(self) -> list[tuple[int, int]]:
         """The first and last position of each row group."""
         metadata = self._parquet.metadata
         if metadata.num_rows != self._segment.count:
-            raise Corrupt(
-                f"a sealed file holds {metadata.num_rows} events and should hold {self._segment.count}",
-                topic=self._topic,
-                file=self._segment.path,
-            )
+            raise self._damaged(f"the file holds {metadata.num_rows} events and should hold {self._segment.count}")
         at = self._parquet.schema_arrow.get_field_index("seq")
         found = []
         for group in range(metadata.num_row_groups):
@@ -143,14 +110,29 @@ class SealedFile:
 
     def block(self, group: int) -> Block:
         """A row group as a block."""
+        import pyarrow as pa
+
         place = (self._segment.lake, self._segment.path, group)
         kept = _blocks.get(place)
         if kept is None:
-            with self._lock:  # a ParquetFile is for one thread at a time
-                table = self._parquet.read_row_group(group)
+            try:
+                with self._lock:  # a ParquetFile is for one thread at a time
+                    table = self._parquet.read_row_group(group)
+            except (OSError, pa.ArrowException) as error:
+                if isinstance(error, OSError) and "://" in self._segment.lake:
+                    raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
+                raise self._damaged(str(error), self.groups[group][0]) from error
             kept = Block(_wire_of(table), self._topic)
             _blocks.put(place, kept)
         return kept
+
+    def _events(self) -> str:
+        segment = self._segment
+        return f"events {segment.first} to {segment.last} of topic {self._topic!r} are sealed in {segment.place}, which"
+
+    def _damaged(self, reason: str, seq: int | None = None) -> Corrupt:
+        place = self._segment.place
+        return Corrupt(f"a file of sealed history is damaged: {reason}", topic=self._topic, seq=seq, file=place)
 
 
 def _wire_of(table: Any) -> Any:
@@ -257,6 +239,12 @@ _blocks = _Blocks()
 
 def open_lake(lake: str) -> tuple[Any, str]:
     """The filesystem of a lake and the path in it; ConfigError when there is no such place."""
+    return _open_lake(lake, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _open_lake(lake: str, process: int) -> tuple[Any, str]:
+    """The same, once per process: connections to an object store are worth keeping, and do not survive a fork."""
     try:
         import pyarrow as pa
         import pyarrow.fs

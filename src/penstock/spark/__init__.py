@@ -15,6 +15,8 @@
     stores     journals as Spark's processes open them
     projecting `project()`; `fold`: the fold in a task, `follow`: what a stream remembers, `states`: states as
                structs, `shipping`: classes on their way to workers
+    sealing    `seal()`: history becomes Parquet; `sealfile`: one file of it; `lakes`: `lake()`, the files and the rest
+               as one frame
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
@@ -26,12 +28,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.lakes import lake
     from penstock.spark.projecting import project
+    from penstock.spark.sealing import SealReport, seal
     from penstock.spark.sessions import session, stop
 
-__all__ = ["project", "session", "stop"]
+__all__ = ["SealReport", "lake", "project", "seal", "session", "stop"]
 
-_HOMES = {"project": "projecting", "session": "sessions", "stop": "sessions"}
+_HOMES = {
+    "SealReport": "sealing",
+    "lake": "lakes",
+    "project": "projecting",
+    "seal": "sealing",
+    "session": "sessions",
+    "stop": "sessions",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,12 +20,16 @@ from penstock.errors import ConfigError
 from penstock.journal import keys
 from penstock.journal.catalog import load_state, open_block
 from penstock.journal.reading import TopicView
+from penstock.journal.sealed import sealed_start
+from penstock.journal.segments import load_segments
 from penstock.spark.filters import RowFilter
 from penstock.spark.options import Offset, ReadOptions
 from penstock.spark.rows import check_kept
 
 _TASK_BYTES = 32 << 20
 """What one task reads, about."""
+_UNPACKED = 3
+"""How many bytes one of a Parquet file stands for, about."""
 _SPREAD_BYTES = 2 << 20
 """From this size on a range is spread over the cores, even if one task could read it."""
 
@@ -153,9 +157,9 @@ def _cut_one(view: TopicView, range_: Range, pieces: int, *, exactly: bool) -> l
     bounds = [range_.after]
     for piece in range(1, pieces):
         at = range_.after + span * piece // pieces
-        block = view.block_holding(at + 1)
-        if block is not None and bounds[-1] < block.first - 1 <= at:
-            at = block.first - 1
+        first = _start_near(view, at + 1)
+        if first is not None and bounds[-1] < first - 1 <= at:
+            at = first - 1
         elif not exactly:
             continue
         if at > bounds[-1]:
@@ -164,14 +168,29 @@ def _cut_one(view: TopicView, range_: Range, pieces: int, *, exactly: bool) -> l
     return [Range(range_.topic, low, high) for low, high in pairwise(bounds)]
 
 
+def _start_near(view: TopicView, seq: int) -> int | None:
+    """Where the block begins that holds a position; the row group, when it is sealed."""
+    if seq <= load_state(view.snap, view.number, view.name).sealed:
+        return sealed_start(view.snap, view.number, view.name, seq)
+    block = view.block_holding(seq)
+    return None if block is None else block.first
+
+
 def _size(view: TopicView, range_: Range) -> int:
-    """About how many bytes a range has: as if all its blocks were like the one in its middle."""
+    """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
+    sealed = min(load_state(view.snap, view.number, view.name).sealed, range_.through)
+    size = 0
+    if sealed > range_.after:
+        for segment in load_segments(view.snap, view.number, range_.after, sealed):
+            share = min(segment.last, sealed) - max(segment.first - 1, range_.after)
+            size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
+    after = max(range_.after, sealed)
     low, _ = keys.block_range(view.number)
-    middle = (range_.after + range_.through + 1) // 2
+    middle = (after + range_.through + 1) // 2
     for key, value in view.snap.scan(low, keys.block_key(view.number, middle + 1), reverse=True):
         count = open_block(key, value, view.name).count
-        return (range_.through - range_.after) * len(value) // count
-    return 0
+        return size + (range_.through - after) * len(value) // count
+    return size
 
 
 def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offsets:

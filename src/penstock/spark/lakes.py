@@ -1,0 +1,111 @@
+"""`lake()`: a topic with sealed history as one frame, read by Spark's own Parquet reader where it is sealed."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import penstock
+from penstock.api import Journal
+from penstock.errors import ConfigError, StorageError
+from penstock.journal.arrow import arrow_schema
+from penstock.journal.catalog import load_state
+from penstock.journal.names import check_name
+from penstock.journal.reading import TopicView
+from penstock.journal.sealed import open_lake
+from penstock.journal.segments import Segment, load_segments
+from penstock.spark.options import absolute_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DDL = (
+    "seq BIGINT, topic STRING, kind STRING, key STRING, scope STRING, payload STRING, headers MAP<STRING, STRING>, "
+    "occurred_at TIMESTAMP, recorded_at TIMESTAMP, id STRING, correlation_id STRING, causation_id STRING, "
+    "payload_bytes BINARY"
+)
+_HADOOP_SCHEMES = {"s3": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
+"""Arrow's names for places, and Hadoop's."""
+
+
+def lake(
+    spark: SparkSession, journal: Journal | str, topic: str, *, payload: Literal["json", "binary"] = "json"
+) -> DataFrame:
+    """A topic as it is now, with the columns of the source `penstock`: sealed history straight from its Parquet files.
+
+    What is not sealed yet comes through the source, so the frame has every event once, also when sealing goes on while
+    it is read. Lakes that Spark has no file system for are read through the source as well.
+    """
+    check_name(topic)
+    if payload not in ("json", "binary"):
+        raise ConfigError(f'payload is "json" or "binary", not {payload!r}')
+    if isinstance(journal, str):
+        url = absolute_url(journal)
+        opening: Any = penstock.open(url, read_only=True)
+    else:
+        url = absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
+        opening = nullcontext(journal)
+    with opening as opened, opened._engine.read() as snap:
+        view = TopicView.open(snap, topic)
+        if view is None:
+            raise ConfigError(f"there is no topic {topic!r} in {url}")
+        latest = view.latest()
+        state = load_state(snap, view.number, topic)
+        segments = list(load_segments(snap, view.number, state.trimmed))
+    if segments and not all(_reachable(spark, lake) for lake in {segment.lake for segment in segments}):
+        segments = []
+    after = segments[-1].last if segments else state.trimmed
+    source = spark.read.format("penstock").options(url=url, topic=topic, payloadFormat=payload)
+    tail = source.options(startingOffsets=str(after), endingOffsets=str(latest)).load()
+    if not segments:
+        return tail
+    sealed = _sealed(spark, segments, topic, payload)
+    if segments[0].first <= state.trimmed:
+        sealed = sealed.where(f"seq > {state.trimmed}")
+    return sealed if after == latest else sealed.unionAll(tail)
+
+
+def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: str) -> DataFrame:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    try:
+        files = spark.read.schema(_DDL).parquet(*map(_path, segments))
+    except AnalysisException as error:
+        raise StorageError(f"sealed history of topic {topic!r} cannot be read by Spark: {error}") from error
+    text, raw = F.col("payload"), F.col("payload_bytes")
+    if payload == "binary":
+        column = F.coalesce(text.cast("binary"), raw)
+    elif any(segment.binary for segment in segments):
+        column = F.coalesce(text, F.decode(raw, "UTF-8"))
+    else:
+        column = text
+    return files.select(*(column.alias(name) if name == "payload" else name for name in arrow_schema().names))
+
+
+def _path(segment: Segment) -> str:
+    """Where Spark finds a file; signs that it would take for a pattern are escaped."""
+    _, root = open_lake(segment.lake)
+    path = re.sub(r"([\\*?\[\]{}])", r"\\\1", f"{root}/{segment.path}")
+    scheme = urlsplit(segment.lake).scheme if "://" in segment.lake else "file"
+    return path if scheme == "file" else f"{_HADOOP_SCHEMES[scheme]}://{path}"
+
+
+def _reachable(spark: SparkSession, lake: str) -> bool:
+    """Whether Spark has a file system for a lake: the pip package brings the local one only."""
+    scheme = urlsplit(lake).scheme if "://" in lake else "file"
+    if scheme == "file":
+        return True
+    context = getattr(spark, "_jsc", None)
+    if scheme not in _HADOOP_SCHEMES or context is None:
+        return False
+    from py4j.protocol import Py4JError
+
+    try:
+        file_system = spark._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]
+        file_system.getFileSystemClass(_HADOOP_SCHEMES[scheme], context.hadoopConfiguration())
+    except Py4JError:
+        return False
+    return True

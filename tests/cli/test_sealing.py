@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+import penstock
+from cli.commandline import Cli
+
+
+def test_seal_moves_history_into_files_and_reads_go_on(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    before = cli("read", "orders", "--json").out
+    done = cli("seal", "orders", "--lake", lake, "--through", "6", "--json")
+    assert done.document["events"] == 6 and done.document["through"] == 6
+    assert "6 of 6 events sealed" in done.err
+    (file,) = Path(lake).rglob("*.parquet")
+    assert pq.read_table(file)["seq"].to_pylist() == list(range(1, 7))
+    assert done.document["size"] == file.stat().st_size
+    assert cli("read", "orders", "--json").out == before
+    assert "whole" in cli("verify", "orders").out
+    assert cli("seal", "orders", "--lake", lake, "--older-than", "1h", "--json").document["events"] == 0
+    assert "10" in cli("seal", "orders", "--lake", lake, "--older-than", "0s").out
+    assert cli("read", "orders", "--json").out == before
+
+
+def test_verify_names_a_damaged_file(cli: Cli, orders: str, tmp_path: Path) -> None:
+    cli("seal", "orders", "--lake", str(tmp_path / "lake"), "--through", "6")
+    (file,) = (tmp_path / "lake").rglob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert file.name in cli("verify", "orders", "--json", code=1).document["state"]
+
+
+def test_what_cannot_be_sealed_says_so(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:
+    assert "--lake" in cli("seal", "orders", code=2).err
+    lake = str(tmp_path / "lake")
+    cli("seal", "orders", "--lake", lake, "--through", "6", "--older-than", "1h", code=2)
+    assert "did you mean orders" in cli("seal", "order", "--lake", lake, code=3).err
+    missing = tmp_path / "other.db"
+    cli("seal", "orders", "--lake", lake, "--url", str(missing), code=None)
+    assert not missing.exists() and not Path(lake).exists()
+    with penstock.open(url) as journal:
+        journal.topic("orders").configure(by_key=True)
+    assert "newest event of every key" in cli("seal", "orders", "--lake", lake, code=2).err

@@ -1,0 +1,153 @@
+"""Spark over sealed history: the source crosses the seam, `lake` reads the files, and plain readers can too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset
+import pytest
+from pyspark.errors import PySparkException
+
+import penstock
+from penstock import Draft
+from penstock.clock import ManualClock
+from penstock.errors import ConfigError, StorageError
+from penstock.spark import lake, seal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)
+EVENTS = 1200
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
+    clock = ManualClock(int(START.timestamp() * 1000))
+    with penstock.open(tmp_path / "shop.db", clock=clock) as journal:
+        topic = journal.topic("orders")
+        for start in range(0, EVENTS, 30):
+            topic.append_many([_draft(start + n) for n in range(30)])
+            clock.advance(30)
+        yield journal
+
+
+def _draft(n: int) -> Draft:
+    return Draft(
+        "paid" if n % 3 else "placed",
+        {"n": n, "text": "ü" * (n % 4)},
+        key=f"k{n % 7}" if n % 5 else None,
+        scope="eu" if n % 2 else None,
+        headers={"h": str(n), "g": ""} if n % 4 == 0 else None,
+        occurred_at=START if n % 6 == 0 else None,
+    )
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def read(spark: SparkSession, journal: penstock.Journal, **options: object) -> DataFrame:
+    given = {"url": journal._engine.location, "topic": "orders", **options}
+    return spark.read.format("penstock").options(**{name: str(value) for name, value in given.items()}).load()
+
+
+def test_the_source_reads_across_the_seam(spark: SparkSession, journal: penstock.Journal, tmp_path: Path) -> None:
+    before = rows(read(spark, journal))
+    assert len(before) == EVENTS
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=800, file_events=300)
+    assert rows(read(spark, journal)) == before
+    parts = read(spark, journal, minPartitions=5)
+    assert parts.rdd.getNumPartitions() >= 5 and rows(parts) == before
+    assert rows(read(spark, journal, startingOffsets=250, endingOffsets=950)) == before[250:950]
+    some = read(spark, journal).where("seq > 700 AND seq <= 900 AND kind = 'placed'")
+    assert rows(some) == [row for row in before[700:900] if row[2] == "placed"]
+    parsed = read(spark, journal, payloadSchema="n BIGINT").select("seq", "n").where("seq < 20 OR seq > 1190")
+    assert rows(parsed) == [(n + 1, n) for n in range(EVENTS) if n + 1 < 20 or n + 1 > 1190]
+
+
+def test_a_stream_from_the_beginning_reads_sealed_history_and_goes_on(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    """Sealing goes on between the batches of the query, and past where it is."""
+    before = rows(read(spark, journal))
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=300)
+
+    def run() -> None:
+        stream = spark.readStream.format("penstock").options(
+            url=str(journal._engine.location), topic="orders", maxOffsetsPerTrigger="450"
+        )
+        writer = stream.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(300)
+
+    run()
+    assert rows(spark.read.parquet(str(tmp_path / "out"))) == before
+    journal.topic("orders").append_many([_draft(n) for n in range(EVENTS, EVENTS + 10)])
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=EVENTS + 10)
+    run()
+    assert [row[0] for row in rows(spark.read.parquet(str(tmp_path / "out")))] == list(range(1, EVENTS + 11))
+
+
+def test_a_lake_read_is_the_topic_once_also_while_sealing_goes_on(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    before = rows(read(spark, journal))
+    assert rows(lake(spark, journal, "orders")) == before, "nothing is sealed yet"
+    folder = str(tmp_path / "a lake [old] {x}")
+    seal(journal, "orders", lake=folder, through=700, file_events=300)
+    frame = lake(spark, str(journal._engine.location), "orders")
+    assert frame.columns == read(spark, journal).columns
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert "Batched: true" in plan and "parquet" in plan, "Spark's own reader, by columns"
+    assert rows(frame) == before
+    seal(journal, "orders", lake=folder, through=1000)
+    journal.topic("orders").append("later", None)
+    assert rows(frame) == before, "the frame holds what was there when it was made"
+    assert [row[0] for row in rows(lake(spark, journal, "orders"))] == list(range(1, EVENTS + 2))
+    seal(journal, "orders", lake=folder, through=EVENTS + 1)
+    assert rows(lake(spark, journal, "orders"))[:EVENTS] == before
+    journal.topic("orders").compact(350)
+    assert rows(lake(spark, journal, "orders").where(f"seq <= {EVENTS}")) == before[350:]
+
+
+def test_a_lake_read_has_bytes_and_says_what_is_missing(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    journal.topic("raw").append_many([Draft("raw", b"\xff%d" % n if n % 2 else {"n": n}) for n in range(40)])
+    seal(journal, "raw", lake=str(tmp_path / "lake"), through=30)
+    found = rows(lake(spark, journal, "raw", payload="binary").select("seq", "payload"))
+    assert [bytes(payload) for _, payload in found] == [b"\xff%d" % n if n % 2 else b'{"n":%d}' % n for n in range(40)]
+    with pytest.raises(PySparkException, match="MALFORMED_CHARACTER_CODING"):
+        lake(spark, journal, "raw").where("seq < 30").collect()
+    with pytest.raises(ConfigError, match="no topic 'nothing'"):
+        lake(spark, journal, "nothing")
+    (file,) = (tmp_path / "lake" / "raw").rglob("*.parquet")
+    file.unlink()
+    with pytest.raises(StorageError, match=file.name):
+        lake(spark, journal, "raw")
+
+
+def test_plain_parquet_readers_use_the_sealed_part(journal: penstock.Journal, tmp_path: Path) -> None:
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=1000, file_events=300)
+    dataset = pyarrow.dataset.dataset(tmp_path / "lake" / "orders", partitioning="hive")
+    field = pyarrow.dataset.field
+    table = dataset.to_table(filter=field("date") == "2026-03-02").sort_by("seq")
+    midnight = datetime(2026, 3, 2, tzinfo=UTC)
+    sealed = [event for event in journal.topic("orders").read(through=1000) if event.recorded_at >= midnight]
+    assert table["seq"].to_pylist() == [event.seq for event in sealed]
+    assert table["payload"][0].as_py() == sealed[0].raw.decode()
+    assert dataset.count_rows() == 1000
+
+
+def test_spark_tasks_can_write_the_files(spark: SparkSession, journal: penstock.Journal, tmp_path: Path) -> None:
+    before = rows(read(spark, journal))
+    report = seal(journal, "orders", lake=str(tmp_path / "lake"), through=900, file_events=200, master="local[2]")
+    assert (report.events, report.through) == (900, 900)
+    assert rows(read(spark, journal)) == before
