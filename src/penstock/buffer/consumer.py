@@ -113,6 +113,12 @@ class Consumer:
             self._hand_out(found)
             return found
 
+    def look(self) -> Manifest:
+        """The manifest now, for whoever keeps count of what is read elsewhere; moves no cursor."""
+        with self._lock:
+            self._check_open()
+            return self._manifest.load_owned()
+
     def _after_handed_out(self, limit: int) -> list[Descriptor]:
         self._check_open()
         manifest = self._manifest.load_owned()

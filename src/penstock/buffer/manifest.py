@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from penstock.buffer.format import Manifest, append, parse_manifest
 from penstock.buffer.format.descriptor import Metadata
+from penstock.buffer.format.mark import Mark
+from penstock.buffer.marks import Marks
 from penstock.buffer.measures import ManifestMeasures
 from penstock.buffer.store import Store, Stored, VersionConflict
 from penstock.buffer.store.contract import Buffer
@@ -37,6 +39,7 @@ class ManifestObject:
         self._store = store
         self._measures = measures
         self._trail = Trail(store, path, clock)
+        self._marks = Marks(store, path, clock)
         self._known: Snapshot | None = None
         self._length = 0
         #: The sequence the last `append` would give its first entry; None when it did not get as far as writing.
@@ -80,14 +83,25 @@ class ManifestObject:
         self._length = snapshot.manifest.count
         self._measures.queue_length.set(self._length)
 
-    def append(self, entries: Sequence[tuple[str, Sequence[Metadata]]]) -> int:
+    def latest_mark(self, name: str) -> int | None:
+        """The highest number that was appended under this name, by the manifest now and by what was removed from it.
+
+        None when there is none; it can also have been forgotten (see `Marks`), or removed by a consumer that does not
+        keep marks.
+        """
+        found = [mark.number for mark in self.load().marks() if mark.name == name]
+        # After the manifest: a consumer writes the marks before it removes the entries.
+        removed = self._marks.read(name)
+        return max(found if removed is None else [*found, removed], default=None)
+
+    def append(self, entries: Sequence[tuple[str, Sequence[Metadata]]], mark: Mark | None = None) -> int:
         """Tries once to append to the latest known manifest; returns the first entry's sequence.
 
         `VersionConflict` and `StorageError` leave it open whether it was done: ask `find` with `expected_sequence`.
         """
         self.expected_sequence = None
         snapshot = self._known or self._load()
-        data = append(snapshot.manifest, entries)
+        data = append(snapshot.manifest, entries, mark)
         first = self.expected_sequence = snapshot.manifest.next_sequence
         self._replace(snapshot, data)
         return first

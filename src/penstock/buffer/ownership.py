@@ -68,8 +68,11 @@ class OwnedManifest(ManifestObject):
             removed = list(takewhile(lambda entry: entry[0] <= through, manifest.locations()))
             if not removed:
                 return
+            marks = list(manifest.marks(through))
             try:
                 self._trail.extend(removed)
+                if marks:
+                    self._marks.keep(marks)
                 self._replace(snapshot, dequeue(manifest, through))
             except VersionConflict:
                 continue

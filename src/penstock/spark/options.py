@@ -34,7 +34,7 @@ _READ = (
     "payloadColumns",
 )
 _WRITE = ("url", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
-_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode"})
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """What Spark itself leaves among a source's options."""
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
 """The Kafka source's names for the same things."""
@@ -165,7 +165,7 @@ def absolute_url(url: str) -> str:
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
     known = {name.lower() for name in names}
-    unknown = [name for name in options if name not in known and name not in _SPARK]
+    unknown = [name for name in options if name not in known and name not in SPARK_OPTIONS]
     if unknown:
         raise ConfigError(f"a penstock {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
     return dict(options)

@@ -1,4 +1,4 @@
-"""Batches to Arrow without a Python object per entry.
+"""Batches to Arrow, and from it, without a Python object per entry.
 
 Entries of one length are a strided array: drop the column of lengths. Entries of differing lengths happen to be stored
 exactly as Parquet stores a plain byte-array column (length, bytes, length, bytes …), so the block is given the few
@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, Corrupt
 try:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as parquet
 except ImportError as error:
     raise ConfigError('Arrow arrays need pyarrow and numpy: pip install "penstock[arrow]"') from error
@@ -32,6 +33,24 @@ def block_to_arrow(block: memoryview, count: int, length: int | None) -> pa.Arra
     if length is not None:
         return _uniform(block, count, length)
     return _varied(block, count)
+
+
+def arrow_to_block(entries: pa.Array) -> memoryview:
+    """Entries (binary or string, none of them null) as they stand in a batch, each after its length."""
+    count = len(entries)
+    if count == 0:
+        return memoryview(b"")
+    wide = pa.types.is_large_binary(entries.type) or pa.types.is_large_string(entries.type)
+    kind = np.int64 if wide else np.int32
+    stored = np.frombuffer(entries.buffers()[1], kind)[entries.offset : entries.offset + count + 1]
+    lengths = np.diff(stored).astype("<u4")
+    if int(stored[-1] - stored[0]) + 4 * count > _MAX_BINARY:
+        raise ConfigError("a batch of more than 2 GiB: give fewer entries")
+    offsets = np.arange(0, 4 * count + 4, 4, dtype=np.int32)
+    prefixes = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(lengths)])
+    # Joined value by value, an array's values lie one after the other: length, entry, length, entry …
+    joined = pc.binary_join_element_wise(prefixes, entries.cast(pa.binary()), pa.scalar(b"", pa.binary()))
+    return memoryview(joined.buffers()[2])[: 4 * count + int(stored[-1] - stored[0])]
 
 
 def _uniform(block: memoryview, count: int, length: int) -> pa.Array:

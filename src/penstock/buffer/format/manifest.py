@@ -3,6 +3,7 @@
     entry    length of the rest (u32) · sequence (u64) · location length (u16) · location (UTF-8) · ranges (u32)
              then per range: start index (u32) · ingestion time ms (i64) · payload length (u32) · payload
     footer   entry count (u32) · next sequence (u64) · epoch (u64) · version (u16)
+    mark     behind an entry's last range, where readers that do not know it skip it (see `mark`)
 
 Entries are never rewritten: appending and dequeuing copy their bytes verbatim, so whatever a newer writer put behind an
 entry's last range survives. Appending looks at the footer alone.
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.buffer.format.descriptor import Descriptor, Metadata
+from penstock.buffer.format.mark import Mark, decode_mark, encode_mark, may_be_mark
 from penstock.errors import ConfigError, Corrupt
 
 Buffer = bytes | memoryview | Any
@@ -80,6 +82,30 @@ class Manifest:
         """Every entry's sequence and location, without decoding metadata."""
         for start, end, sequence in self._walk():
             yield sequence, self._location(start, end)
+
+    def marks(self, through: int | None = None) -> Iterator[Mark]:
+        """The marks of the entries (up to a sequence) that have one."""
+        for start, end, sequence in self._walk():
+            if through is not None and sequence > through:
+                return
+            if may_be_mark(self.data, end):
+                mark = decode_mark(self.data, self._ranges_end(start, end), end)
+                if mark is not None:
+                    yield mark
+
+    def _ranges_end(self, start: int, end: int) -> int:
+        """Where an entry's last metadata range ends."""
+        data = self.data
+        offset: int = start + _HEAD.size + _HEAD.unpack_from(data, start)[1]
+        if offset + _LENGTH.size > end:
+            raise Corrupt("a location does not fit its manifest entry", offset=start)
+        ranges = _LENGTH.unpack_from(data, offset)[0]
+        offset += _LENGTH.size
+        for _ in range(ranges):
+            if offset + _RANGE.size > end:
+                raise Corrupt("a metadata range does not fit its manifest entry", offset=offset)
+            offset += _RANGE.size + _RANGE.unpack_from(data, offset)[2]
+        return offset
 
     def _walk(self) -> Iterator[tuple[int, int, int]]:
         """Each entry's start (after its length), end and sequence, checked against the bytes that are there."""
@@ -152,7 +178,7 @@ def empty_manifest(next_sequence: int) -> Manifest:
     return Manifest(_FOOTER.pack(0, next_sequence, 0, VERSION))
 
 
-def encode_entry(sequence: int, location: str, metadata: Sequence[Metadata] = ()) -> bytes:
+def encode_entry(sequence: int, location: str, metadata: Sequence[Metadata] = (), mark: Mark | None = None) -> bytes:
     """One manifest entry."""
     name = location.encode()
     if len(name) > MAX_LOCATION:
@@ -161,16 +187,23 @@ def encode_entry(sequence: int, location: str, metadata: Sequence[Metadata] = ()
     for each in metadata:
         parts.append(_RANGE.pack(each.start_index, each.ingested_at_ms, len(each.payload)))
         parts.append(each.payload)
+    if mark is not None:
+        parts.append(encode_mark(mark))
     parts[0] = _LENGTH.pack(sum(map(len, parts)))
     return b"".join(parts)
 
 
-def append(manifest: Manifest, entries: Iterable[tuple[str, Sequence[Metadata]]]) -> bytes:
-    """The manifest with these (location, metadata) at its end; the entries already there are copied, not decoded."""
+def append(manifest: Manifest, entries: Iterable[tuple[str, Sequence[Metadata]]], mark: Mark | None = None) -> bytes:
+    """The manifest with these (location, metadata) at its end; the entries already there are copied, not decoded.
+
+    The mark goes with the last of them, so that it stays for as long as any of them does.
+    """
     sequence = manifest.next_sequence
     parts: list[Buffer] = [memoryview(manifest.data)[: len(manifest.data) - FOOTER_SIZE]]
-    for location, metadata in entries:
-        parts.append(encode_entry(sequence, location, metadata))
+    added = list(entries)
+    for location, metadata in added:
+        last = sequence == manifest.next_sequence + len(added) - 1
+        parts.append(encode_entry(sequence, location, metadata, mark if last else None))
         sequence += 1
     count = manifest.count + len(parts) - 1
     if sequence >= 1 << 64 or count >= 1 << 32:

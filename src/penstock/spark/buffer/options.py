@@ -1,0 +1,200 @@
+"""The options of `penstock-buffer`: its own as checked values, and the object store's, which are passed on unread.
+
+Options of the store may be secrets: they appear in no message and in no name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
+from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, place, shard_place
+from penstock.buffer.store import CLOUD_SCHEMES, Store, open_store
+from penstock.errors import ConfigError
+from penstock.journal.names import check_consumer
+from penstock.spark.options import SPARK_OPTIONS
+
+_PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
+_READ = (
+    *_PLACE,
+    "startingOffsets",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "gcInterval",
+    "maxBatchBytes",
+)
+_WRITE = (*_PLACE, "compression", "flushBytes", "txnAppId", "txnVersion")
+_OWN = frozenset(name.lower() for name in (*_READ, *_WRITE))
+_SCHEMES = {"s3a": "s3", "gcs": "gs", "azure": "az"}
+_FLUSH_BYTES = 32 << 20
+
+
+class BufferOptions(msgspec.Struct, frozen=True):
+    """Which buffer it is."""
+
+    url: str
+    places: tuple[Place, ...]
+    gc_grace: float
+    store: tuple[tuple[str, str], ...]
+    """Options of the object store."""
+    given: frozenset[str]
+    """The names of our own options that were given, in lower case."""
+
+    def open(self) -> Store:
+        """The store, kept open by this process for the next task."""
+        return _opened(os.getpid(), self.url, self.store)
+
+    def __repr__(self) -> str:
+        return f"BufferOptions({self.url!r})"
+
+
+class ReadOptions(BufferOptions, frozen=True, kw_only=True):
+    """What a read was asked for."""
+
+    start: Literal["earliest", "latest"] = "earliest"
+    max_offsets: int | None = None
+    min_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    gc_interval: float | None = 300
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+    __repr__ = BufferOptions.__repr__
+
+
+class WriteOptions(BufferOptions, frozen=True, kw_only=True):
+    """What a write was asked for."""
+
+    compression: Compression = "none"
+    flush_bytes: int = _FLUSH_BYTES
+    app: str | None = None
+    version: int | None = None
+
+    __repr__ = BufferOptions.__repr__
+
+
+def settled(options: Mapping[str, str]) -> dict[str, str]:
+    """Options with names in lower case and the url in its place; ConfigError when there is none that Spark can use."""
+    given = {name.lower(): value for name, value in options.items()}
+    if given.get("url") and given.get("path"):
+        raise ConfigError('the buffer is named twice: by option("url", …) and by the path given to load or save')
+    url = given.pop("path", None) or given.get("url")
+    if not url:
+        raise ConfigError('no buffer is named: set option("url", "s3://bucket/prefix") or "file:///dir"')
+    if url.startswith("memory:"):
+        raise ConfigError(
+            "Spark reads and writes a buffer from other processes, and memory:// lives in one; use file://"
+        )
+    given["url"] = url
+    return given
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Checks the settled options of a read; ConfigError says which one cannot be used and why."""
+    where, given = _where(options, _READ, "read")
+    start = given.get("startingoffsets", "earliest").strip().lower()
+    if start not in ("earliest", "latest"):
+        raise ConfigError(f'startingOffsets is "earliest" or "latest" for a buffer, not {start!r}')
+    interval = _seconds(given, "gcInterval", 300)
+    found = ReadOptions(
+        **where,
+        start="latest" if start == "latest" else "earliest",
+        max_offsets=_number(given, "maxOffsetsPerTrigger"),
+        min_partitions=_number(given, "minPartitions"),
+        fail_on_data_loss=_switch(given, "failOnDataLoss"),
+        gc_interval=interval or None,
+        max_batch_bytes=_number(given, "maxBatchBytes") or MAX_BATCH_BYTES,
+    )
+    found.open()
+    return found
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Checks the settled options of a write; ConfigError says which one cannot be used and why."""
+    where, given = _where(options, _WRITE, "write")
+    compression = given.get("compression", "none").lower()
+    if compression not in ("none", "zstd"):
+        raise ConfigError(f'compression is "none" or "zstd", not {compression!r}')
+    app, version = given.get("txnappid"), _number(given, "txnVersion", least=0)
+    if (app is None) != (version is None):
+        raise ConfigError("txnAppId and txnVersion go together: a name, and a number that only grows")
+    if app is not None:
+        check_consumer(app, "txnAppId")
+    flush = _number(given, "flushBytes") or _FLUSH_BYTES
+    if flush > MAX_BATCH_BYTES:
+        raise ConfigError(f"flushBytes is at most {MAX_BATCH_BYTES}, not {flush}")
+    found = WriteOptions(
+        **where,
+        compression="zstd" if compression == "zstd" else "none",
+        flush_bytes=flush,
+        app=app,
+        version=version,
+    )
+    found.open()
+    return found
+
+
+def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that say which buffer it is, as arguments, and those that are ours."""
+    known = {name.lower() for name in names}
+    given = {name: value for name, value in options.items() if name in _OWN}
+    rest = {name: value for name, value in options.items() if name not in _OWN and name not in SPARK_OPTIONS}
+    scheme = given["url"].partition("://")[0]
+    unknown = [name for name in given if name not in known]
+    if _SCHEMES.get(scheme, scheme) not in CLOUD_SCHEMES:  # only those have options of their own
+        unknown += rest
+    if unknown:
+        raise ConfigError(f"a penstock-buffer {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
+    shards = _number(given, "shards") or 1
+    whole = place(given.get("manifest", DEFAULT_MANIFEST), given.get("prefix", DEFAULT_PREFIX))
+    where = {
+        "url": given["url"],
+        "places": tuple(shard_place(whole, shard, shards) for shard in range(shards)),
+        "gc_grace": _seconds(given, "gcGrace", 600),
+        "store": tuple(sorted(rest.items())),
+        "given": frozenset(given),
+    }
+    return where, given
+
+
+@lru_cache(maxsize=8)
+def _opened(pid: int, url: str, options: tuple[tuple[str, str], ...]) -> Store:
+    return open_store(url, dict(options))
+
+
+def _number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {text!r}")
+    return value
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{name} is a number of seconds, not {text!r}")
+    return value
+
+
+def _switch(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name.lower(), "true")
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f'{name} is "true" or "false", not {text!r}')
+    return text.lower() == "true"
