@@ -141,6 +141,9 @@ def test_every_page_shows_what_it_should(
         page.goto(f"{served.url}/pipelines")
         expect(page.locator("#pipelines")).to_contain_text("revenue")
         expect(page.locator("#pipelines")).to_contain_text("1,23")
+        expect(page.locator('#followers tr[data-key="billing/orders"] td').nth(3)).to_have_text("10")
+        journal.topic("orders").commit("billing", 25)
+        expect(page.locator('#followers tr[data-key="billing/orders"] td').nth(3)).to_have_text("5")
 
 
 def test_the_overview_is_live(
