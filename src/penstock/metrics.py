@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter
@@ -159,6 +159,8 @@ class Histogram:
 
 
 M = TypeVar("M", Counter, Gauge, Histogram)
+Source = Callable[[], "Iterable[tuple[tuple[str, ...], float | Reading]]"]
+"""Says the values of a metric that is counted elsewhere."""
 
 
 class Family(Generic[M]):
@@ -184,16 +186,32 @@ class Family(Generic[M]):
                 child = self._children.setdefault(key, self._make())
         return child
 
-    def children(self) -> list[tuple[tuple[str, ...], M]]:
-        """Every child so far, with its label values in the order of `label_names`."""
-        return sorted(self._children.items(), key=lambda item: item[0])
+    def readings(self) -> list[tuple[tuple[str, ...], float | Reading]]:
+        """Every child's value now, with its label values in the order of `label_names`."""
+        found = sorted(self._children.items(), key=lambda item: item[0])
+        return [(key, child.read() if isinstance(child, Histogram) else child.value) for key, child in found]
+
+
+class Watched:
+    """A metric whose values are asked for when somebody looks, for what is counted elsewhere."""
+
+    def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], source: Source) -> None:
+        self.name = name
+        self.kind = kind
+        self.help = help
+        self.label_names = labels
+        self._source = source
+
+    def readings(self) -> list[tuple[tuple[str, ...], float | Reading]]:
+        """Every value now, with its label values in the order of `label_names`."""
+        return sorted(self._source(), key=lambda item: item[0])
 
 
 class Registry:
     """A set of metrics. `REGISTRY` is the process's own; give a fresh one to count a single producer or test apart."""
 
     def __init__(self) -> None:
-        self._families: dict[str, Family[Any]] = {}
+        self._families: dict[str, Family[Any] | Watched] = {}
         self._lock = threading.Lock()
 
     def counters(self, name: str, help: str, labels: tuple[str, ...]) -> Family[Counter]:
@@ -227,14 +245,37 @@ class Registry:
     def _family(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> Family[M]:
         with self._lock:
             family = self._families.setdefault(name, Family(name, help, kind, labels, make))
-        if family.kind != kind or family.label_names != labels:
+        if not isinstance(family, Family) or family.kind != kind or family.label_names != labels:
             raise ConfigError(
                 f"metric {name} exists as a {family.kind} with the labels {family.label_names}; "
                 f"it cannot also be a {kind} with {labels}"
             )
         return family
 
-    def families(self) -> list[Family[Any]]:
+    def watch_counters(self, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
+        """A counter whose values `source` says when asked: pairs of label values and a number."""
+        self._watch(Watched(name, help, "counter", labels, source))
+
+    def watch_gauges(self, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
+        """A gauge whose values `source` says when asked: pairs of label values and a number."""
+        self._watch(Watched(name, help, "gauge", labels, source))
+
+    def watch_histogram(self, name: str, help: str, source: Source) -> None:
+        """A histogram whose reading `source` says when asked."""
+        self._watch(Watched(name, help, "histogram", (), source))
+
+    def _watch(self, watched: Watched) -> None:
+        with self._lock:
+            if watched.name in self._families:
+                raise ConfigError(f"metric {watched.name} exists already")
+            self._families[watched.name] = watched
+
+    def forget(self, name: str) -> None:
+        """Drops a metric; nothing happens when there is none."""
+        with self._lock:
+            self._families.pop(name, None)
+
+    def families(self) -> list[Family[Any] | Watched]:
         """Every metric, by name."""
         return [self._families[name] for name in sorted(self._families)]
 
@@ -245,29 +286,30 @@ class Registry:
         """
         values: dict[str, Any] = {}
         for family in self.families():
-            for key, child in family.children():
+            for key, reading in family.readings():
                 labels = ",".join(f"{name}={value}" for name, value in zip(family.label_names, key, strict=True))
                 spelled = f"{family.name}{{{labels}}}" if labels else family.name
-                values[spelled] = child.read().as_dict() if isinstance(child, Histogram) else child.value
+                values[spelled] = reading.as_dict() if isinstance(reading, Reading) else reading
         return values
 
-    def prometheus_text(self) -> str:
-        """Every value in Prometheus's text format; needs nothing installed."""
+    def prometheus_text(self, without: Container[str] = ()) -> str:
+        """Every value in Prometheus's text format, but for the metrics named; needs nothing installed."""
         lines: list[str] = []
         for family in self.families():
+            if family.name in without:
+                continue
             name = prometheus_name(family.name, family.kind)
             lines.append(f"# HELP {name} {_escape_help(family.help)}")
             lines.append(f"# TYPE {name} {family.kind}")
-            for key, child in family.children():
+            for key, reading in family.readings():
                 pairs = list(zip(family.label_names, key, strict=True))
-                if isinstance(child, Histogram):
-                    reading = child.read()
+                if isinstance(reading, Reading):
                     for bound, seen in zip([*reading.bounds, math.inf], reading.cumulative, strict=True):
                         lines.append(f"{name}_bucket{_labels([*pairs, ('le', _number(bound))])} {seen}")
                     lines.append(f"{name}_sum{_labels(pairs)} {_number(reading.sum)}")
                     lines.append(f"{name}_count{_labels(pairs)} {reading.count}")
                 else:
-                    lines.append(f"{name}{_labels(pairs)} {_number(child.value)}")
+                    lines.append(f"{name}{_labels(pairs)} {_number(reading)}")
         return "\n".join(lines) + "\n" if lines else ""
 
     def register_with(self, prometheus_registry: Any = None) -> None:
@@ -301,13 +343,12 @@ class _Bridge:
                 exposed = GaugeMetricFamily(name, family.help, labels=family.label_names)
             else:
                 exposed = HistogramMetricFamily(name, family.help, labels=family.label_names)
-            for key, child in family.children():
-                if isinstance(child, Histogram):
-                    reading = child.read()
+            for key, reading in family.readings():
+                if isinstance(reading, Reading):
                     edges = [_number(bound) for bound in [*reading.bounds, math.inf]]
                     exposed.add_metric(list(key), list(zip(edges, reading.cumulative, strict=True)), reading.sum)
                 else:
-                    exposed.add_metric(list(key), child.value)
+                    exposed.add_metric(list(key), reading)
             yield exposed
 
 
@@ -341,3 +382,13 @@ def _escape_help(text: str) -> str:
 
 #: The process's metrics: what penstock counts unless it is given another registry.
 REGISTRY = Registry()
+
+
+def watch(journal: Any) -> None:
+    """Adds a journal's present state (backlogs, oldest ages, lags) to the process's metrics, as gauges.
+
+    It is looked at when the metrics are read, at most once a second; a closed journal says nothing any more.
+    """
+    from penstock.observing import watch
+
+    watch(journal)

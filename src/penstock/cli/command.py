@@ -252,7 +252,12 @@ def command(
 
     def declare(run: Callable[..., int | None]) -> Command:
         examples = (example,) if isinstance(example, str) else example
-        paragraphs = "\n".join(line.strip() for line in details.strip().splitlines())
-        return Command(name, summary, parts, examples, paragraphs, run)
+        return Command(name, summary, parts, examples, _flush_left(details), run)
 
     return declare
+
+
+def _flush_left(text: str) -> str:
+    """Text without the indentation of the code it stands in; `textwrap` would cost every start its import."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    return "\n".join(lines)

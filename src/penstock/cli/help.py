@@ -48,7 +48,7 @@ def command_help(command: Command, shared: Sequence[Option], *, color: bool) -> 
     """The help of one command."""
     lines = [command.summary + ".", "", f"{paint('usage', 'bold', color)}: {command.usage}"]
     if command.details:
-        lines += ["", *textwrap.dedent(command.details).splitlines()]
+        lines += ["", *command.details.splitlines()]
     if command.arguments:
         lines += ["", paint("arguments", "bold", color)]
         lines += _two_columns((argument.spelled, argument.help) for argument in command.arguments)

@@ -18,7 +18,18 @@ from penstock.cli.command import command, option
 from penstock.cli.failure import DONE, FAILED
 from penstock.cli.output import paint
 from penstock.cli.run import Run
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
+
+
+def _seconds(text: str) -> float:
+    try:
+        given = float(text)
+    except ValueError:
+        given = 0.0
+    if not 0 < given <= 3600:  # also what is no number at all
+        raise ConfigError(f"a number of seconds above 0, not {text!r}")
+    return given
+
 
 PAYLOAD = {"id": 4711, "customer": "c-0042", "total": 129.95, "note": "x" * 40}
 
@@ -31,7 +42,7 @@ PAYLOAD = {"id": 4711, "customer": "c-0042", "total": 129.95, "note": "x" * 40}
         "--engine", "the engine to measure", choices=("sqlite", "lmdb", "rocksdb", "file", "memory"), default="sqlite"
     ),
     option("--folder", "where to measure; the disk matters", metavar="FOLDER"),
-    option("--seconds", "about how long each row may take", metavar="NUMBER", default=1.0, convert=float),
+    option("--seconds", "about how long each row may take", metavar="NUMBER", default=1.0, convert=_seconds),
     example=("penstock bench", "penstock bench --engine lmdb --folder /var/lib"),
     details="""
     Everything is written to a temporary folder and removed. "x raw" compares with the disk's own rate of 100-byte

@@ -29,7 +29,8 @@ def load(name: str) -> Command:
     """A command's declaration; imports its module."""
     module = module_of(name)
     if module is None:
-        raise UsageError(f"there is no command {name!r}{suggestion(name, names())}; `penstock --help` lists them")
+        near = suggestion(name, names())
+        raise UsageError(f"there is no command {name!r}{near}{'' if near else ';'} `penstock --help` lists them")
     for value in vars(importlib.import_module(module)).values():
         if isinstance(value, Command) and value.name == name:
             return value
@@ -136,7 +137,8 @@ def _explain(error: Exception, *, json: bool) -> int:
     from penstock.errors import ConfigError, PenstockError
 
     if isinstance(error, ConfigError):
-        return _complain(type(error).__name__, str(error), failure.USAGE, json=json)
+        hint = "give it with --token, or as PENSTOCK_TOKEN" if str(error).startswith("Unauthorized: ") else ""
+        return _complain(type(error).__name__, str(error), failure.USAGE, json=json, hint=hint)
     if isinstance(error, PenstockError):
         return _complain(type(error).__name__, str(error), failure.FAILED, json=json)
     if isinstance(error, OSError):

@@ -18,6 +18,7 @@ from penstock.journal.block import Columns
 from penstock.journal.names import check_headers, check_kind, check_position, check_text
 from penstock.journal.payload import encode_payload, is_binary
 from penstock.limits import MAX_BATCH_BYTES
+from penstock.tracing import trace_headers, with_trace
 
 FindCause = Callable[[str], Event | None]
 """Finds the event a cause given as text names, wherever in the journal it is."""
@@ -59,6 +60,9 @@ def prepare_one(kind: Any, payload: Any) -> Batch:
     columns = Columns([kind], [encoded])
     if isinstance(payload, _BYTES_LIKE):
         columns.binary = [True]
+    trace = trace_headers()
+    if trace is not None:
+        columns.headers = [trace]
     return Batch(columns, len(encoded))
 
 
@@ -98,6 +102,9 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         columns.scope = _texts(scopes, "scope")
     if header_list is not None:
         columns.headers = [None if one is None else check_headers(one) for one in header_list]
+    trace = trace_headers()
+    if trace is not None:
+        columns.headers = [with_trace(one, trace) for one in columns.headers or [None] * count]
     if _some(occurred):
         columns.occurred = [None if at is None else to_ms(at, "occurred_at") for at in occurred]
     size = sum(columns.weights())

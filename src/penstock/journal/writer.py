@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from penstock.clock import Clock
@@ -27,6 +28,7 @@ from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, Re
 from penstock.journal import interrupts
 from penstock.journal.catalog import Catalog
 from penstock.journal.commit import Commit, Entities
+from penstock.journal.measures import ROLL
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
 from penstock.ticket import Ticket, wake
 
@@ -88,10 +90,8 @@ class Writer:
         self._pump: threading.Thread | None = None
         self._pump_wanted = threading.Event()
         self._closed = False
-        self.commits = 0
-        """How many transactions were committed."""
-        self.operations = 0
-        """How many operations they carried; divided by `commits`, the size of a group."""
+        self.measures = ROLL.enter()
+        """How many transactions were committed, with how many operations, how fast."""
 
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, operation: Operation[T]) -> T:
@@ -197,6 +197,7 @@ class Writer:
             self._pump_wanted.set()
             with self._room:
                 self._room.notify_all()
+            ROLL.leave(self.measures)
         if self._pump is not None and self._pump is not threading.current_thread():
             self._pump.join()
 
@@ -380,6 +381,7 @@ class Writer:
     def _attempt(self, batch: Sequence[Operation[Any]]) -> dict[str, int]:
         # Said in advance: SQLite fixes at its start how a transaction syncs.
         relaxed = batch[0].relaxed and all(operation.relaxed for operation in batch)
+        begun = perf_counter()
         with self.engine.write(sync=not relaxed) as tx:
             commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
             for operation in batch:
@@ -394,8 +396,8 @@ class Writer:
                     operation.error = error
             commit.flush()
         commit.publish()
-        self.commits += 1
-        self.operations += len(batch)
+        synced = not relaxed and self.engine.durability == "disk"
+        self.measures.committed(len(batch), perf_counter() - begun, synced, commit.touched)
         return commit.touched
 
     def _one_by_one(self, batch: Sequence[Operation[Any]]) -> None:
@@ -471,6 +473,7 @@ class Exclusive:
 
     def end(self) -> None:
         """Commits; when that fails, nothing was kept."""
+        begun = perf_counter()  # the user's own time inside the transaction is none of the writer's
         try:
             self.commit.flush()
         except BaseException as error:
@@ -482,8 +485,8 @@ class Exclusive:
             self._writer.catalog.forget()
             raise
         self.commit.publish()
-        self._writer.commits += 1
-        self._writer.operations += 1
+        writer = self._writer
+        writer.measures.committed(1, perf_counter() - begun, writer.engine.durability == "disk", self.commit.touched)
         if self.commit.touched:
             self._writer.announce(self.commit.touched)
 

@@ -79,7 +79,11 @@ class RemoteJournal:
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._subscriptions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ThreadPoolExecutor | None = None
-        self._about()  # a wrong address or token is found now
+        try:
+            self._about()  # a wrong address or token is found now
+        except BaseException:
+            self._http.close()  # nobody else will: there is no journal to close
+            raise
 
     def __repr__(self) -> str:
         return f"<journal at {self._http.url}{' (closed)' if self.closed else ''}>"

@@ -23,6 +23,7 @@ from penstock.queue.push import read_wish
 from penstock.queue.schedule import Schedule
 from penstock.remote.events import RawEvent, draft_documents, event_of, events_of, payload_fields, receipt_of
 from penstock.ticket import Ticket
+from penstock.tracing import trace_headers, with_trace
 from penstock.where import Where
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ class RemoteQueue:
     def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once."""
         self.journal._check_writable()
-        return self.journal._submit(lambda: self.push(payload, **options))
+        fields = _push_fields(options)  # here: the caller's trace context does not follow into another thread
+        return self.journal._submit(lambda: self.push(payload, **fields))
 
     def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
@@ -552,6 +554,9 @@ def _push_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     cause = fields.get("cause")
     if isinstance(cause, Event | Receipt):
         fields["cause"] = cause.id
+    trace = trace_headers()
+    if trace is not None:
+        fields["headers"] = with_trace(fields.get("headers"), trace)
     return fields
 
 

@@ -62,13 +62,22 @@ def letters(journal: Journal, name: str) -> Iterator[Failure]:
     """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all."""
     queue = journal.queue(name)
     cemetery = queue.policy.dead_letter
-    for source in dict.fromkeys(found for found in (cemetery, name) if found is not None):
-        if source not in journal.queues():
-            continue
-        for event in journal.queue(source):
-            came = origin(event)
-            if came is not None and (source == name or came == name):
+    if cemetery is not None and cemetery in journal.queues():
+        for event in journal.queue(cemetery):
+            if origin(event) == name:
                 yield letter(event)
+    # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
+    if name != cemetery and _receives_dead(journal, queue):
+        for event in queue:
+            if origin(event) is not None:
+                yield letter(event)
+
+
+def _receives_dead(journal: Journal, queue: Queue) -> bool:
+    """Whether dead letters come, or came, to a queue: some queue's policy names it, or it begins with one."""
+    if any(origin(event) is not None for event in queue.peek(1)):
+        return True
+    return any(journal.queue(name).policy.dead_letter == queue.name for name in journal.queues())
 
 
 def letter(event: Event) -> Failure:

@@ -68,9 +68,14 @@ def problem(status: int, name: str, message: str, headers: dict[str, str] | None
     )
 
 
+def status_of(kind: type[errors.PenstockError]) -> int:
+    """The HTTP status an error becomes; the nearest class in the tree decides."""
+    return next(STATUS[found] for found in kind.__mro__ if found in STATUS)
+
+
 def of_error(error: errors.PenstockError) -> Response:
     """The problem an error of the journal is."""
-    status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    status = status_of(type(error))
     more = {name: getattr(error, name) for name in ATTRIBUTES if getattr(error, name, None) is not None}
     headers = {}
     if isinstance(error, errors.Backpressure):

@@ -86,6 +86,8 @@ def bind(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        # From here on nobody is turned away: who connects before the server runs waits a moment.
+        listening.listen(2048)
     except OSError as error:
         listening.close()
         raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error

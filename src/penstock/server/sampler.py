@@ -15,11 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Closed, PenstockError
-from penstock.journal import keys
-from penstock.journal.catalog import load_state
-from penstock.journal.cursors import read_cursors
-from penstock.journal.reading import TopicView
-from penstock.observed import QueueSample, Sample, TopicSample
+from penstock.observed import Sample
+from penstock.observing import look
 
 if TYPE_CHECKING:
     from penstock.api import Journal
@@ -31,42 +28,6 @@ SHARE = 0.04
 """Of a core, that sampling may cost."""
 RATE_SECONDS = 5.0
 """Over how long a rate is measured."""
-
-
-def look(journal: Journal) -> Sample:
-    """One sample, without rates. All topics are seen in one snapshot, each by one look at its newest block."""
-    topics = {}
-    with journal._engine.read() as snap:
-        for key, _ in list(snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))):
-            name = key[1:].decode()
-            view = TopicView.open(snap, name)
-            if view is None:
-                continue
-            latest = view.latest()
-            events = latest - load_state(snap, view.number, name).removed
-            cursors = read_cursors(snap, view.number)
-            lags = {consumer: latest - seq for consumer, seq in cursors.items()}
-            topics[name] = TopicSample(name, latest, events, 0.0, lags)
-    queues: dict[str, list[QueueSample]] = {}
-    for name in journal.queues():
-        queue = journal.queue(name)
-        groups = (queue.groups() or ["default"]) if queue.policy.mode == "fanout" else ["default"]
-        queues[name] = []
-        for group in groups:
-            stats = queue.stats(group)
-            queues[name].append(
-                QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
-            )
-    pressure = journal.pressure()
-    return Sample(
-        time.time(),
-        topics,
-        queues,
-        pressure.utilization,
-        pressure.queued,
-        journal._writer.commits,
-        journal._writer.operations,
-    )
 
 
 class Series:

@@ -27,7 +27,8 @@ def _contents(name: str) -> bytes:
 
 async def static_file(request: Request) -> Response:
     """A file of the page itself; nothing in it is anybody's data, so it needs no token."""
-    name = request.path_params["name"]
+    # Browsers ask for /favicon.ico beside whatever is no page of ours: an event as JSON, an error.
+    name = request.path_params.get("name", "icon.svg")
     if name not in FILES:
         return Response(status_code=404)
     headers = {"Cache-Control": "max-age=300"}
@@ -55,4 +56,5 @@ def page_routes() -> list[BaseRoute]:
         Route("/login", login.login_page, methods=["GET", "POST"]),
         Route("/logout", login.logout, methods=["POST"]),
         Route("/static/{name}", static_file),
+        Route("/favicon.ico", static_file),
     ]

@@ -1,4 +1,4 @@
-"""The Spark pipelines that run over this journal, as they report themselves: rates, lag, batch times.
+"""The Spark pipelines that run over this journal, as they report themselves, and every named cursor with its lag.
 
 A pipeline writes its progress to the topic `penstock.pipelines`, one event per report, keyed by the flow's name; the
 newest event of each key is how it stands.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 TOPIC = "penstock.pipelines"
 LOOKED_AT = 2_000
 """Reports looked at for the newest of each flow."""
+FOLLOWERS = 100
+"""Cursors that are shown, those furthest behind."""
 SILENT = 60.0
 """Seconds without a report after which a flow that claims to run is not believed."""
 
@@ -63,6 +66,18 @@ def table(reports: list[Event]) -> Table:
     return Table("pipelines", columns, rows, [2, 3, 4, 5], "no pipeline has reported: penstock run pipeline.py")
 
 
+def follower_table(sample: Sample, base: str) -> Table:
+    """Every named cursor, furthest behind first: a streaming query read with the `consumer` option is one of them."""
+    found = [(lag, consumer, topic) for topic in sample.topics.values() for consumer, lag in topic.lags.items()]
+    found.sort(key=lambda one: (-one[0], one[1], one[2].name))
+    rows = []
+    for lag, consumer, topic in found[:FOLLOWERS]:
+        cells = [consumer, topic.name, parts.number(topic.latest - lag), parts.number(lag), parts.rate(topic.rate)]
+        rows.append(Row(f"{consumer}/{topic.name}", cells, f"{base}/topics/{quote(topic.name)}"))
+    columns = ["Consumer", "Topic", "Position", "Lag", "Topic's rate"]
+    return Table("followers", columns, rows, [2, 3, 4], "nobody has committed a position")
+
+
 def _said(event: Event) -> dict[str, Any]:
     try:
         payload = event.payload
@@ -78,19 +93,24 @@ def _number(said: dict[str, Any], name: str, show: Any) -> str:
 
 @guarded("read")
 def pipelines_page(request: Request, service: Service) -> Response:
+    service.sampler.start()
     return parts.page(
         request,
         service,
         "Pipelines",
         el("p", "Spark queries over this journal, as they last reported."),
         table(newest_reports(service.journal)).html(),
+        parts.section("Who follows what", follower_table(service.sampler.newest, parts.base_of(request)).html()),
         live="/live/pipelines",
     )
 
 
 @guarded("read")
 async def live_pipelines(request: Request, service: Service) -> Response:
+    base = parts.base_of(request)
+
     def render(sample: Sample) -> Update:
-        return Update({}, {"pipelines": table(newest_reports(service.journal)).rows})
+        tables = (table(newest_reports(service.journal)), follower_table(sample, base))
+        return Update({}, {one.id: one.rows for one in tables})
 
     return sse(service, render)

@@ -302,7 +302,12 @@ function step(by) {
 
 let prefix = "";
 document.addEventListener("keydown", (press) => {
-  const typing = press.target.closest("input, select, textarea, dialog");
+  if ($("help").open) {
+    // The list of keys is there to be tried: a key closes it and does what it says.
+    if (["Escape", "Tab", "Enter", " ", "Shift"].includes(press.key)) return;
+    $("help").close();
+  }
+  const typing = document.activeElement?.closest("input, select, textarea, dialog[open]");
   if (press.key === "Escape" && typing?.id === "search") typing.blur();
   if (typing || press.ctrlKey || press.metaKey || press.altKey) return;
   const key = prefix + press.key;

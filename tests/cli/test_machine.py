@@ -1,0 +1,64 @@
+"""`bench` and `doctor`: the user's own machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.commandline import Cli
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "memory"])
+def test_bench_measures_and_leaves_nothing_behind(cli: Cli, tmp_path: Path, engine: str) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    rows = cli("bench", "--json", "--engine", engine, "--folder", str(folder), "--seconds", "0.01").documents
+    assert len(rows) == 6 and all(row["per_second"] > 0 for row in rows)
+    assert rows[0]["x_raw"] == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_bench_shows_a_table(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("bench", "--engine", "memory", "--folder", str(tmp_path), "--seconds", "0.01").out
+    assert "raw write and sync" in shown and "push, take, ack" in shown
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_bench_needs_a_time(cli: Cli, seconds: str) -> None:
+    assert "--seconds" in cli("bench", "--seconds", seconds, code=2).err
+
+
+def test_the_doctor_finds_a_healthy_installation_healthy(cli: Cli, orders: str, url: str) -> None:
+    shown = cli("doctor").out
+    assert "sqlite" in shown and "extra server" in shown and "disk sync" in shown
+    assert url in shown and "1 topics" in shown
+    assert "✗" not in shown
+
+
+def test_the_doctor_does_without_a_journal(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {finding["what"]: finding for finding in cli("doctor", "--json").documents}
+    assert found["journal"]["found"].startswith("none: ")
+    assert found["python"]["ok"] and "ms" in found["disk sync"]["found"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_doctor_names_what_is_missing_and_how_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "lmdb" else find(name, *rest))
+    found = {finding["what"]: finding for finding in cli("doctor", "--json").documents}
+    assert found["extra lmdb"]["advice"] == 'for it: pip install "penstock[lmdb]"'
+    assert found["extra lmdb"]["ok"], "what is merely not installed is no fault"
+
+
+def test_the_doctor_refuses_an_old_java(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = {finding["what"]: finding for finding in cli("doctor", "--json", code=1).documents}
+    assert found["java"]["found"] == "8 from JAVA_HOME" and "17 or newer" in found["java"]["advice"]

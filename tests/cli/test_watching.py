@@ -1,0 +1,81 @@
+"""`top` and `check`: how a journal does, for a person and for monitoring."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock
+from cli.commandline import Cli
+from server.serving import serving
+
+
+@pytest.fixture
+def busy(url: str, orders: str) -> str:
+    """Ten orders, a consumer that is three behind, a queue with one failed and two ready messages."""
+    with penstock.open(url) as journal:
+        journal.topic(orders).commit("billing", 7)
+        queue = journal.queue("emails", max_attempts=1)
+        queue.push_many(["a", "b", "c"])
+        delivery = queue.take()
+        assert delivery is not None
+        delivery.nack(error="no such mailbox")
+    return url
+
+
+def test_top_shows_topics_and_queues_once(cli: Cli, busy: str) -> None:
+    shown = cli("top", "--once", "--interval", "50ms").out
+    assert "events/s" in shown and "failed 1" in shown and "ready 2" in shown
+    assert "orders" in shown and "emails" in shown
+
+
+def test_top_is_a_document_per_look_for_machines(cli: Cli, busy: str) -> None:
+    looks = cli("top", "--json", "--count", "2", "--interval", "50ms").documents
+    assert len(looks) == 2
+    assert looks[0]["topics"]["orders"]["lags"] == {"billing": 3}
+    assert looks[1]["queues"]["emails"][0]["failed"] == 1
+
+
+def test_top_sees_the_rate_of_a_server_that_is_written_to(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal, serving(journal) as served:
+        journal.topic("orders").append("k")
+        look = cli("top", "--once", "--json", "--interval", "50ms", "--url", served.url).document
+        assert look["topics"]["orders"]["latest"] == 1
+
+
+def test_top_refuses_to_look_without_pause(cli: Cli, busy: str) -> None:
+    assert "at least 50ms" in cli("top", "--interval", "1ms", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ((), 1, "WARNING - 1 messages of emails failed"),
+        (("--failed", "1"), 0, "OK - all is well"),
+        (("--failed", "0"), 2, "CRITICAL - 1 messages of emails failed"),
+        (("--failed", "1", "--lag", "2:5"), 1, "WARNING - billing is 3 behind in orders"),
+        (("--failed", "1", "--lag", "1:2"), 2, "CRITICAL - billing is 3 behind in orders"),
+        (("--failed", "1", "--lag", "1:2", "--topic", "emails"), 0, "OK"),
+        (("--failed", "1", "--backlog", "1:100"), 1, "2 messages are ready in emails"),
+        (("--failed", "1", "--age", "7d"), 0, "OK"),
+        (("--queue", "nothing"), 3, "UNKNOWN - there is no nothing"),
+        (("--lag", "0", "--topic", "orders", "--queue", "gone"), 2, "CRITICAL - billing is 3 behind in orders; there"),
+    ],
+)
+def test_check_says_the_worst_first_and_exits_with_it(
+    cli: Cli, busy: str, options: tuple[str, ...], code: int, says: str
+) -> None:
+    assert says in cli("check", *options, code=code).out
+
+
+def test_check_is_one_document_for_machines(cli: Cli, busy: str) -> None:
+    said = cli("check", "--json", code=1).document
+    assert said["status"] == "WARNING" and said["code"] == 1 and said["lag"] == 3 and said["backlog"] == 2
+
+
+def test_check_of_a_journal_that_is_not_there_is_no_ok(cli: Cli, tmp_path: object) -> None:
+    assert cli("check", code=None).code in (2, 3)
+
+
+@pytest.mark.parametrize("given", ["10:5", "many", "1:2:3"])
+def test_thresholds_that_make_no_sense_are_refused(cli: Cli, busy: str, given: str) -> None:
+    assert cli("check", "--lag", given, code=2).err.startswith("penstock: ")

@@ -1,0 +1,525 @@
+"""The page in a real browser: every page, live updates, a seek, a redrive, keys, roles, a silent console.
+
+Needs Debian's chromium (`apt-get install chromium`), or another Chromium named by PENSTOCK_CHROMIUM. Without one these
+tests are skipped, unless PENSTOCK_NEEDS_CHROMIUM is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
+
+import penstock
+from server.serving import ADMIN, READ, TOKENS, Served, serving, wait_until
+
+SLOW = 60_000
+"""Milliseconds the browser may take for what should happen at once, on however loaded a machine."""
+
+expect.set_options(timeout=SLOW)
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not found:
+        missing = "no Chromium here: apt-get install chromium, or name one with PENSTOCK_CHROMIUM"
+        # Continuous integration must not pass because it has no browser.
+        (pytest.fail if os.environ.get("PENSTOCK_NEEDS_CHROMIUM") else pytest.skip)(missing)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens pages whose console must stay silent: errors, warnings and policy violations fail the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def complain(message: Any) -> None:
+        # A server that was stopped while the page was open is none of the page's making.
+        if message.type in ("error", "warning") and "net::ERR_" not in message.text:
+            complaints.append(f"{message.type}: {message.text}")
+
+    def refuse(dialog: Dialog) -> None:
+        complaints.append(f"a dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def open_(**options: Any) -> Page:
+        context = browser.new_context(viewport={"width": 1200, "height": 800}, **options)
+        context.set_default_timeout(SLOW)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", complain)
+        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+        page.on("dialog", refuse)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def shop(journal: penstock.Journal) -> penstock.Receipt:
+    """A small shop: orders, what they caused, consumers, a queue with dead letters."""
+    receipt = None
+    for n in range(30):
+        receipt = journal.topic("orders").append(
+            "order.placed", {"order": n, "total": n * 2.5}, key=f"customer-{n % 7}", headers={"source": "web"}
+        )
+        paid = journal.topic("payments").append("payment.received", {"order": n}, cause=receipt)
+        journal.topic("shipments").append("shipped", {"order": n}, cause=paid)
+    journal.topic("orders").commit("billing", 20)
+    queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
+    queue.push_many([{"to": f"user{n}@example.com"} for n in range(20)])
+    for delivery in queue.take_many(5):
+        delivery.nack(error="SMTPError: 550 mailbox full")
+    queue.take_many(2, consumer="worker-1")
+    plain = journal.queue("plain", max_attempts=1)
+    plain.push("x")
+    delivery = plain.take()
+    assert delivery is not None and receipt is not None
+    delivery.nack(error="ValueError: broken")
+    return receipt
+
+
+def test_every_page_shows_what_it_should(
+    open_page: Callable[..., Page], journal: penstock.Journal, shop: penstock.Receipt, tmp_path: Path
+) -> None:
+    from penstock.buffer import Producer
+
+    url = f"file://{tmp_path}/bucket"
+    with Producer(url) as producer:
+        producer.produce([b"a", b"b"]).result(60)
+    report = {"state": "running", "rows_per_second": 1234.5, "lag": 17, "batch": 3, "batch_seconds": 0.25}
+    journal.topic("penstock.pipelines").append("progress", report, key="revenue")
+    with serving(journal, buffers={"intake": url}) as served:
+        page = open_page()
+        page.goto(served.url)
+        expect(page.locator("#topics")).to_contain_text("orders")
+        expect(page.locator("#queues")).to_contain_text("emails")
+        expect(page.locator("#failed")).to_have_text("1")
+        expect(page.locator("#state")).to_have_text("live")
+        page.get_by_role("link", name="orders", exact=True).click()
+        expect(page.locator("h1")).to_have_text("orders")
+        expect(page.locator("#consumers")).to_contain_text("billing")
+        expect(page.locator("#tail li")).to_have_count(30)
+        page.goto(f"{served.url}/topics/orders/events/30")
+        expect(page.locator("pre")).to_contain_text('"order": 29')
+        expect(page.locator("dl.fields")).to_contain_text("web")
+        page.get_by_role("link", name="What caused what").click()
+        expect(page.locator(".graph rect")).to_have_count(3)
+        expect(page.locator(".graph path")).to_have_count(2)
+        page.goto(f"{served.url}/queues/emails")
+        expect(page.locator("#dead")).to_contain_text("SMTPError: 550 mailbox full")
+        expect(page.locator("#pending")).to_contain_text("worker-1")
+        expect(page.locator("#ready")).to_have_text("13")
+        page.goto(f"{served.url}/queues/plain")
+        expect(page.locator("#failed-messages")).to_contain_text("ValueError: broken")
+        page.goto(f"{served.url}/buffers")
+        expect(page.locator("#buffers")).to_contain_text("intake")
+        expect(page.locator("#buffers tbody td").nth(1)).to_have_text("1")
+        page.goto(f"{served.url}/pipelines")
+        expect(page.locator("#pipelines")).to_contain_text("revenue")
+        expect(page.locator("#pipelines")).to_contain_text("1,23")
+        expect(page.locator('#followers tr[data-key="billing/orders"] td').nth(3)).to_have_text("10")
+        journal.topic("orders").commit("billing", 25)
+        expect(page.locator('#followers tr[data-key="billing/orders"] td').nth(3)).to_have_text("5")
+
+
+def test_the_overview_is_live(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(served.url)
+    row = page.locator('#topics tr[data-key="orders"] td')
+    expect(row.nth(1)).to_have_text("30")
+    journal.topic("orders").append("order.placed", {})
+    expect(row.nth(1)).to_have_text("31")
+    journal.topic("brand.new").append("k")
+    expect(page.locator('#topics tr[data-key="brand.new"] td').first).to_have_text("brand.new")
+    page.get_by_role("link", name="brand.new").click()
+    expect(page.locator("h1")).to_have_text("brand.new")
+
+
+def test_the_tail_follows_and_filters(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/topics/orders")
+    expect(page.locator("#state")).to_have_text("live")
+    journal.topic("orders").append("order.cancelled", {"reason": "changed my mind"}, key="customer-3")
+    first = page.locator("#tail li").first
+    expect(first).to_contain_text("order.cancelled")
+    expect(first).to_contain_text("changed my mind")
+    page.fill("#filter-where", "payload.total > 60")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#tail li")).to_have_count(5)
+    expect(page.locator("#state")).to_have_text("live")
+    journal.topic("orders").append("order.placed", {"total": 1})
+    journal.topic("orders").append("order.placed", {"total": 100})
+    expect(page.locator("#tail li")).to_have_count(6)
+    expect(page.locator("#tail li").first).to_contain_text('"total":100')
+    page.fill("#filter-where", "payload.total >")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#filter-problem")).to_contain_text("cannot be read")
+
+
+def test_the_tail_can_be_paused(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/topics/orders")
+    expect(page.locator("#state")).to_have_text("live")
+    page.get_by_role("button", name="Pause").click()
+    for n in range(3):
+        journal.topic("orders").append("late", n)
+    expect(page.locator("#latest")).to_have_text("33")
+    expect(page.locator("#tail li").first).not_to_contain_text("late")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#tail li").first).to_contain_text("late")
+
+
+def test_an_event_is_inspected_in_place(open_page: Callable[..., Page], served: Served, shop: penstock.Receipt) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/topics/orders")
+    page.locator('#tail li[data-seq="7"] .kind').click()
+    inspector = page.locator("#inspector")
+    expect(inspector).to_be_visible()
+    expect(inspector).to_contain_text('"total": 15')
+    expect(inspector).to_contain_text("Header source")
+    inspector.get_by_role("link", name="what caused what").click()
+    expect(page.locator(".graph")).to_contain_text("payment.received")
+
+
+def test_older_events_are_a_click_away(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    journal.topic("long").append_many([penstock.Draft("k", n) for n in range(120)])
+    page = open_page()
+    page.goto(f"{served.url}/topics/long")
+    expect(page.locator("#tail li").first).to_contain_text("#120")
+    page.get_by_role("link", name="Older events").click()
+    expect(page.locator("#tail li").first).to_contain_text("#70")
+    page.get_by_role("link", name="Older events").click()
+    expect(page.locator("#tail li")).to_have_count(20)
+    expect(page.get_by_role("link", name="Older events")).to_have_count(0)
+
+
+def test_a_consumer_is_moved_after_asking(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/topics/orders")
+    form = page.locator("#seek")
+    form.locator("[name=consumer]").fill("billing")
+    form.locator("[name=value]").fill("5")
+    form.get_by_role("button", name="Seek").click()
+    expect(page.locator("#question")).to_have_text("Move billing to position 5 of orders?")
+    page.locator("#confirm").get_by_role("button", name="Cancel").click()
+    assert journal.topic("orders").cursor("billing") == 20
+    form.get_by_role("button", name="Seek").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#toast")).to_contain_text("billing is at 5; 25 events lie ahead")
+    assert journal.topic("orders").cursor("billing") == 5
+    expect(page.locator('#consumers tr[data-key="billing"] td').nth(2)).to_have_text("25")
+    form.locator("[name=to]").select_option("end")
+    form.get_by_role("button", name="Seek").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator('#consumers tr[data-key="billing"] td').nth(2)).to_have_text("0")
+    form.locator("[name=to]").select_option("time")
+    form.locator("[name=value]").fill("1h")
+    form.get_by_role("button", name="Seek").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator('#consumers tr[data-key="billing"] td').nth(2)).to_have_text("30")
+
+
+def test_dead_letters_are_sent_back_after_asking(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/queues/emails")
+    expect(page.locator("#dead tbody tr")).to_have_count(5)
+    page.locator("#dead tbody input").nth(0).check()
+    page.locator("#dead tbody input").nth(2).check()
+    page.get_by_role("button", name="Send chosen back").click()
+    expect(page.locator("#question")).to_contain_text("Send 2 messages back")
+    page.locator("#confirm").get_by_role("button", name="Cancel").click()
+    assert journal.queue("emails.dead").stats().ready == 5
+    page.get_by_role("button", name="Send chosen back").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#toast")).to_contain_text("2 messages were sent back")
+    expect(page.locator("#dead tbody tr")).to_have_count(3)
+    page.get_by_role("button", name="Send all back").click()
+    expect(page.locator("#question")).to_contain_text("Send 3 messages back")
+    page.locator("#confirm-yes").click()
+    expect(page.get_by_text("no dead letters")).to_be_visible()
+    expect(page.locator("#ready")).to_have_text("18")
+    assert journal.queue("emails").stats().ready == 18
+
+
+def test_failed_messages_are_requeued(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/queues/plain")
+    page.locator("#failed-messages-all").check()
+    page.get_by_role("button", name="Send chosen back").click()
+    page.locator("#confirm-yes").click()
+    expect(page.get_by_text("no failed messages")).to_be_visible()
+    assert journal.queue("plain").stats().ready == 1
+
+
+def test_a_queue_is_emptied_only_after_asking(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/queues/emails")
+    page.get_by_role("button", name="Remove every message").click()
+    page.locator("#confirm").get_by_role("button", name="Cancel").click()
+    assert len(journal.queue("emails")) == 15
+    page.get_by_role("button", name="Remove every message").click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#toast")).to_contain_text("15 messages were removed")
+
+
+def test_the_queues_page_is_live(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/queues/emails")
+    journal.queue("emails").push_many([{}] * 4)
+    expect(page.locator("#ready")).to_have_text("17")
+    journal.queue("emails").take(consumer="worker-2")
+    expect(page.locator("#pending")).to_contain_text("worker-2")
+    expect(page.locator("#in-flight")).to_have_text("3")
+
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`${alert(3)}<!--"
+
+
+def test_nothing_in_the_data_becomes_markup(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    """Dialogs and console errors (a blocked script is one) fail the test when the page closes."""
+    lost = served.ask("GET", "/nothing%3Cscript%3E", headers={"Accept": "text/html"})
+    assert lost.status == 404 and b"<script>" not in lost.data
+    topic = journal.topic("nasty")
+    first = topic.append(NASTY[:255], {NASTY: NASTY}, key=NASTY, scope=NASTY, headers={NASTY: NASTY}, correlation=NASTY)
+    topic.commit(NASTY, 1)
+    queue = journal.queue("jobs", max_attempts=1, dead_letter="jobs.dead")
+    queue.push(NASTY)
+    delivery = queue.take(consumer=NASTY)
+    assert delivery is not None
+    delivery.nack(error=NASTY)
+    queue.push(NASTY)
+    queue.take(consumer=NASTY)
+    page = open_page()
+    for path in ("/", f"/?q={NASTY[:20]}", "/topics/nasty", "/topics/nasty?where=%3Cb%3E&kind=%3Cb%3E",
+                 "/topics/nasty/events/1", "/queues/jobs"):  # fmt: skip
+        answer = page.goto(served.url + path)
+        assert answer is not None and answer.ok
+        assert page.locator("img").count() == 0
+    page.goto(f"{served.url}/topics/nasty")
+    topic.append(NASTY[:255], NASTY, key=NASTY, cause=first)
+    expect(page.locator("#tail li")).to_have_count(2)
+    expect(page.locator("#tail li").first).to_contain_text("<script>alert(1)</script>")
+    page.locator("#tail li").first.locator(".kind").click()
+    expect(page.locator("#inspector")).to_contain_text("onerror=alert(2)")
+    page.locator("#inspector").get_by_role("link").click()
+    expect(page.locator(".graph rect")).to_have_count(2)
+
+
+def test_the_keyboard_is_enough(open_page: Callable[..., Page], served: Served, shop: penstock.Receipt) -> None:
+    page = open_page()
+    page.goto(served.url)
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("t")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("?")
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("ship")
+    page.keyboard.press("Enter")
+    expect(page.locator("#topics tbody tr")).to_have_count(1)
+    page.locator("#content").focus()
+    page.keyboard.press("j")
+    expect(page.locator("tr.current")).to_contain_text("shipments")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("shipments")
+    page.keyboard.press("p")
+    expect(page.get_by_role("button", name="Go on")).to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("p")
+    expect(page.locator("h1")).to_have_text("Pipelines")
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    expect(page.locator("h1")).to_have_text("Overview")
+
+
+def background(page: Page) -> int:
+    """How light the page is, from 0 to 765."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in colour[4:-1].split(",")[:3])
+
+
+def test_dark_and_light(open_page: Callable[..., Page], served: Served) -> None:
+    page = open_page(color_scheme="dark")
+    page.goto(served.url)
+    assert background(page) < 200
+    page.locator("#theme").click()
+    assert background(page) > 600
+    page.reload()
+    assert background(page) > 600
+    page.keyboard.press("t")
+    assert background(page) < 200
+
+
+def test_the_page_comes_back_when_the_server_does(
+    open_page: Callable[..., Page], journal: penstock.Journal, browser: Browser
+) -> None:
+    journal.topic("t").append("k", "before")
+    with serving(journal) as served:
+        context = browser.new_context()
+        context.set_default_timeout(SLOW)
+        page = context.new_page()
+        page.goto(f"{served.url}/topics/t")
+        expect(page.locator("#state")).to_have_text("live")
+    expect(page.locator("#state")).to_have_text("reconnecting…", timeout=SLOW)
+    journal.topic("t").append("k", "while it was away")
+    with serving(journal, reuse=served.port):
+        expect(page.locator("#tail li").first).to_contain_text("while it was away", timeout=SLOW)
+        context.close()
+
+
+# ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def log_in(page: Page, served: Served, token: str) -> None:
+    page.goto(served.url)
+    expect(page).to_have_url(f"{served.url}/login")
+    page.locator("[name=token]").fill(token)
+    page.get_by_role("button", name="Log in").click()
+
+
+def test_a_token_opens_the_page_and_logging_out_closes_it(
+    browser: Browser, guarded: Served, shop: penstock.Receipt
+) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(SLOW)
+    page = context.new_page()
+    log_in(page, guarded, "not-a-known-token")
+    expect(page.get_by_role("alert")).to_contain_text("not known")
+    log_in(page, guarded, ADMIN)
+    expect(page.locator("h1")).to_have_text("Overview")
+    (cookie,) = context.cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and ADMIN not in cookie["value"]
+    assert ADMIN not in page.content()
+    page.goto(f"{guarded.url}/queues/emails")
+    page.get_by_role("button", name="Send all back").click()
+    page.locator("#confirm-yes").click()
+    expect(page.get_by_text("no dead letters")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page).to_have_url(f"{guarded.url}/login")
+    page.goto(guarded.url)
+    expect(page).to_have_url(f"{guarded.url}/login")
+    context.close()
+
+
+def test_who_may_only_read_sees_no_buttons_that_change_anything(
+    open_page: Callable[..., Page], guarded: Served, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    log_in(page, guarded, READ)
+    page.goto(f"{guarded.url}/queues/emails")
+    expect(page.locator("#dead tbody tr")).to_have_count(5)
+    assert page.get_by_role("button", name="Send").count() == 0
+    assert page.get_by_role("button", name="Remove").count() == 0
+    page.goto(f"{guarded.url}/topics/orders")
+    assert page.locator("#seek").count() == 0
+    status = guarded.ask("POST", "/v1/queues/emails/purge", {}, token=READ).status
+    assert status == 403
+
+
+def test_a_forged_session_opens_nothing(guarded: Served) -> None:
+    for value in ("admin.9999999999.deadbeef", "admin", "", "admin.9999999999.", "." * 50):
+        headers = {"Authorization": "", "Cookie": f"penstock_session={value}"}
+        assert guarded.ask("GET", "/v1/topics", headers=headers).status == 401
+
+
+# ── size ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_hundred_thousand_messages_do_not_slow_the_page(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    small, large = journal.queue("small", dead_letter="small.dead"), journal.queue("large", dead_letter="large.dead")
+    small.push_many(range(10))
+    for _ in range(20):
+        large.push_many([{"n": n, "text": "x" * 50} for n in range(5_000)])
+    for queue in (small, large):
+        for delivery in queue.take_many(3):
+            delivery.nack(error="no", dead=True)
+    page = open_page()
+
+    def load(name: str) -> float:
+        begun = time.perf_counter()
+        page.goto(f"{served.url}/queues/{name}", wait_until="load")
+        return time.perf_counter() - begun
+
+    # Turn by turn, and the best of each: whatever else the machine does, it does to both.
+    times = [(load("small"), load("large")) for _ in range(8)]
+    took = {"small": min(small for small, _ in times), "large": min(large for _, large in times)}
+    expect(page.locator("#ready")).to_have_text("99,997")
+    assert took["large"] < 3 * took["small"]
+    journal.queue("large").push(1)
+    expect(page.locator("#ready")).to_have_text("99,998")
+    page.goto(f"{served.url}/topics/large")
+    expect(page.locator("#tail li")).to_have_count(50)
+    wait_until(lambda: page.locator("#events").text_content() == "100,001")
+
+
+def test_it_can_be_mounted_in_another_application(
+    open_page: Callable[..., Page], journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    import penstock.server
+
+    inner = penstock.server.app(journal, tokens=TOKENS)
+    outer: Any = Starlette(routes=[Mount("/internal/events", app=inner)])
+    outer.penstock = inner.state.service
+    with serving(journal, app=outer) as served:
+        page = open_page()
+        home = f"{served.url}/internal/events/"
+        page.goto(home)
+        expect(page).to_have_url(f"{home}login")
+        page.locator("[name=token]").fill(ADMIN)
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("link", name="orders", exact=True).click()
+        expect(page.locator("#state")).to_have_text("live")
+        page.locator('#tail li[data-seq="7"] .kind').click()
+        expect(page.locator("#inspector")).to_contain_text('"order": 6')
+        page.goto(f"{home}queues/emails")
+        page.get_by_role("button", name="Send all back").click()
+        page.locator("#confirm-yes").click()
+        expect(page.get_by_text("no dead letters")).to_be_visible()
