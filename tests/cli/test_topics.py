@@ -78,6 +78,7 @@ def test_lines_of_standard_input_are_payloads(cli: Cli) -> None:
 def test_a_bad_line_is_named_and_whole_batches_before_it_are_kept(cli: Cli) -> None:
     said = cli("append", "t", "--batch", "2", input='1\n2\n3\n{"a":\n', code=2)
     assert "line 4" in said.err
+    assert "3 events" in cli("append", "u", "--file", "-", input="1\n2\n3\n").out
     assert [event["payload"] for event in cli("read", "t", "--json").documents] == [1, 2]
 
 

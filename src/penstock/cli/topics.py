@@ -66,7 +66,11 @@ def _topic_row(topic: Topic) -> tuple[Any, ...]:
     ),
     option("--occurred-at", "when it happened, if not now", metavar="TIME", convert=values.moment),
     flag("--text", "the payload is text, not JSON"),
-    option("--file", "append every line of a JSON Lines file, with a progress bar", metavar="FILE"),
+    option(
+        "--file",
+        "append every line of a JSON Lines file (- for standard input), with a progress bar",
+        metavar="FILE",
+    ),
     flag("--events", "lines are whole events (kind, payload, key, …) as `read --json` prints them, not payloads"),
     option("--kind-from", "take the kind from this field of the payload", metavar="FIELD"),
     option("--key-from", "take the key from this field of the payload", metavar="FIELD"),
@@ -85,6 +89,8 @@ def append(run: Run, topic: str, payload: str | None, file: str | None, text: bo
     shared = _shared_fields(given)
     if file is not None and payload is not None:
         raise UsageError("give a payload or --file, not both")
+    if file == "-":
+        file = None
     if payload is not None and payload != "-":
         _refuse_line_options(given)
         value = payload if text else values.json_value(payload)
