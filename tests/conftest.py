@@ -19,6 +19,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of Spark share one session, so they go to one worker, and first, since they take longest."""
     on_spark = [item for item in items if "spark" in item.path.parts or "spark" in item.name]
