@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import selectors
 import socket
 import ssl
 import threading
@@ -93,13 +94,13 @@ class Http:
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
     def _borrow(self) -> http.client.HTTPConnection | None:
-        """A kept connection that is still fresh."""
+        """A kept connection that is still fresh, and that the server has not closed meanwhile."""
         if self.closed:
             raise Closed("the journal is closed")
         with self._lock:
             while self._idle:
                 since, connection = self._idle.pop()
-                if time.monotonic() - since < IDLE_SECONDS:
+                if time.monotonic() - since < IDLE_SECONDS and not _ended(connection):
                     return connection
                 connection.close()
         return None
@@ -217,6 +218,15 @@ class Http:
         if method != "GET" and sent:
             what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
         return StorageError(what, retryable=True)
+
+
+def _ended(connection: http.client.HTTPConnection) -> bool:
+    """Whether the other side has closed a connection that nothing is under way on: then there is something to read."""
+    if connection.sock is None:
+        return True
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _was_sent(error: Exception) -> bool:

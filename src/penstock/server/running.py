@@ -82,7 +82,8 @@ def make_server(
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, so that the caller knows the port (0: any) before anybody is served."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
+    # With its protocol named: asyncio switches Nagle's algorithm off only then, and answers would wait 40 ms each.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

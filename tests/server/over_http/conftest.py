@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import penstock
 from penstock.server.limits import Limits
 from server.over_http import suite  # noqa: F401 - makes the contract suites' helpers importable
-from server.serving import serving
+from server.over_http.hall import Hall
 
 from engines import KINDS, Kind  # isort: skip
 from journals import Place  # isort: skip
@@ -24,33 +23,62 @@ LIMITS = Limits(max_body=512 << 20)
 class ServedPlace(Place):
     """A place whose journals are served: what a test opens is a client."""
 
-    def __init__(self, kind: Kind, folder: Path) -> None:
+    def __init__(self, kind: Kind, folder: Path, hall: Hall) -> None:
         super().__init__(kind, folder)
-        self._servers: dict[int, ExitStack] = {}
+        self._hall = hall
+        self._served: dict[int, tuple[penstock.Journal, str]] = {}
 
     def open(self, **options: Any) -> penstock.Journal:
-        stack = ExitStack()
-        local = stack.enter_context(penstock.open(self.url, **options))
-        served = stack.enter_context(serving(local, limits=LIMITS))
-        remote = penstock.open(served.url, read_only=bool(options.get("read_only")))
-        self._servers[id(remote)] = stack
+        local = penstock.open(self.url, **options)
+        url = self._hall.move_in(local, limits=LIMITS)
+        remote = penstock.open(url, read_only=bool(options.get("read_only")))
+        self._served[id(remote)] = (local, url)
         self._open.append(remote)
         return remote
 
+    def _end(self, local: penstock.Journal, url: str) -> None:
+        self._hall.move_out(url)
+        local.close()
+
     def reopen(self, journal: penstock.Journal, **options: Any) -> penstock.Journal:
         journal.close()
-        self._servers.pop(id(journal)).close()
+        self._end(*self._served.pop(id(journal)))
         return self.open(**options)
 
     def close(self) -> None:
         super().close()
-        for stack in self._servers.values():
-            stack.close()
+        for local, url in self._served.values():
+            self._end(local, url)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What runs on every engine elsewhere runs on one here: a server is the same above each of them."""
+    here = Path(__file__).parent
+    seen: dict[tuple[str, str], Kind] = {}
+    kept, left = [], []
+    for item in items:
+        kind = item.callspec.params.get("place") if hasattr(item, "callspec") else None
+        if kind is not None and here in item.path.parents:
+            first = seen.setdefault((item.path.name, item.originalname), kind)  # type: ignore[attr-defined]
+            if kind is not first:
+                left.append(item)
+                continue
+        kept.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def hall() -> Iterator[Hall]:
+    hall = Hall()
+    yield hall
+    hall.close()
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    place = ServedPlace(getattr(request, "param", KINDS[0]), tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path, hall: Hall) -> Iterator[Place]:
+    place = ServedPlace(getattr(request, "param", KINDS[0]), tmp_path, hall)
     yield place
     place.close()
 

@@ -15,6 +15,8 @@ WRITER = "it looks into the writer or the engine, which are the server's"
 TRANSACTION = "transactions hold the writer, which nobody may from afar"
 LAG = "over http a subscription always catches up"
 MANY = "it asks thousands of questions, which says no more about http than a few do"
+STORE = "it is about the store's own files or memory, and asks them past the server"
+PAGES = "a read asks for one page after the other: between two of them nothing is held"
 SENT = "what the server sent before the compaction has arrived by then"
 
 

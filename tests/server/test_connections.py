@@ -1,0 +1,42 @@
+"""What the Python client does with its connections, and how fast an answer is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, StorageError
+from server.serving import Served, serving
+
+
+def test_a_write_after_the_server_was_restarted_goes_through(journal: penstock.Journal) -> None:
+    """The connection the client had kept ended with the first server; nothing was under way on it."""
+    with serving(journal) as first:
+        remote = penstock.open(first.url)
+        remote.topic("t").append("before")
+    with remote, serving(journal, reuse=first.port):
+        remote.topic("t").append("after")
+    assert [event.kind for event in journal.topic("t").read()] == ["before", "after"]
+
+
+def test_an_answer_does_not_wait_for_the_network_to_batch_it(served: Served) -> None:
+    """Nagle's algorithm and delayed acknowledgements together cost 40 ms a request where nobody switches them off."""
+    with penstock.open(served.url) as remote:
+        topic = remote.topic("t")
+        topic.append("k")
+        times = []
+        for _ in range(20):
+            begun = time.perf_counter()
+            topic.append("k")
+            times.append(time.perf_counter() - begun)
+        assert min(times) < 0.035, statistics.median(times)
+
+
+def test_a_wrong_address_or_token_is_a_sentence_and_leaves_no_connection(guarded: Served) -> None:
+    with pytest.raises(ConfigError, match="token"):
+        penstock.open(guarded.url)
+    with pytest.raises(StorageError, match="does not answer"):
+        penstock.open("http://127.0.0.1:9")
