@@ -16,6 +16,10 @@
     projecting `project()`; `fold`: the fold in a task, `follow`: what a stream remembers, `states`: states as
                structs, `shipping`: classes on their way to workers
 
+    flows      pipelines as Python files: `flow`, and how a file is read; `places`: `topic`, `queue`, `buffer`, …
+    running    `run()`: a query per flow, restarts, stopping; `graph`: order and checks, `progress`: rates and lag,
+               `faults`: why a flow failed. What pipelines report is read without Spark, by `penstock.pipelines`
+
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
 """
@@ -26,12 +30,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.flows import flow
+    from penstock.spark.places import buffer, external, queue, topic
     from penstock.spark.projecting import project
+    from penstock.spark.running import run
     from penstock.spark.sessions import session, stop
 
-__all__ = ["project", "session", "stop"]
+__all__ = ["buffer", "external", "flow", "project", "queue", "run", "session", "stop", "topic"]
 
-_HOMES = {"project": "projecting", "session": "sessions", "stop": "sessions"}
+_HOMES = {
+    "buffer": "places",
+    "external": "places",
+    "flow": "flows",
+    "project": "projecting",
+    "queue": "places",
+    "run": "running",
+    "session": "sessions",
+    "stop": "sessions",
+    "topic": "places",
+}
 
 
 def __getattr__(name: str) -> Any:
