@@ -197,13 +197,15 @@ def sizes(table: Table, folder: Path) -> None:
 
 
 PROBE = """
-import sys, time, resource
+import sys, time
 import penstock
 start = time.perf_counter()
 journal = penstock.open(sys.argv[1])
 latest = journal.topic("t").latest
 took = time.perf_counter() - start
-print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, latest)
+# Not ru_maxrss: that starts with the memory of the process this one was forked from.
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(took, peak / 1024, latest)
 """
 
 

@@ -21,6 +21,7 @@
     ├── PoisonMessage                      stored bytes that do not decode
     ├── Fenced                             another consumer took over
     ├── OutOfOrder                         an acknowledgement out of sequence
+    ├── FlowFailed                         a pipeline's flow failed, and starting it again would not help
     └── StorageError                       the disk or the object store refused
         └── Unflushed                      a producer was closed before the store took everything
 
@@ -182,6 +183,14 @@ class Fenced(PenstockError):
 
 class OutOfOrder(PenstockError):
     """An acknowledgement that is not the next one."""
+
+
+class FlowFailed(PenstockError):
+    """A pipeline's flow failed in a way that starting it again does not cure; `flow` names it."""
+
+    def __init__(self, message: str, *, flow: str) -> None:
+        super().__init__(message)
+        self.flow = flow
 
 
 class StorageError(PenstockError):

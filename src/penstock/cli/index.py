@@ -75,6 +75,14 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
         (("graph", "Shows the chain of causes and effects that a correlation holds together"),),
     ),
     (
+        "pipelines",
+        "penstock.cli.pipelines",
+        (
+            ("run", "Runs a Spark pipeline: a Python file whose functions are flows between topics, queues and more"),
+            ("pipelines", "Shows how pipelines do, as they last reported: state, rates, lag, batch times, errors"),
+        ),
+    ),
+    (
         "watching",
         "penstock.cli.watching",
         (

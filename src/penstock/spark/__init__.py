@@ -18,6 +18,10 @@
     sealing    `seal()`: history becomes Parquet; `sealfile`: one file of it; `lakes`: `lake()`, the files and the rest
                as one frame
 
+    flows      pipelines as Python files: `flow`, and how a file is read; `places`: `topic`, `queue`, `buffer`, …
+    running    `run()`: a query per flow, restarts, stopping; `graph`: order and checks, `progress`: rates and lag,
+               `faults`: why a flow failed. What pipelines report is read without Spark, by `penstock.pipelines`
+
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
 """
@@ -28,20 +32,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.flows import flow
     from penstock.spark.lakes import lake
+    from penstock.spark.places import buffer, external, queue, topic
     from penstock.spark.projecting import project
+    from penstock.spark.running import run
     from penstock.spark.sealing import SealReport, seal
     from penstock.spark.sessions import session, stop
 
-__all__ = ["SealReport", "lake", "project", "seal", "session", "stop"]
+__all__ = [
+    "SealReport",
+    "buffer",
+    "external",
+    "flow",
+    "lake",
+    "project",
+    "queue",
+    "run",
+    "seal",
+    "session",
+    "stop",
+    "topic",
+]
 
 _HOMES = {
     "SealReport": "sealing",
+    "buffer": "places",
+    "external": "places",
+    "flow": "flows",
     "lake": "lakes",
     "project": "projecting",
+    "queue": "places",
+    "run": "running",
     "seal": "sealing",
     "session": "sessions",
     "stop": "sessions",
+    "topic": "places",
 }
 
 

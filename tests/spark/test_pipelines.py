@@ -1,0 +1,278 @@
+"""Pipelines as they run: flows carried through exactly once, restarted, stopped, reset, and what they report."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import penstock
+from penstock import Draft
+from penstock.errors import ConfigError, FlowFailed, Locked
+from penstock.pipelines import FlowStatus, status
+from penstock.spark import flow, queue, running, topic
+from penstock.spark.flows import Flow, Pipeline
+from penstock.spark.running import Runner, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose name is not a plain word; failed flows are started again soon."""
+    monkeypatch.setattr(running, "BACKOFF", (0.1,))
+    place = tmp_path / "le magasin d'été"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def journal(folder: Path) -> Iterator[penstock.Journal]:
+    with penstock.open(folder / "shop.db") as journal:
+        yield journal
+
+
+def url_of(journal: penstock.Journal) -> str:
+    return str(journal.describe().location)
+
+
+def add_orders(journal: penstock.Journal, count: int) -> None:
+    orders = journal.topic("orders")
+    start = orders.latest
+    orders.append_many([Draft("placed", {"n": start + n, "product": f"p{n % 3}"}) for n in range(count)])
+
+
+PIPELINE = '''
+"""Copies of orders, letters about some, and how many there are of each product."""
+from pyspark.sql import functions as F
+from penstock.spark import flow, queue, topic
+
+ORDERS = topic("orders", payload_schema="n BIGINT, product STRING", maxOffsetsPerTrigger=400)
+
+
+def rounded(n):
+    return n // 10 * 10
+
+
+@flow(source=topic("letters"), target=topic("sent"))
+def send(letters):
+    return letters.select("kind", "payload", F.col("id").alias("cause"))
+
+
+@flow(source=ORDERS, target=queue("letters", policy={"max_attempts": 7}))
+def write(orders):
+    tens = F.udf(rounded, "bigint")
+    letters = orders.where("n % 10 = 0")
+    return letters.select(F.struct(tens("n").alias("n")).alias("payload"), F.col("id").alias("cause"))
+
+
+@flow(source=ORDERS, target=topic("counts"), output_mode="update")
+def count(orders):
+    counts = orders.groupBy("product").count()
+    return counts.selectExpr("'counted' AS kind", "product AS key", "struct(count) AS payload")
+'''
+
+
+def check_carried_through(journal: penstock.Journal) -> None:
+    """Every order has been counted once, and every tenth has led to one letter that was sent once."""
+    orders = [event.payload for event in journal.topic("orders").read()]
+    tens = [order["n"] for order in orders if order["n"] % 10 == 0]
+    assert sorted(event.payload["n"] for event in journal.topic("letters").read()) == tens
+    assert sorted(event.payload["n"] for event in journal.topic("sent").read()) == tens
+    newest = {event.key: event.payload["count"] for event in journal.topic("counts").read()}
+    assert newest == Counter(order["product"] for order in orders)
+
+
+def test_one_run_carries_everything_through_all_flows_and_the_next_one_what_is_new(
+    spark: SparkSession, journal: penstock.Journal, folder: Path
+) -> None:
+    file = folder / "täglich.py"
+    file.write_text(PIPELINE, encoding="utf-8")
+    add_orders(journal, 600)
+    found = run(file, url=url_of(journal), once=True)
+    assert {one.flow: (one.state, one.rows, one.lag) for one in found} == {
+        "send": ("done", 60, 0),
+        "write": ("done", 600, 0),
+        "count": ("done", 600, 0),
+    }
+    check_carried_through(journal)
+    assert journal.queue("letters", max_attempts=7).policy.max_attempts == 7
+    assert journal.topic("orders").lag("t-glich/write") == 0
+
+    add_orders(journal, 300)
+    run(file, url=url_of(journal), once=True)
+    check_carried_through(journal)
+    assert {one.flow: one.rows for one in status(journal)} == {"send": 30, "write": 300, "count": 300}
+
+
+def test_how_flows_stand_is_in_the_journal(spark: SparkSession, journal: penstock.Journal) -> None:
+    add_orders(journal, 10)
+    seen: list[list[str]] = []
+    copies = flow(source=topic("orders"), target=topic("copies"))(copy_events)
+    run(
+        [copies], url=url_of(journal), once=True, name="shop", watch=lambda flows: seen.append([f.state for f in flows])
+    )
+    assert seen[0] == ["starting"] and seen[-1] == ["done"]
+    (found,) = status(journal)
+    assert (found.pipeline, found.flow, found.state, found.mode) == ("shop", "copy_events", "done", "once")
+    assert (found.rows, found.lag, found.batch, found.restarts, found.error) == (10, 0, 0, 0, None)
+    assert found.sources == ["topic orders"] and found.target == "topic copies"
+    assert found.pid == os.getpid() and found.batch_seconds and found.reported_at
+    assert status(journal, pipeline="another") == []
+    reports = list(journal.topic("penstock.pipelines").read())
+    assert {(event.kind, event.key) for event in reports} == {("flow.reported", "shop/copy_events")}
+
+
+def copy_events(events: DataFrame) -> DataFrame:
+    return events.select("kind", "payload", "key")
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_error_in_a_flow_ends_the_run_with_its_line_and_without_a_second_try(
+    spark: SparkSession, journal: penstock.Journal, folder: Path
+) -> None:
+    add_orders(journal, 10)
+    file = folder / "pipeline.py"
+    file.write_text(PIPELINE.replace("n // 10 * 10", "n // 0"), encoding="utf-8")
+    line = file.read_text("utf-8").splitlines().index("    return n // 0") + 1
+    with pytest.raises(FlowFailed, match=rf"'write': ZeroDivisionError: .*pipeline.py, line {line}\)") as failed:
+        run(file, url=url_of(journal), once=True)
+    assert failed.value.flow == "write"
+    found = {one.flow: one for one in status(journal)}
+    assert found["write"].state == "failed" and found["write"].restarts == 0
+    assert "ZeroDivisionError" in str(found["write"].error)
+    assert found["send"].state == "stopped"
+    assert len(journal.topic("letters")) == 0
+
+    file.write_text(PIPELINE, encoding="utf-8")
+    run(file, url=url_of(journal), once=True)
+    check_carried_through(journal)
+
+
+def test_a_worker_that_is_killed_is_no_reason_to_give_up(
+    spark: SparkSession, journal: penstock.Journal, folder: Path
+) -> None:
+    add_orders(journal, 1000)
+    marker = str(folder / "killed")
+
+    def die_once(n):  # type: ignore[no-untyped-def]  # Spark would read type hints
+        if n == 777 and not os.path.exists(marker):  # noqa: PTH110
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    @flow(source=topic("orders", payload_schema="n BIGINT", maxOffsetsPerTrigger=300), target=topic("copies"))
+    def copies(orders: DataFrame) -> DataFrame:
+        return orders.select("kind", F.struct(F.udf(die_once, "bigint")("n").alias("n")).alias("payload"))
+
+    (found,) = run([copies], url=url_of(journal), once=True)
+    assert (found.state, found.restarts, found.error) == ("done", 1, None)
+    assert sorted(event.payload["n"] for event in journal.topic("copies").read()) == list(range(1000))
+
+
+def test_a_flow_that_keeps_failing_in_passing_is_given_up(spark: SparkSession, journal: penstock.Journal) -> None:
+    add_orders(journal, 10)
+    journal.queue("small", max_size=3)
+    fill = flow(source=topic("orders"), target=queue("small"))(copy_events)
+    with pytest.raises(FlowFailed, match=r"of at most 3.*\(after 3 attempts\)"):
+        run([fill], url=url_of(journal), once=True, restarts=2)
+    assert status(journal)[0].restarts == 2
+    assert len(journal.topic("small")) == 0
+
+
+def test_a_pipeline_runs_once_at_a_time(journal: penstock.Journal, tmp_path: Path) -> None:
+    add_orders(journal, 1)
+    copies = flow(source=topic("orders"), target=topic("copies"))(copy_events)
+    runner = Runner(Pipeline.of([copies], "shop"), url_of(journal))
+    with runner._alone(), pytest.raises(Locked, match=rf"'shop' runs already .*process {os.getpid()}"):
+        run([copies], url=url_of(journal), once=True, name="shop")
+
+
+# ── checking without running ─────────────────────────────────────────────────────────────────────────────────────────
+def dry(journal: penstock.Journal, *flows: Flow) -> dict[str, list[str]]:
+    return Runner(Pipeline.of(flows, "shop"), url_of(journal)).check()
+
+
+def test_a_dry_run_tells_the_columns_and_changes_nothing(
+    spark: SparkSession, journal: penstock.Journal, folder: Path
+) -> None:
+    add_orders(journal, 3)
+    copies = flow(source=topic("orders"), target=topic("copies"))(copy_events)
+    again = flow(source=topic("copies"), target=queue("again"), name="again")(copy_events)
+    columns = ["kind", "payload", "key"]
+    assert dry(journal, copies, again) == {"copy_events": columns, "again": columns}
+    assert journal.topics() == ["orders"] and journal.queues() == []
+    assert not (folder / "shop.db.checkpoints").exists()
+
+
+def test_a_dry_run_finds_every_frame_that_does_not_fit(spark: SparkSession, journal: penstock.Journal) -> None:
+    add_orders(journal, 3)
+
+    def flow_of(name: str, make: Callable[[Any], Any], **how: Any) -> Flow:
+        return flow(source=topic("orders"), target=topic("t"), name=name, **how)(make)
+
+    with pytest.raises(ConfigError) as found:
+        dry(
+            journal,
+            flow_of("unknown", lambda frame: frame.select("kind", "payload", F.lit(1).alias("price"))),
+            flow_of("bare", lambda frame: frame.select("kind")),
+            flow_of("typo", lambda frame: frame.select("kindd")),
+            flow_of("nothing", lambda frame: None),
+            flow_of("static", lambda frame: frame.sparkSession.range(3)),
+            flow_of("unbounded", lambda frame: frame.groupBy("kind").agg(F.max("payload").alias("payload"))),
+        )
+    expected = ["no column 'price'", 'no column "payload"', "kindd", "returned NoneType", "is no stream", "watermark"]
+    for line, text in zip(str(found.value).split("\nflow "), expected, strict=True):
+        assert text in line
+
+
+# ── going on, stopping, beginning again ──────────────────────────────────────────────────────────────────────────────
+def test_a_continuous_run_follows_until_it_is_stopped_and_the_next_one_goes_on(
+    spark: SparkSession, journal: penstock.Journal
+) -> None:
+    copies = flow(source=topic("orders"), target=topic("copies"), every=0.05)(copy_events)
+    add_orders(journal, 100)
+    for expected in (100, 200, 300):
+        told: list[FlowStatus] = []
+        runner = Runner(Pipeline.of([copies], "shop"), url_of(journal), watch=told.extend)
+        thread = threading.Thread(target=runner.run, daemon=True)
+        thread.start()
+        wait_until(lambda expected=expected: len(journal.topic("copies")) >= expected)
+        add_orders(journal, 100) if expected < 300 else None
+        runner.stop()
+        thread.join(120)
+        assert not thread.is_alive()
+        assert told[-1].state == "stopped" and told[-1].mode == "continuous"
+    assert [event.payload["n"] for event in journal.topic("copies").read()] == list(range(300))
+
+
+def test_a_reset_reads_everything_again(spark: SparkSession, journal: penstock.Journal) -> None:
+    add_orders(journal, 10)
+    copies = flow(source=topic("orders"), target=topic("copies"))(copy_events)
+    others = flow(source=topic("orders"), target=topic("others"), name="others")(copy_events)
+    pipeline = Pipeline.of([copies, others], "shop")
+    Runner(pipeline, url_of(journal), once=True).run()
+    again = Runner(pipeline.only(["copy_events"]), url_of(journal), once=True)
+    assert again.reset() == ["copy_events"]
+    assert again.reset() == []
+    Runner(pipeline, url_of(journal), once=True).run()
+    assert len(journal.topic("copies")) == 20, "what was written stays, and is written again"
+    assert len(journal.topic("others")) == 10, "the other flow goes on where it was"
+
+
+def wait_until(holds: Callable[[], bool], timeout: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
