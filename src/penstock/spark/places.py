@@ -47,8 +47,9 @@ class Place:
     def nodes(self, known: Iterable[Node] = ()) -> frozenset[Node]:
         """What it stands for in the graph; `known` is what a pattern chooses from."""
         if self.kind == "pattern":
-            pattern = re.compile(self.names[0])
-            return frozenset((url, name) for url, name in known if url == self.url and pattern.fullmatch(name))
+            from penstock.spark.ranges import matches
+
+            return frozenset((url, name) for url, name in known if url == self.url and matches(self.names[0], name))
         return frozenset((self.url or self.format, name) for name in self.names)
 
     def read(self, spark: SparkSession, consumer: str) -> DataFrame:

@@ -1,0 +1,212 @@
+"""`make run`: a shop's day. Producers sell, Spark counts, workers call; Spark is killed; the books are proven right."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import penstock
+from examples.main_job import chart, proof
+from examples.main_job.desk import POLICY, Desk
+from examples.main_job.producers import draft_of_entry
+from penstock.buffer import Consumer, drain
+from penstock.spark.sealing import seal
+
+PIPELINE = Path(__file__).with_name("pipeline.py")
+FLOWS = ("revenue", "customers", "alerts")
+PATIENCE = 300.0
+"""Seconds to wait for anything; on two cores nothing takes longer than twenty."""
+
+
+class Story:
+    """One run: the folder it leaves behind, and what happened when."""
+
+    def __init__(self, folder: Path, orders: int, seconds: float) -> None:
+        self.folder = folder
+        self.orders = orders
+        self.seconds = seconds
+        self.url = str(folder / "shop.db")
+        self.buffer = f"file://{(folder / 'buffer').resolve()}"
+        self.began = time.monotonic()
+        self.moments: list[chart.Moment] = []
+        self.events: list[tuple[float, str]] = []
+        self.lines: list[str] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def say(self, text: str = "") -> None:
+        line = f"{time.monotonic() - self.began:6.1f} s  {text}" if text else ""
+        self.lines.append(line)
+        print(line, flush=True)
+
+    def mark(self, what: str) -> None:
+        self.events.append((time.monotonic() - self.began, what))
+
+    # ── who takes part ───────────────────────────────────────────────────────────────────────────────────────────────
+    def start_pipeline(self) -> subprocess.Popen[bytes]:
+        """`penstock run pipeline.py`, as anybody would run it; what it says goes to a file."""
+        command = [sys.executable, "-m", "penstock.cli", "run", str(PIPELINE), "--url", self.url]
+        batch = str(max(self.orders // 6, 1))
+        with (self.folder / "pipeline.log").open("ab") as log:
+            return self._start(command, stdout=log, stderr=log, env={**os.environ, "ORDERS_PER_BATCH": batch})
+
+    def start_producers(self) -> list[subprocess.Popen[bytes]]:
+        raw = self.folder / "raw"
+        raw.mkdir()
+        share = self.orders // 4
+        ways = [("journal", self.url)] * 3 + [("buffer", self.buffer)]
+        started = []
+        for number, (way, url) in enumerate(ways, 1):
+            given = [way, url, str(number), str(share), str(self.seconds), str(raw / f"{number}.jsonl")]
+            started.append(self._start([sys.executable, "-m", "examples.main_job.producers", *given]))
+        return started
+
+    def _start(self, command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        self.processes.append(subprocess.Popen(command, **how))
+        return self.processes[-1]
+
+    def clear_up(self) -> None:
+        """Leaves nothing running, however the story ended."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def watch(self, journal: penstock.Journal, done: threading.Event) -> None:
+        """Notes every quarter second how far everybody is, for the picture."""
+        orders, handled = journal.topic("orders"), journal.topic("handled")
+        with suppress(penstock.errors.Closed):  # an interrupted story
+            while not done.is_set():
+                at = time.monotonic() - self.began
+                self.moments.append(chart.Moment(at, orders.latest, counted(journal), handled.latest))
+                done.wait(0.25)
+
+    def wait(self, until: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not until():
+            for process in alive:
+                if process.poll():
+                    log = (self.folder / "pipeline.log").read_text(errors="replace")
+                    sys.exit(f"a part of the job ended with code {process.returncode}:\n{log[-3000:]}")
+            if time.monotonic() > deadline:
+                sys.exit(f"waited {PATIENCE:.0f} s for nothing; what the pipeline said: {self.folder / 'pipeline.log'}")
+            time.sleep(0.05)
+
+
+def counted(journal: penstock.Journal) -> int:
+    """How many orders the slowest flow has behind it."""
+    orders = journal.topic("orders")
+    return min(orders.cursor(f"pipeline/{flow}") or 0 for flow in FLOWS)
+
+
+def tell(story: Story, journal: penstock.Journal) -> bool:
+    """The story, from the first order to the proof."""
+    orders = journal.topic("orders")
+    orders.configure()
+    desk = Desk(journal)
+    done = threading.Event()
+    total = story.orders // 4 * 4
+    story.say(f"a journal in {story.url}: {total:,} orders will come, from three processes and through a buffer")
+    pipeline = story.start_pipeline()
+    story.say("Spark is starting: revenue by half hour, a state for every customer, alerts for large orders")
+    producers = story.start_producers()
+    with Consumer(story.buffer) as consumer:
+        intake = {"draft": draft_of_entry, "name": "intake"}
+        helpers = [
+            threading.Thread(target=story.watch, args=(journal, done), daemon=True),
+            threading.Thread(target=drain, args=(consumer, orders), kwargs=intake, daemon=True),
+        ]
+        for helper in helpers:
+            helper.start()
+        worker = desk.queue.worker(desk.handle, concurrency=2).start()
+
+        story.wait(lambda: counted(journal) > 0, pipeline, *producers)
+        story.mark("kill -9")
+        pipeline.kill()
+        pipeline.wait()
+        story.say(f"Spark is killed (kill -9) in the middle of it: {counted(journal):,} orders behind it, work in hand")
+        pipeline = story.start_pipeline()
+        story.mark("started again")
+        story.wait(lambda: all(process.poll() == 0 for process in producers), pipeline, *producers)
+        story.wait(lambda: orders.latest >= total, pipeline)
+        story.mark("all sold")
+        story.say(f"all sold: {orders.latest:,} orders stored")
+        story.wait(lambda: counted(journal) >= total, pipeline)
+        story.mark("all counted")
+        pipeline.terminate()
+        if pipeline.wait(PATIENCE):
+            sys.exit(f"the pipeline did not end well; see {story.folder / 'pipeline.log'}")
+        story.say("the pipeline has caught up, and was stopped between two batches (SIGTERM)")
+
+        story.wait(lambda: len(desk.queue) == 0)
+        dead = journal.queue(str(POLICY["dead_letter"]))
+        story.say(f"{desk.failures:,} calls failed; {len(dead):,} alerts were given up after three: dead letters")
+        desk.fixed = True
+        redriven = desk.queue.redrive()
+        story.wait(lambda: len(desk.queue) == 0)
+        story.mark("redriven")
+        handled = journal.topic("handled").latest
+        story.say(f"the cause is fixed, {redriven:,} dead letters are sent back: {handled:,} alerts handled in all")
+        worker.stop()
+        consumer.stop()
+        done.set()
+        for helper in helpers:
+            helper.join(PATIENCE)
+
+    sealed = seal(journal, "orders", lake=str(story.folder / "lake"))
+    size = sealed.bytes / 1024
+    story.say(f"history is sealed: {sealed.events:,} orders are Parquet now ({size:,.0f} KiB), the rest is hot")
+    story.say()
+    checks = list(proof.prove(journal, story.folder / "raw", story.folder / "lake", redriven))
+    for check in checks:
+        story.say(f"{'✓' if check.holds else '✗ NOT SO:'} {check.claim} ({check.found})")
+    return all(check.holds for check in checks)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.main_job", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the result goes")
+    parser.add_argument("--orders", type=int, default=20_000, help="how many orders are sold")
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long the producers take for them")
+    given = parser.parse_args()
+    folder = given.out / "main-job"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    # Handlers fail here on purpose; their tracebacks would drown the story.
+    logging.getLogger("penstock").setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    story = Story(folder, given.orders, given.seconds)
+    try:
+        with penstock.open(story.url) as journal:
+            proven = tell(story, journal)
+    finally:
+        story.clear_up()
+    raw = proof.raw_orders(folder / "raw")
+    cents = sum(order["cents"] for order in raw)
+    story.say()
+    verdict = "proven, every one counted exactly once" if proven else "THE BOOKS DO NOT BALANCE"
+    story.say(f"{len(raw):,} orders, {cents / 100:,.2f} in all: {verdict}")
+    picture, page = chart.draw(proof.windows(raw), story.moments, story.events, story.lines, folder)
+    print(f"""
+The picture: {picture} (and {page})
+Look around:
+  penstock pipelines --url {story.url}
+  penstock tail revenue -n 5 --url {story.url}
+  penstock queues --url {story.url}
+  penstock serve --url {story.url}
+Next: docs/quickstart.md, docs/pipelines.md""")
+    return 0 if proven else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
