@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__init__", "__main__", "harness", "queue_peers"}
+NOT_BENCHMARKS = {"__init__", "__main__", "harness", "queue_peers", "spark_history", "spark_rows"}
 
 
 def main() -> None:

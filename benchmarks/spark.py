@@ -1,7 +1,8 @@
 """The data pipeline: reading, writing and following topics from Spark.
 
-    python -m benchmarks spark              # everything, some ten minutes
-    python -m benchmarks spark quick        # a fifth of the rows
+    python -m benchmarks spark                  # everything, some fifteen minutes
+    python -m benchmarks spark quick            # a fifth of the rows; nothing is written down
+    python -m benchmarks spark read seal        # only some rows; nothing is written down
 
 Everything is a ratio to Spark's own reader and writer on the same rows, measured next to each other in the same run,
 local[2], the median of several rounds after warming up.
@@ -9,63 +10,23 @@ local[2], the median of several rounds after warming up.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
-
 import penstock
 import penstock.spark
 from benchmarks.harness import Table, versions
+from benchmarks.spark_history import measure_lake, measure_project, measure_seal
+from benchmarks.spark_rows import aggregate, events, read_topic, speed, write_topic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-ROUNDS = 5
-WARM_UP = 2
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def speed(base: Callable[[], Any], work: Callable[[], Any]) -> float:
-    """How many times as fast as `base` the work is: the median over rounds of one after the other."""
-    for _ in range(WARM_UP):
-        base()
-        work()
-    return statistics.median(seconds(base) / seconds(work) for _ in range(ROUNDS))
-
-
-def events(spark: SparkSession, count: int) -> DataFrame:
-    """Events of 100 bytes: a kind, a key out of 20,000, a payload of JSON text."""
-    number = F.col("id")
-    head = F.concat(F.lit('{"customer":"c'), F.lpad((number % 20_000).cast("string"), 5, "0"), F.lit('","amount":'))
-    amount = F.lpad((number % 8999 + 1000).cast("string"), 4, "0")
-    sku = F.substring(F.sha2(number.cast("string"), 256), 1, 52)
-    return spark.range(0, count, 1, 4).select(
-        F.when(number % 3 == 0, "placed").otherwise("paid").alias("kind"),
-        F.concat(head, amount, F.lit(',"sku":"'), sku, F.lit('"}')).alias("payload"),
-        F.concat(F.lit("c"), number % 20_000).alias("key"),
-    )
-
-
-def read_topic(spark: SparkSession, url: str, topic: str = "orders", **options: str) -> DataFrame:
-    return spark.read.format("penstock").options(url=url, topic=topic, **options).load()
-
-
-def aggregate(frame: DataFrame) -> Any:
-    """Looks at every value of every column."""
-    values = [F.size(name) if name == "headers" else F.xxhash64(name) for name in frame.columns]
-    return frame.select([F.bit_xor(value.cast("bigint")) for value in values]).collect()
+    from pyspark.sql import SparkSession
 
 
 def measure_write(table: Table, spark: SparkSession, folder: Path, count: int) -> None:
@@ -75,9 +36,12 @@ def measure_write(table: Table, spark: SparkSession, folder: Path, count: int) -
 
     def to_topic() -> None:
         url = str(folder / f"write-{next(written)}.db")
-        frame.write.format("penstock").mode("append").options(url=url, topic="orders").save()
+        write_topic(frame, url)
         for file in folder.glob("write-*"):
-            file.unlink()
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
 
     def to_parquet() -> None:
         frame.write.mode("overwrite").option("compression", "zstd").parquet(str(folder / "written"))
@@ -87,10 +51,23 @@ def measure_write(table: Table, spark: SparkSession, folder: Path, count: int) -
     frame.unpersist()
 
 
-def measure_read(table: Table, spark: SparkSession, folder: Path, count: int) -> None:
-    url, files = str(folder / "read.db"), str(folder / "read")
-    events(spark, count).write.format("penstock").mode("append").options(url=url, topic="orders").save()
-    read_topic(spark, url).write.option("compression", "zstd").parquet(files)
+class Stored:
+    """The events of the reading benchmarks, in a topic and as Spark's own Parquet; made when first asked for."""
+
+    def __init__(self, spark: SparkSession, folder: Path, count: int) -> None:
+        self.spark = spark
+        self.count = count
+        self.url, self.files = str(folder / "read.db"), str(folder / "read")
+
+    def make(self) -> Stored:
+        if not Path(self.files).exists():
+            write_topic(events(self.spark, self.count), self.url)
+            read_topic(self.spark, self.url).write.option("compression", "zstd").parquet(self.files)
+        return self
+
+
+def measure_read(table: Table, spark: SparkSession, stored: Stored) -> None:
+    url, files = stored.url, stored.files
     assert aggregate(read_topic(spark, url)) == aggregate(spark.read.parquet(files))
     found = speed(lambda: aggregate(spark.read.parquet(files)), lambda: aggregate(read_topic(spark, url)))
     table.row("read a hot topic, aggregate all columns", f"{found:.2f} × spark.read.parquet", "≥ 0.75 ×", found >= 0.75)
@@ -104,8 +81,7 @@ def batch_times(query: Any, rows: int) -> list[float]:
 
 def measure_batches(table: Table, spark: SparkSession, folder: Path, batches: int) -> None:
     url = str(folder / "stream.db")
-    frame = events(spark, 1000 * batches)
-    frame.write.format("penstock").mode("append").options(url=url, topic="orders").save()
+    write_topic(events(spark, 1000 * batches), url)
     ratios = []
     for round_ in range(3):
         rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
@@ -147,11 +123,8 @@ def measure_following(table: Table, spark: SparkSession, folder: Path) -> None:
             stream = spark.readStream.format("penstock").options(url=url, topic="orders", startingOffsets="latest")
             writer = stream.load().writeStream.format("noop").trigger(processingTime="1 second")
             query = writer.option("checkpointLocation", str(folder / f"follow-{round_}")).start()
-            warm = threading.Event()
-            while not warm.is_set():
-                topic.append("placed", {})
-                query.processAllAvailable()
-                warm.set()
+            topic.append("placed", {})
+            query.processAllAvailable()
             followed = append_for(topic, 4)
             query.stop()
             ratios.append(followed / alone)
@@ -160,7 +133,8 @@ def measure_following(table: Table, spark: SparkSession, folder: Path) -> None:
 
 
 def main() -> None:
-    quick = "quick" in sys.argv[1:]
+    words = sys.argv[1:]
+    quick = "quick" in words
     count = 400_000 if quick else 2_000_000
     table = Table(
         "spark",
@@ -171,12 +145,25 @@ def main() -> None:
         folder = Path(name)
         spark = penstock.spark.session("benchmarks", master="local[2]")
         spark.sparkContext.setLogLevel("ERROR")
-        measure_read(table, spark, folder, count)
-        measure_write(table, spark, folder, count)
-        measure_batches(table, spark, folder, 20 if quick else 60)
-        measure_following(table, spark, folder)
+        stored = Stored(spark, folder, count)
+        rows: dict[str, Callable[[], None]] = {
+            "read": lambda: measure_read(table, spark, stored.make()),
+            "lake": lambda: measure_lake(table, spark, folder, stored.make().url, stored.files, count),
+            "write": lambda: measure_write(table, spark, folder, count),
+            "batches": lambda: measure_batches(table, spark, folder, 20 if quick else 60),
+            "project": lambda: measure_project(table, spark, stored.make().url),
+            "follow": lambda: measure_following(table, spark, folder),
+            "seal": lambda: measure_seal(table, spark, folder, 5 * count),
+        }
+        chosen = [word for word in words if word != "quick"] or list(rows)
+        unknown = [word for word in chosen if word not in rows]
+        if unknown:
+            sys.exit(f"there is no row {unknown[0]!r}; there are {', '.join(rows)}")
+        for row in chosen:
+            rows[row]()
         penstock.spark.stop()
-    table.save()
+    if not words:
+        table.save()
 
 
 if __name__ == "__main__":

@@ -27,8 +27,12 @@ def test_seal_moves_history_into_files_and_reads_go_on(cli: Cli, orders: str, ur
 def test_verify_names_a_damaged_file(cli: Cli, orders: str, tmp_path: Path) -> None:
     cli("seal", "orders", "--lake", str(tmp_path / "lake"), "--through", "6")
     (file,) = (tmp_path / "lake").rglob("*.parquet")
-    file.write_bytes(file.read_bytes()[:-1])
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
     assert file.name in cli("verify", "orders", "--json", code=1).document["state"]
+    turned = whole.index(b"parquet-cpp")  # who wrote it: no reader would notice
+    file.write_bytes(whole[:turned] + b"P" + whole[turned + 1 :])
+    assert "another checksum" in cli("verify", "orders", "--json", code=1).document["state"]
 
 
 def test_what_cannot_be_sealed_says_so(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:

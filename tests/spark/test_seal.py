@@ -324,7 +324,10 @@ def test_a_missing_or_damaged_file_is_named(journal: penstock.Journal, clock: Ma
     with pytest.raises(Corrupt, match="bytes and should have") as short:
         everything(journal)
     assert short.value.file == str(path)
-    at = whole.index(b"PAR1", 4) // 3
+    path.write_bytes(whole)
+    ids = pq.ParquetFile(path).metadata.row_group(0).column(pq.read_schema(path).get_field_index("id") + 1)
+    assert ids.path_in_schema == "id"
+    at = ids.data_page_offset + ids.total_compressed_size - 10
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with pytest.raises(Corrupt) as turned:
         everything(journal)

@@ -109,7 +109,7 @@ def test_the_jvm_or_the_program_killed_at_every_stage_one_after_the_other(
 ) -> None:
     """Each run begins with the batch that the kill before it has interrupted."""
     kills = [("planned", "jvm"), ("writing", "jvm"), ("publishing", "jvm-orphan"), ("published", "jvm")]
-    kills += [("writing", "program"), ("publishing", "program")]
+    kills += [("reading", "jvm"), ("writing", "program"), ("publishing", "program"), ("published", "program")]
     for stage, target in kills:
         add_orders(journal, 700)
         order_kill(tmp_path, stage, target, hits=1)

@@ -228,8 +228,9 @@ def compact(
     argument("topic", "one topic only", required=False),
     example=("penstock verify", "penstock verify orders --json"),
     details="""
-    Every block's checksum is computed again, positions must follow each other, payloads must decode, and where a
-    topic is chained every entity's hash chain must hold. Exit code 1 when something is damaged.
+    Every block's checksum is computed again, and that of every sealed file; positions must follow each other,
+    payloads must decode, and where a topic is chained every entity's hash chain must hold. Exit code 1 when something
+    is damaged.
     """,
 )
 def verify(run: Run, topic: str | None) -> int:

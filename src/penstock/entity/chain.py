@@ -14,6 +14,7 @@ from penstock.journal.block import Block, columns_of
 from penstock.journal.catalog import load_state
 from penstock.journal.chain import GENESIS, link_of, load_blake3, name_of, said_by, stored_link
 from penstock.journal.reading import TopicView
+from penstock.journal.sealed import check_sealed
 
 if TYPE_CHECKING:
     from penstock.entity.topic import EntityTopic
@@ -59,7 +60,7 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 
 def verify(topic: EntityTopic, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-    """Recomputes every entity's chain and names the first broken link."""
+    """Recomputes every entity's chain, and the checksums of sealed files; names the first broken link."""
     return _Verification(topic, progress).run()
 
 
@@ -80,6 +81,7 @@ class _Verification:
             self._trimmed = load_state(snap, view.number, name).trimmed
             total = view.count()
             try:
+                check_sealed(snap, view.number, name)
                 for block in view.blocks(0, keys.MAX_SEQ):
                     broken = self._check(block)
                     if broken is not None:

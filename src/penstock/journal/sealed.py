@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
@@ -61,6 +62,12 @@ def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
             if first <= seq <= last:
                 return first
     return seq
+
+
+def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
+    """Corrupt or StorageError when a file of sealed history is not, byte for byte, what was written."""
+    for segment in load_segments(snap, topic):
+        SealedFile(segment, name).check()
 
 
 def _without(block: Block, trimmed: int) -> Block:
@@ -125,6 +132,19 @@ class SealedFile:
             kept = Block(_wire_of(table), self._topic)
             _blocks.put(place, kept)
         return kept
+
+    def check(self) -> None:
+        """Reads every byte and compares the checksum."""
+        filesystem, root = open_lake(self._segment.lake)
+        crc = 0
+        try:
+            with filesystem.open_input_stream(f"{root}/{self._segment.path}") as stream:
+                while piece := stream.read(1 << 20):
+                    crc = zlib.crc32(piece, crc)
+        except OSError as error:
+            raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
+        if crc != self._segment.crc:
+            raise self._damaged("its bytes have another checksum than those that were written")
 
     def _events(self) -> str:
         segment = self._segment

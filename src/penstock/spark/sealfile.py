@@ -27,7 +27,7 @@ from penstock.journal.sealed import open_lake
 from penstock.journal.segments import Segment
 
 _GROUP_ROWS = 65_536
-"""Rows in a row group: what a look-up of one event has to decode."""
+"""Rows in a row group at the most, unless a block has more: what a look-up of one event has to decode."""
 _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
@@ -52,9 +52,11 @@ def write_segment(engine: Engine, topic: str, after: int, through: int, lake: st
             make_folder(f"{root}/{folder}")
         tally = _Tally()
         with filesystem.open_output_stream(path) as out, pq.ParquetWriter(out, sealed_schema(), **_PARQUET) as writer:
-            for batch in _grouped(_batches(view, after, through)):
-                tally.add(batch)
-                writer.write_batch(batch, row_group_size=_GROUP_ROWS)
+            for group in _grouped(_batches(view, after, through)):
+                for batch in group:
+                    tally.add(batch)
+                table = pa.Table.from_batches(group)
+                writer.write_table(table, row_group_size=table.num_rows)
         holes = load_state(snap, view.number, topic).compacted > after
     if not holes and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
         raise Corrupt("events are missing that were to be sealed", topic=topic, seq=after + 1)
@@ -108,20 +110,18 @@ def _sealed_batch(block: Block) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, raw, links], schema=sealed_schema())
 
 
-def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of a row group's size: a row group per block would be many small ones."""
+def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """The batches of a row group each: one per block would be many small ones."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
+        if held and rows + batch.num_rows > _GROUP_ROWS:
+            yield held
+            held, rows = [], 0
         held.append(batch)
         rows += batch.num_rows
-        while rows >= _GROUP_ROWS:
-            whole = pa.concat_batches(held)
-            yield whole.slice(0, _GROUP_ROWS)
-            rest = whole.slice(_GROUP_ROWS)
-            held, rows = ([rest], rest.num_rows) if rest.num_rows else ([], 0)
     if held:
-        yield pa.concat_batches(held)
+        yield held
 
 
 class _Tally:

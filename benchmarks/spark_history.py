@@ -1,0 +1,128 @@
+"""The rows of the Spark benchmark about whole histories: folding them, sealing them, reading what is sealed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import LongType, Row, StructField, StructType
+
+import penstock.spark
+from benchmarks.harness import Table
+from benchmarks.spark_rows import aggregate, events, read_topic, run, seconds, speed, write_topic
+from penstock import Projection, on
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+# ── projections ──────────────────────────────────────────────────────────────────────────────────────────────────────
+class Customer(Projection):
+    orders: int = 0
+    amount: int = 0
+
+    @on("placed", "paid")
+    def order(self, payload: Any) -> None:
+        self.orders += 1
+        self.amount += payload["amount"]
+
+
+class CustomerProcessor(StatefulProcessor):
+    """The same fold for transformWithState."""
+
+    def init(self, handle: Any) -> None:
+        fields = [StructField("orders", LongType()), StructField("amount", LongType())]
+        self.state = handle.getValueState("customer", StructType(fields))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        orders, amount = self.state.get() if self.state.exists() else (0, 0)
+        generation = 0
+        for row in rows:
+            orders += 1
+            amount += msgspec.json.decode(row.payload)["amount"]
+            generation = row.seq
+        self.state.update((orders, amount))
+        yield Row(key=key[0], generation=generation, orders=orders, amount=amount)
+
+    def close(self) -> None:
+        pass
+
+
+def built_in(frame: DataFrame) -> DataFrame:
+    """The same by Spark's own functions."""
+    amount = F.from_json("payload", "amount BIGINT")["amount"]
+    return frame.groupBy("key").agg(
+        F.max("seq").alias("generation"), F.count("*").alias("orders"), F.sum(amount).alias("amount")
+    )
+
+
+def with_state(frame: DataFrame) -> DataFrame:
+    schema = "key STRING, generation BIGINT, orders BIGINT, amount BIGINT"
+    rows = frame.select("key", "seq", "payload").groupBy("key")
+    return rows.transformWithState(CustomerProcessor(), schema, outputMode="Update", timeMode="None")
+
+
+def measure_project(table: Table, spark: SparkSession, url: str) -> None:
+    """`url` holds the events already."""
+
+    def project() -> DataFrame:
+        return penstock.spark.project(read_topic(spark, url), Customer)
+
+    def flat(frame: DataFrame) -> list[Any]:
+        return sorted(tuple(row) for row in frame.collect())
+
+    ours = flat(project().select("key", "generation", "state.orders", "state.amount"))
+    assert ours == flat(built_in(read_topic(spark, url)))
+    found = speed(lambda: run(built_in(read_topic(spark, url))), lambda: run(project()), 3, 1)
+    table.row("project, 20,000 keys", f"{found:.2f} × a built-in aggregation", "≥ 0.4 ×", found >= 0.4)
+    if find_spec("pandas") is None or find_spec("google.protobuf") is None:
+        table.row("project, 20,000 keys", "transformWithState needs pandas and protobuf: not measured", "≥ 5 ×")
+        return
+    cloudpickle: Any = import_module("pyspark.cloudpickle")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
+    slow = seconds(lambda: run(with_state(read_topic(spark, url))))
+    found = slow / seconds(lambda: run(project()))
+    table.row("project, 20,000 keys", f"{found:.1f} × transformWithState", "≥ 5 ×", found >= 5)
+
+
+# ── sealing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def measure_lake(table: Table, spark: SparkSession, folder: Path, url: str, files: str, count: int) -> None:
+    """`url` holds the events, `files` the same rows as Spark writes them."""
+    copy = str(folder / "lake.db")
+    shutil.copy(url, copy)
+    penstock.spark.seal(copy, "orders", lake=str(folder / "lake"), through=count)
+    assert aggregate(penstock.spark.lake(spark, copy, "orders")) == aggregate(spark.read.parquet(files))
+    found = speed(
+        lambda: aggregate(spark.read.parquet(files)), lambda: aggregate(penstock.spark.lake(spark, copy, "orders"))
+    )
+    table.row("read a sealed topic through lake", f"{found:.2f} × spark.read.parquet", "≥ 0.95 ×", found >= 0.95)
+    shutil.rmtree(folder / "lake")
+
+
+def measure_seal(table: Table, spark: SparkSession, folder: Path, count: int) -> None:
+    url = str(folder / "seal.db")
+    write_topic(events(spark, count), url)
+    frame = read_topic(spark, url).persist()
+    frame.count()
+
+    def to_parquet() -> None:
+        frame.write.mode("overwrite").option("compression", "zstd").parquet(str(folder / "sealed"))
+
+    to_parquet()
+    before = seconds(to_parquet)
+    ours = seconds(lambda: penstock.spark.seal(url, "orders", lake=str(folder / "lake"), through=count))
+    found = (before + seconds(to_parquet)) / 2 / ours
+    frame.unpersist()
+    work = f"seal {count:,} events"
+    table.row(work, f"{found:.2f} × writing the same Parquet from memory", "≥ 0.7 ×", found >= 0.7)
