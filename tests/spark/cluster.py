@@ -1,0 +1,80 @@
+"""A real standalone cluster on this machine: a master and two workers, each a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from penstock.spark import java as javas
+from penstock.spark.launch import spark_folder
+
+
+class Cluster:
+    """A running cluster; `stop` ends all of it, executors included."""
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self._folder = folder
+        self._home = javas.home_for_scripts(javas.find(), folder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        port = _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        try:
+            self._start("master.Master", "--port", str(port), "--webui-port", "0")
+            for _ in range(workers):
+                self._start("worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", self.url)
+            self._wait_for("Registering worker", workers)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, what: str, *arguments: str) -> None:
+        number = len(self._processes)
+        environ = {
+            **os.environ,
+            "JAVA_HOME": str(self._home),
+            "SPARK_HOME": str(spark_folder()),
+            "SPARK_WORKER_DIR": str(self._folder / f"worker-{number}"),
+            "SPARK_LOCAL_DIRS": str(self._folder / f"local-{number}"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_NO_DAEMONIZE": "1",
+        }
+        with (self._folder / f"{what.partition('.')[0]}-{number}.log").open("wb") as log:
+            command = [str(spark_folder() / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
+            self._processes.append(
+                subprocess.Popen(
+                    [*command, "--host", "127.0.0.1", *arguments],
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    start_new_session=True,  # a worker's executors are then in its process group
+                )
+            )
+
+    def _wait_for(self, line: str, times: int) -> None:
+        deadline = time.monotonic() + 300
+        while (self._folder / "master-0.log").read_text().count(line) < times:
+            ended = [process.args for process in self._processes if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"the cluster did not start: {ended} {self.logs()}")
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        return "\n".join(log.read_text(errors="replace")[-2000:] for log in sorted(self._folder.glob("*.log")))
+
+    def stop(self) -> None:
+        for process in self._processes:
+            with_group = os.getpgid(process.pid) == process.pid if process.poll() is None else False
+            if with_group:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,53 @@
+"""A program on a cluster: follows a buffer, notes which executor saw each entry, and writes to another buffer.
+
+    python cluster_job.py MASTER SOURCE TARGET FOLDER STORE-OPTIONS-AS-JSON
+
+It ends when the file `enough` is in the folder and everything that was produced has been written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+import penstock.spark
+
+
+def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import os
+
+    for batch in batches:
+        # Each executor has a parent process of its own for its Python workers.
+        executor = pa.repeat(pa.scalar(str(os.getppid())), batch.num_rows)
+        yield pa.RecordBatch.from_arrays([batch.column("entry"), executor], names=["entry", "metadata"])
+
+
+def main(master: str, source: str, target: str, folder: Path, options: dict[str, str]) -> None:
+    spark = penstock.spark.session(
+        "cluster",
+        master=master,
+        spark_driver_host="127.0.0.1",
+        spark_driver_bindAddress="127.0.0.1",
+        spark_ui_enabled=False,
+        spark_executor_cores=1,
+        spark_executor_memory="512m",
+        spark_scheduler_minRegisteredResourcesRatio=1.0,
+        spark_scheduler_maxRegisteredResourcesWaitingTime="300s",
+    )
+    entries = spark.readStream.format("penstock-buffer").options(url=source, **options).load()
+    writer = entries.mapInArrow(where, "entry BINARY, metadata STRING").writeStream.format("penstock-buffer")
+    query = writer.options(url=target, **options).option("checkpointLocation", str(folder / "checkpoint")).start()
+    while not (folder / "enough").exists() and query.isActive:
+        time.sleep(0.1)
+    query.processAllAvailable()
+    query.stop()
+    penstock.spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), json.loads(sys.argv[5]))
