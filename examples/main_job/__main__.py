@@ -19,9 +19,7 @@ from typing import Any
 import penstock
 from examples.main_job import chart, proof
 from examples.main_job.desk import POLICY, Desk
-from examples.main_job.producers import draft_of_entry
-from penstock.buffer import Consumer, drain
-from penstock.spark.sealing import seal
+from penstock.spark import seal
 
 PIPELINE = Path(__file__).with_name("pipeline.py")
 FLOWS = ("revenue", "customers", "alerts")
@@ -56,9 +54,9 @@ class Story:
     def start_pipeline(self) -> subprocess.Popen[bytes]:
         """`penstock run pipeline.py`, as anybody would run it; what it says goes to a file."""
         command = [sys.executable, "-m", "penstock.cli", "run", str(PIPELINE), "--url", self.url]
-        batch = str(max(self.orders // 6, 1))
+        env = {**os.environ, "SHOP_BUFFER": self.buffer, "ORDERS_PER_BATCH": str(max(self.orders // 6, 1))}
         with (self.folder / "pipeline.log").open("ab") as log:
-            return self._start(command, stdout=log, stderr=log, env={**os.environ, "ORDERS_PER_BATCH": batch})
+            return self._start(command, stdout=log, stderr=log, env=env)
 
     def start_producers(self) -> list[subprocess.Popen[bytes]]:
         raw = self.folder / "raw"
@@ -120,48 +118,40 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     pipeline = story.start_pipeline()
     story.say("Spark is starting: revenue by half hour, a state for every customer, alerts for large orders")
     producers = story.start_producers()
-    with Consumer(story.buffer) as consumer:
-        intake = {"draft": draft_of_entry, "name": "intake"}
-        helpers = [
-            threading.Thread(target=story.watch, args=(journal, done), daemon=True),
-            threading.Thread(target=drain, args=(consumer, orders), kwargs=intake, daemon=True),
-        ]
-        for helper in helpers:
-            helper.start()
-        worker = desk.queue.worker(desk.handle, concurrency=2).start()
+    watcher = threading.Thread(target=story.watch, args=(journal, done), daemon=True)
+    watcher.start()
+    worker = desk.queue.worker(desk.handle, concurrency=2).start()
 
-        story.wait(lambda: counted(journal) > 0, pipeline, *producers)
-        story.mark("kill -9")
-        pipeline.kill()
-        pipeline.wait()
-        story.say(f"Spark is killed (kill -9) in the middle of it: {counted(journal):,} orders behind it, work in hand")
-        pipeline = story.start_pipeline()
-        story.mark("started again")
-        story.wait(lambda: all(process.poll() == 0 for process in producers), pipeline, *producers)
-        story.wait(lambda: orders.latest >= total, pipeline)
-        story.mark("all sold")
-        story.say(f"all sold: {orders.latest:,} orders stored")
-        story.wait(lambda: counted(journal) >= total, pipeline)
-        story.mark("all counted")
-        pipeline.terminate()
-        if pipeline.wait(PATIENCE):
-            sys.exit(f"the pipeline did not end well; see {story.folder / 'pipeline.log'}")
-        story.say("the pipeline has caught up, and was stopped between two batches (SIGTERM)")
+    story.wait(lambda: counted(journal) > 0, pipeline, *producers)
+    story.mark("kill -9")
+    pipeline.kill()
+    pipeline.wait()
+    story.say(f"Spark is killed (kill -9) in the middle of it: {counted(journal):,} orders behind it, work in hand")
+    pipeline = story.start_pipeline()
+    story.mark("started again")
+    story.wait(lambda: all(process.poll() == 0 for process in producers), pipeline, *producers)
+    story.wait(lambda: orders.latest >= total, pipeline)
+    story.mark("all sold")
+    story.say(f"all sold: {orders.latest:,} orders stored")
+    story.wait(lambda: counted(journal) >= total, pipeline)
+    story.mark("all counted")
+    pipeline.terminate()
+    if pipeline.wait(PATIENCE):
+        sys.exit(f"the pipeline did not end well; see {story.folder / 'pipeline.log'}")
+    story.say("the pipeline has caught up, and was stopped between two batches (SIGTERM)")
 
-        story.wait(lambda: len(desk.queue) == 0)
-        dead = journal.queue(str(POLICY["dead_letter"]))
-        story.say(f"{desk.failures:,} calls failed; {len(dead):,} alerts were given up after three: dead letters")
-        desk.fixed = True
-        redriven = desk.queue.redrive()
-        story.wait(lambda: len(desk.queue) == 0)
-        story.mark("redriven")
-        handled = journal.topic("handled").latest
-        story.say(f"the cause is fixed, {redriven:,} dead letters are sent back: {handled:,} alerts handled in all")
-        worker.stop()
-        consumer.stop()
-        done.set()
-        for helper in helpers:
-            helper.join(PATIENCE)
+    story.wait(lambda: len(desk.queue) == 0)
+    dead = journal.queue(str(POLICY["dead_letter"]))
+    story.say(f"{desk.failures:,} calls failed; {len(dead):,} alerts were given up after three: dead letters")
+    desk.fixed = True
+    redriven = desk.queue.redrive()
+    story.wait(lambda: len(desk.queue) == 0)
+    story.mark("redriven")
+    handled = journal.topic("handled").latest
+    story.say(f"the cause is fixed, {redriven:,} dead letters are sent back: {handled:,} alerts handled in all")
+    worker.stop()
+    done.set()
+    watcher.join(PATIENCE)
 
     sealed = seal(journal, "orders", lake=str(story.folder / "lake"))
     size = sealed.bytes / 1024

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import penstock
-from penstock.spark import flow, project, queue, topic
+from penstock.spark import buffer_at, flow, project, queue, topic
 
 LARGE = 19_000
 """Cents from which an order is looked at by a person."""
@@ -16,6 +16,9 @@ BATCH = int(os.environ.get("ORDERS_PER_BATCH", "2000"))
 
 ORDERS = topic("orders", maxOffsetsPerTrigger=BATCH)
 PARSED = topic("orders", maxOffsetsPerTrigger=BATCH, payloadSchema="number STRING, product STRING, cents BIGINT")
+
+
+SOLD = "number STRING, customer STRING, product STRING, cents BIGINT, at TIMESTAMP"
 
 
 class Customer(penstock.Projection):
@@ -28,6 +31,18 @@ class Customer(penstock.Projection):
     def placed(self, payload: dict[str, int]) -> None:
         self.orders += 1
         self.cents += payload["cents"]
+
+
+@flow(source=buffer_at(os.environ.get("SHOP_BUFFER", "file:///tmp/shop-buffer")), target=topic("orders"))
+def intake(entries: DataFrame) -> DataFrame:
+    """Orders that come through the buffer become events like the others."""
+    sold = entries.select(F.from_json(F.col("entry").cast("string"), SOLD).alias("sold")).select("sold.*")
+    return sold.select(
+        F.lit("order.placed").alias("kind"),
+        F.col("customer").alias("key"),
+        F.struct("number", "product", "cents").alias("payload"),
+        F.col("at").alias("occurred_at"),
+    )
 
 
 @flow(source=PARSED, target=topic("revenue"), output_mode="update")

@@ -17,7 +17,7 @@ from typing import Any
 
 import penstock
 from penstock import Draft
-from penstock.buffer import Metadata, Producer
+from penstock.buffer import Producer
 
 PRODUCTS = ("kettle", "lamp", "chair", "clock", "rug")
 OPENING = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
@@ -52,11 +52,6 @@ def draft(order: Order) -> Draft:
     body = {name: order[name] for name in ("number", "product", "cents")}
     at = datetime.fromisoformat(order["at"])
     return Draft("order.placed", body, key=order["customer"], occurred_at=at, dedup=order["number"])
-
-
-def draft_of_entry(entry: bytes, metadata: Metadata | None) -> Draft:
-    """The same for an order that came through the buffer."""
-    return draft(json.loads(entry))
 
 
 def to_journal(url: str, batches: Iterator[list[Order]]) -> Iterator[list[Order]]:

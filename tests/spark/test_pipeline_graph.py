@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, InvalidName
-from penstock.spark import buffer, external, flow, queue, topic
+from penstock.spark import buffer_at, external, flow, queue, topic
 from penstock.spark.faults import fault_of
 from penstock.spark.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.graph import Graph
@@ -160,7 +160,7 @@ def test_a_topic_that_is_not_there_is_named_with_what_may_be_meant(url: str) -> 
 def test_a_journal_that_is_not_there_yet_has_no_topics(tmp_path: Path) -> None:
     (found,) = problems(str(tmp_path / "new.db"), passing(topic("orders"), topic("b"), "one"))
     assert "topics: none yet" in found
-    assert problems(str(tmp_path / "new.db"), passing(buffer("file:///x"), topic("b"), "one")) == []
+    assert problems(str(tmp_path / "new.db"), passing(buffer_at("file:///x"), topic("b"), "one")) == []
     assert not (tmp_path / "new.db").exists()
 
 

@@ -18,7 +18,7 @@
     sealing    `seal()`: history becomes Parquet; `sealfile`: one file of it; `lakes`: `lake()`, the files and the rest
                as one frame
 
-    flows      pipelines as Python files: `flow`, and how a file is read; `places`: `topic`, `queue`, `buffer`, …
+    flows      pipelines as Python files: `flow`, and how a file is read; `places`: `topic`, `queue`, …
     running    `run()`: a query per flow, restarts, stopping; `graph`: order and checks, `progress`: rates and lag,
                `faults`: why a flow failed. What pipelines report is read without Spark, by `penstock.pipelines`
 
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.spark.flows import flow
     from penstock.spark.lakes import lake
-    from penstock.spark.places import buffer, external, queue, topic
+    from penstock.spark.places import buffer_at, external, queue, topic
     from penstock.spark.projecting import project
     from penstock.spark.running import run
     from penstock.spark.sealing import SealReport, seal
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SealReport",
-    "buffer",
+    "buffer_at",
     "external",
     "flow",
     "lake",
@@ -57,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     "SealReport": "sealing",
-    "buffer": "places",
+    "buffer_at": "places",
     "external": "places",
     "flow": "flows",
     "lake": "lakes",

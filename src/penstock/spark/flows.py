@@ -70,9 +70,9 @@ def flow(
     """
     sources = (source,) if isinstance(source, Place) else tuple(source)
     if not sources or not all(isinstance(one, Place) for one in sources):
-        raise ConfigError("a flow's source is topic(…), queue(…), buffer(…) or external(…), or a list of them")
+        raise ConfigError("a flow's source is topic(…), queue(…), buffer_at(…) or external(…), or a list of them")
     if not isinstance(target, Place):
-        raise ConfigError("a flow's target is topic(…), queue(…), buffer(…) or external(…)")
+        raise ConfigError("a flow's target is topic(…), queue(…), buffer_at(…) or external(…)")
     if output_mode not in ("append", "update", "complete"):
         raise ConfigError(f'output_mode is "append", "update" or "complete", not {output_mode!r}')
     if target.in_journal and output_mode == "complete":

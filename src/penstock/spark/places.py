@@ -25,7 +25,7 @@ Node = tuple[str, str]
 
 @dataclass(frozen=True)
 class Place:
-    """A source or a target of a flow; made by `topic`, `queue`, `buffer` and `external`."""
+    """A source or a target of a flow; made by `topic`, `queue`, `buffer_at` and `external`."""
 
     format: str
     label: str
@@ -136,11 +136,14 @@ def queue(name: str, *, policy: Mapping[str, Any] | None = None, url: str | None
     return Place("penstock", f"queue {name}", _options(options, "queue"), "queue", (name,), url, dict(policy or {}))
 
 
-def buffer(url: str, **options: Any) -> Place:
-    """A buffer in object storage to read from or write to; the options are those of the source `penstock-buffer`."""
+def buffer_at(url: str, **options: Any) -> Place:
+    """A buffer in object storage to read from or write to; the options are those of the source `penstock-buffer`.
+
+    Options that it does not know are the object store's own, so all of them are spelled as there.
+    """
     if not isinstance(url, str) or not url:
         raise ConfigError(f"a buffer is named by its url (s3://bucket/prefix, file:///dir), not {url!r}")
-    given = {"url": url, **_options(options, "buffer")}
+    given = {"url": url, **{name: _text(name, value) for name, value in options.items()}}
     return Place("penstock-buffer", f"buffer {url}", given, "buffer", (f"{url} {given.get('manifest', '')}",))
 
 

@@ -1,0 +1,57 @@
+"""The main job, as `make run` runs it, with fewer orders; and its proof, which can fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import penstock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # examples are run from the repository's folder
+
+
+def failing(journal: penstock.Journal, folder: Path, redriven: int) -> list[str]:
+    from examples.main_job.proof import prove
+
+    return [check.claim for check in prove(journal, folder / "raw", folder / "lake", redriven) if not check.holds]
+
+
+def test_the_main_job_proves_that_every_order_was_counted_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.main_job", "--orders", "400", "--seconds", "1", "--out", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill -9" in done.stdout and "dead letters are sent back" in done.stdout
+    assert "400 orders" in done.stdout and "proven, every one counted exactly once" in done.stdout
+    folder = tmp_path / "main-job"
+    assert (folder / "orders.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "orders.html").read_text("utf-8")
+
+    with penstock.open(folder / "shop.db") as journal:
+        redriven = int(done.stdout.partition("handled, ")[2].split()[0])
+        assert failing(journal, folder, redriven) == []
+        order = next(journal.topic("orders").read())
+        journal.topic("orders").append(order.kind, order.payload, key=order.key)
+        window = next(journal.topic("revenue").read())
+        journal.topic("revenue").append(window.kind, {**window.payload, "orders": 0}, key=window.key)
+        handled = next(journal.topic("handled").read())
+        journal.topic("handled").append(handled.kind, handled.payload)
+        journal.queue("alerts").push({"number": "x"})
+        assert [claim.split(",")[0] for claim in failing(journal, folder, redriven)] == [
+            "every order sold is in the journal",
+            "revenue: every order is counted in its window",
+            "customers: the class gives the same states in-process",
+            "alerts: one for every large order",
+            "alerts: every one was handled",
+            "alerts: each leads back to its own order",
+            "the queue and its dead letters are empty",
+        ]
