@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +140,28 @@ def test_errors_keep_their_details_when_they_are_sent_elsewhere(error: errors.Pe
 
 def test_the_version_is_there() -> None:
     assert penstock.__version__.count(".") == 2
+
+
+def test_names_are_fetched_when_asked_for_and_event_stays_the_decorator() -> None:
+    program = (
+        "import sys, penstock\n"
+        "assert not [name for name in sys.modules if name.startswith('penstock.')]\n"
+        "import penstock.event\n"
+        "assert penstock.event.__module__ == 'penstock.schema'\n"
+        "assert penstock.metrics.REGISTRY and 'open' in dir(penstock) and not hasattr(penstock, 'nothing')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_type_checkers_see_is_what_is_fetched() -> None:
+    tree = ast.parse(Path(str(penstock.__file__)).read_text("utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen.pop("errors") == ("penstock", "errors")
+    assert seen == penstock._HOMES
+    assert {*seen, "errors"} == set(penstock.__all__)

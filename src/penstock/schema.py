@@ -16,7 +16,6 @@ it is read: `Event.as_`, projections, rebuilds and Spark use the same functions.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -259,7 +258,7 @@ def _decoder(cls: type[Any]) -> Callable[[Any], Any]:
     if _is_pydantic(cls):
         validate = cls.model_validate_json
         return lambda raw: validate(bytes(raw))
-    declared = isinstance(cls, type) and (issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls))
+    declared = isinstance(cls, type) and (issubclass(cls, msgspec.Struct) or hasattr(cls, "__dataclass_fields__"))
     if isinstance(cls, type) and not declared and cls.__module__ != "builtins":
         raise ConfigError(
             f"{_name(cls)} cannot be an event's type: use a msgspec.Struct, a dataclass or a pydantic model"

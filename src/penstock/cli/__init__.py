@@ -17,9 +17,27 @@ def main() -> None:
     """What the `penstock` script calls."""
     import sys
 
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        _import_msgspec()
     from penstock.cli.main import run
 
     sys.exit(run(sys.argv[1:]))
+
+
+def _import_msgspec() -> None:
+    """Imports msgspec without typing_extensions, which it would like to have and on this Python does not need.
+
+    With it come inspect, tokenize and more: a fifth of the time a command takes to start.
+    """
+    import sys
+
+    if "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del sys.modules["typing_extensions"]
 
 
 __all__ = ["main"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import length_hint
@@ -233,6 +232,8 @@ def _kind_name(kind: Any) -> str:
 
 def _wants(handler: Callable[..., Any], schema: Schema | None, declared: Declared) -> tuple[Any, ...]:
     """What each parameter of a handler after self asks for: the event, the plain payload, or a typed one."""
+    import inspect
+
     parameters = list(inspect.signature(handler).parameters.values())[1:]
     if not parameters:
         raise ConfigError(f"handler {handler.__qualname__} must take the event (or its payload) besides self")
@@ -246,7 +247,7 @@ def _wants(handler: Callable[..., Any], schema: Schema | None, declared: Declare
     return tuple(wants)
 
 
-def _want(handler: Callable[..., Any], parameter: inspect.Parameter, schema: Schema | None, declared: Declared) -> Any:
+def _want(handler: Callable[..., Any], parameter: Any, schema: Schema | None, declared: Declared) -> Any:
     annotation = parameter.annotation
     if annotation is not parameter.empty:
         if schema is not None and schema.type is not None and annotation == schema.type.__name__:

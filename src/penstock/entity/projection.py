@@ -22,13 +22,11 @@ Handlers must do nothing but change `self`: they are run again whenever a state 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import inspect
 import sys
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
+from types import FunctionType
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from penstock.errors import ConfigError
@@ -77,6 +75,9 @@ class Projection:
             raise ConfigError(
                 f"the version of projection {name!r} must be a whole number of at least 1, not {version!r}"
             )
+        # Here and below, not above: most programs that import penstock declare no projection.
+        import dataclasses
+
         caller = sys._getframe(1)
         names = {**caller.f_globals, **caller.f_locals}
         _resolve_fields(cls, names)
@@ -113,7 +114,7 @@ def on(*kinds: Any) -> Callable[[F], F]:
             check_kind(kind)
 
     def mark(method: F) -> F:
-        if not inspect.isfunction(method):
+        if not isinstance(method, FunctionType):
             raise ConfigError(f"@on must stand before a method, not {method!r}")
         setattr(method, _KINDS, (*getattr(method, _KINDS, ()), *kinds))
         return method
@@ -134,7 +135,9 @@ def _handlers(cls: type[Any]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]
             kinds = getattr(value, _KINDS, None)
             if kinds is not None:
                 found[name] = kinds
-    handlers = [(getattr(cls, name), kinds) for name, kinds in found.items() if inspect.isfunction(getattr(cls, name))]
+    handlers = [
+        (getattr(cls, name), kinds) for name, kinds in found.items() if isinstance(getattr(cls, name), FunctionType)
+    ]
     if not handlers:
         raise ConfigError(f"projection {cls.__name__} handles nothing: mark at least one method with @on(kind)")
     return handlers
@@ -142,6 +145,10 @@ def _handlers(cls: type[Any]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]
 
 def _prepare_defaults(cls: type[Any]) -> None:
     """Lets fields have defaults such as [] and {}, each state with its own."""
+    import copy
+    import dataclasses
+    import inspect
+
     for name, annotation in inspect.get_annotations(cls).items():
         if "ClassVar" in str(annotation):
             continue
@@ -173,6 +180,8 @@ def _resolve_fields(cls: type[Any], names: dict[str, Any]) -> None:
 
 
 def _resolved(handler: Callable[..., Any], names: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    import inspect
+
     found = {}
     for parameter in list(inspect.signature(handler).parameters.values())[1:]:
         if isinstance(parameter.annotation, str):

@@ -7,8 +7,7 @@ drafts.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -71,7 +70,7 @@ class Reactor(TopicWorker):
 
     def _drafts(self, event: Event) -> list[Staged]:
         outcome = self._react(event)
-        if inspect.isawaitable(outcome):
+        if isinstance(outcome, Awaitable):
             outcome = self._wait_for(outcome)
         drafts: Iterable[Any] = () if outcome is None else (outcome,) if isinstance(outcome, Draft) else outcome
         staged: list[Staged] = []

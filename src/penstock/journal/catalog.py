@@ -6,7 +6,6 @@ forgotten and read again in the next transaction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -116,8 +115,7 @@ def open_block(key: bytes, value: bytes, topic: str) -> Block:
     return block
 
 
-@dataclass(slots=True, eq=False)
-class Head:
+class Head(msgspec.Struct, eq=False):
     """Where a topic ends, as the writer knows it."""
 
     name: str

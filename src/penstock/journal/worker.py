@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +162,7 @@ class TopicWorker(Worker):
 
     def _handle(self, events: list[Event]) -> None:
         outcome = self._handler(events)
-        if inspect.isawaitable(outcome):
+        if isinstance(outcome, Awaitable):
             self._wait_for(outcome)
 
     def _wait_for(self, outcome: Any) -> Any:

@@ -10,7 +10,6 @@ has let go of the lead; one of the two must see the other.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import os
@@ -504,6 +503,8 @@ class Exclusive:
 def _for_others(error: BaseException) -> BaseException:
     """What a group's other members are told: an error of their own, since each raises it in a thread of its own."""
     if isinstance(error, PenstockError):
+        import copy
+
         own = copy.copy(error)
     elif isinstance(error, Exception):
         own = StorageError(f"the commit failed: {error!r}")

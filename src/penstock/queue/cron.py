@@ -9,7 +9,6 @@ Each field is `*`, a number, a name (jan, mon), a range (`9-17`), a list (`1,15`
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, tzinfo
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from penstock.errors import ConfigError
 
@@ -108,6 +107,9 @@ def find_zone(name: str) -> tzinfo:
     """A time zone by name; UTC needs no database."""
     if name == "UTC":
         return UTC
+    # Here: it brings the interpreter's build configuration along, which every start would pay for.
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:

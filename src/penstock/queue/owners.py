@@ -6,7 +6,6 @@ An owner is one open journal of one process: `token:pid:start`, with the process
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 _open: set[str] = set()
@@ -15,7 +14,7 @@ _open: set[str] = set()
 def new_owner() -> str:
     """A name for a journal that is being opened."""
     pid = os.getpid()
-    owner = f"{secrets.token_hex(6)}:{pid}:{_started(pid)}"
+    owner = f"{os.urandom(6).hex()}:{pid}:{_started(pid)}"
     _open.add(owner)
     return owner
 

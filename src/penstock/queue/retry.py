@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -65,7 +64,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
             raise ConfigError("a schedule needs at least one delay; Retry.immediate() is the one without")
         return Retry("schedule", tuple(seconds(delay, "delay") for delay in delays))
 
-    def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
+    def delay(self, failures: int, chance: Callable[[], float] | None = None) -> float:
         """Seconds to wait after this many failed attempts, the first being 1."""
         if self.curve == "immediate":
             return 0.0
@@ -80,7 +79,13 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
             except OverflowError:
                 first = LONGEST
         limited = min(first, LONGEST if self.cap is None else self.cap, LONGEST)
-        return limited * (1 - self.jitter * chance()) if self.jitter else limited
+        if not self.jitter:
+            return limited
+        if chance is None:
+            import random
+
+            chance = random.random
+        return limited * (1 - self.jitter * chance())
 
     def __str__(self) -> str:
         given = [f"{delay:g}" for delay in self.delays]

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 from base64 import b32decode, b32encode
-from hashlib import blake2b
+
+try:
+    from _blake2 import blake2b  # what hashlib gives, without OpenSSL, which every start would wait for
+except ImportError:
+    from hashlib import blake2b
 
 _ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _BODY = 9

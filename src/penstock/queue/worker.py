@@ -6,7 +6,6 @@ extends the leases of everything in hand. Stopping finishes what has begun and g
 
 from __future__ import annotations
 
-import inspect
 import logging
 import queue as stdlib_queue
 import threading
@@ -80,6 +79,8 @@ class QueueWorker(Worker):
             self._work()
 
     def _is_async(self) -> bool:
+        import inspect
+
         handler = self._handler
         return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
