@@ -25,7 +25,7 @@ run: $(STAMP)  ## run the main job and show a summary
 	@$(PY) -m examples.main_job
 
 test: $(STAMP)  ## run all tests
-	@$(PY) -m pytest $(or $(ARGS),-n 2 --dist loadgroup)
+	@$(PY) scripts/run_tests.py $(ARGS)
 
 check: $(STAMP)  ## lint, format check, types, layers
 	@$(PY) -m ruff check .

@@ -19,10 +19,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Spark share one session, so they go to one worker, and first, since they take longest."""
-    on_spark = [item for item in items if "spark" in item.path.parts or "spark" in item.name]
-    for item in on_spark:
-        item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: item not in on_spark)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of Spark share one session, so they run in one process, beside that of the others."""
+    if "spark" in item.path.parts or "spark" in item.name:
+        item.add_marker(pytest.mark.spark)
