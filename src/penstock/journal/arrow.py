@@ -30,7 +30,11 @@ _SMALL_BLOCK_ROWS = 8192
 """Neighbouring blocks with fewer rows are joined first: a record batch costs some 50 µs however few rows it has."""
 _JOINED_BYTES = 8 << 20
 
-_HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u2")
+_HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u4")
+_HEX4 = (_HEX[:, None] | (_HEX[None, :] << 16)).ravel()
+"""Two bytes as four digits, in one word."""
+_ID_WORDS = 9
+"""An id's text has 36 characters: nine words of four."""
 _WIDTHS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -255,15 +259,18 @@ def _ids(block: Block) -> pa.Array:
     Within a run only the last digits differ, unless counting carries over into the upper half of an id's low half.
     """
     count, runs = block.count, block.run_ids
-    starts = np.array(block.run_starts, dtype=np.int64)
-    counts = np.diff(np.append(starts, count))
-    templates = np.frombuffer("".join(map(format_id, runs)).encode(), dtype=np.uint8).reshape(len(runs), 36)
-    text = np.repeat(templates, counts, axis=0) if len(runs) != count else templates.copy()
-    if len(runs) != count:
-        first = np.array([number & 0xFFFFFFFF for number in runs], dtype=np.uint64)
-        low = np.repeat(first, counts) + (np.arange(count) - np.repeat(starts, counts)).astype(np.uint64)
-        text[:, 28:36] = _HEX[low.astype(">u4").view(np.uint8).reshape(count, 4)].view(np.uint8).reshape(count, 8)
+    templates = np.frombuffer("".join(map(format_id, runs)).encode(), dtype="<u4").reshape(len(runs), _ID_WORDS)
+    if len(runs) == count:
+        words = templates
+    else:
+        starts = np.array(block.run_starts, dtype=np.int64)
+        counts = np.diff(np.append(starts, count))
+        words = np.repeat(templates, counts, axis=0)
+        first = np.array([number & 0xFFFFFFFF for number in runs], dtype=np.int64) - starts
+        low = np.repeat(first, counts) + np.arange(count)
+        words[:, 7] = _HEX4[(low >> 16) & 0xFFFF]
+        words[:, 8] = _HEX4[low & 0xFFFF]
         for row in np.flatnonzero(low > 0xFFFFFFFF):
-            text[row] = np.frombuffer(format_id(block.id_number(int(row))).encode(), dtype=np.uint8)
+            words[row] = np.frombuffer(format_id(block.id_number(int(row))).encode(), dtype="<u4")
     bounds = _offsets(36, count)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(text))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(words))

@@ -6,7 +6,9 @@ here, when the events' place is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from penstock.journal import keys
 from penstock.journal.block import Block, Wire, columns_of, seal
@@ -15,6 +17,9 @@ from penstock.journal.commit import Commit, next_id
 from penstock.journal.prepare import Batch
 
 _ID_MASK = (1 << 80) - 1
+_LARGE = 256 << 10
+"""Bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
+_BLOCKS_AHEAD = 3
 
 
 def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
@@ -26,16 +31,37 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     recorded = max(commit.now_ms, head.recorded_ms)
     first = seq = head.latest + 1
     number = next_id(head.last_id, recorded)
-    for wire in wires:
-        stamp(wire, seq, recorded, number)
-        commit.tx.put(keys.block_key(head.number, seq), seal(wire))
-        seq += wire.count
-        number += wire.count
+    for count, value in _ahead(_values(wires, seq, recorded, number)):
+        commit.tx.put(keys.block_key(head.number, seq), value)
+        seq += count
+        number += count
     if seq > first:
         commit.writes += 1
         commit._new_heads[name] = Head(name, head.number, head.settings, seq - 1, recorded, number - 1)
         commit.touched[name] = commit.touched.get(name, 0) + seq - first
     return range(first, seq)
+
+
+def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """Blocks in their stored form, with how many events each has."""
+    for wire in wires:
+        stamp(wire, seq, recorded, number)
+        yield wire.count, seal(wire)
+        seq += wire.count
+        number += wire.count
+
+
+def _ahead(values: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The same, made in another thread while the store takes in the ones before, when they are large."""
+    for count, value in values:
+        yield count, value
+        if len(value) >= _LARGE:
+            break
+    with ThreadPoolExecutor(1, thread_name_prefix="penstock-bulk") as pool:
+        coming = deque(pool.submit(next, values, None) for _ in range(_BLOCKS_AHEAD))
+        while (made := coming.popleft().result()) is not None:
+            coming.append(pool.submit(next, values, None))
+            yield made
 
 
 def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
