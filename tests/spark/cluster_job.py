@@ -10,21 +10,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
+from pyspark.sql import functions as F
 
 import penstock.spark
 
 
-def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def executor(entry: bytes) -> str:
+    """Which executor this is: each has a parent process of its own for its Python workers."""
     import os
 
-    for batch in batches:
-        # Each executor has a parent process of its own for its Python workers.
-        executor = pa.repeat(pa.scalar(str(os.getppid())), batch.num_rows)
-        yield pa.RecordBatch.from_arrays([batch.column("entry"), executor], names=["entry", "metadata"])
+    return str(os.getppid())
 
 
 def main(master: str, source: str, target: str, folder: Path, options: dict[str, str]) -> None:
@@ -40,7 +37,7 @@ def main(master: str, source: str, target: str, folder: Path, options: dict[str,
         spark_scheduler_maxRegisteredResourcesWaitingTime="300s",
     )
     entries = spark.readStream.format("penstock-buffer").options(url=source, **options).load()
-    writer = entries.mapInArrow(where, "entry BINARY, metadata STRING").writeStream.format("penstock-buffer")
+    writer = entries.select("entry", F.udf(executor)("entry").alias("metadata")).writeStream.format("penstock-buffer")
     query = writer.options(url=target, **options).option("checkpointLocation", str(folder / "checkpoint")).start()
     while not (folder / "enough").exists() and query.isActive:
         time.sleep(0.1)
