@@ -26,6 +26,17 @@ class Moment(NamedTuple):
     handled: int
 
 
+def spread(events: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
+    """Events with room for their words between them: those too close to the one before share its line."""
+    apart: list[tuple[float, str]] = []
+    for at, what in events:
+        if apart and at - apart[-1][0] < least:
+            apart[-1] = apart[-1][0], f"{apart[-1][1]}, {what}"
+        else:
+            apart.append((at, what))
+    return apart
+
+
 def draw(
     windows: Mapping[str, tuple[int, int]],
     moments: Sequence[Moment],
@@ -53,7 +64,7 @@ def draw(
     right.plot(times, [moment.counted for moment in moments], label="orders counted", color=COLORS[0], linewidth=2)
     few = right.twinx()
     few.plot(times, [moment.handled for moment in moments], label="alerts handled →", color=COLORS[1], linewidth=2)
-    for at, what in events:
+    for at, what in spread(events, times[-1] / 40):
         right.axvline(at, color="#999999", linewidth=1, linestyle="--")
         right.annotate(what, (at, 0), rotation=90, fontsize=8, ha="right", va="bottom", color="#555555")
     right.set_title("How the pipeline kept up")

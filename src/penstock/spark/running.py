@@ -10,6 +10,7 @@ is gone, however it went. Each flow has a checkpoint of its own:
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -105,7 +106,7 @@ class Runner:
             flows = {flow.name: Running(flow, self.pipeline.name, mode) for flow in graph.flows}
             self._flows = list(flows.values())
             try:
-                with self._signals(), self._session():
+                with _hushed(), self._signals(), self._session():
                     for level in levels:
                         self._run_level([flows[flow.name] for flow in level])
             finally:
@@ -198,7 +199,7 @@ class Runner:
             raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone
         for running in flows:
             if running.status.state != "done":
-                self._failed(running, Fault(f"Spark's JVM is gone ({gone})", True))
+                self._failed(running, Fault("Spark's JVM is gone", True))
         self._tell(now=True)
         sessions.stop()
         self._open_session()
@@ -333,13 +334,35 @@ class _Gone(Exception):
 
 @contextmanager
 def _reaching_spark() -> Iterator[None]:
-    """Tells a JVM that is gone from a query that failed."""
-    from py4j.protocol import Py4JNetworkError
+    """Tells a JVM that is gone from a query that failed: that one's exceptions come from Java, with their own words."""
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
         yield
-    except (Py4JNetworkError, ConnectionError) as error:
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
         raise _Gone(str(error) or type(error).__name__) from error
+
+
+class _Hushed(logging.Filter):
+    """Keeps py4j from printing a page for every call to a JVM that is gone: the flows' states say so."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "py4j" not in record.pathname
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    hush = _Hushed()
+    loggers = [logging.getLogger(name) for name in (None, "py4j", "py4j.clientserver", "py4j.java_gateway")]
+    for logger in loggers:
+        logger.addFilter(hush)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(hush)
 
 
 def _activate(spark: Any) -> None:
