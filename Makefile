@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench clean
+.PHONY: help run test check format bench docs clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,14 @@ format: $(STAMP)  ## put the code into shape
 
 bench: $(VENV)/.peers  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
 	@$(PY) -m benchmarks $(BENCH)
+
+$(VENV)/.docs: $(STAMP)
+	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) docs
+	@touch $@
+
+docs: $(VENV)/.docs  ## make the pages that are made from code, then the site, in site/
+	@for page in scripts/*_page.py; do $(PY) $$page; done
+	@$(VENV)/bin/mkdocs build --quiet
 
 clean:  ## remove what was made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache out site

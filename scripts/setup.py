@@ -52,6 +52,8 @@ def main() -> None:
     else:
         if not python.exists():
             call(sys.executable, "-m", "venv", str(folder))
+        if subprocess.run([str(python), "-c", "import pip"], capture_output=True, check=False).returncode:
+            call(str(python), "-m", "ensurepip")  # an environment that uv made has no pip
         installer = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     call(*installer, "-e", f".[{extras}]", *tools(*groups))
     say("ready")

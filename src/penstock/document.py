@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -127,6 +127,35 @@ def event_document(event: Event) -> EventDocument:
 def event_json(event: Event) -> bytes:
     """The document of an event as one line of JSON, without its end."""
     return _encode(event_document(event))
+
+
+class PlainDraft(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What most drafts say. Decoded first: a large batch costs less than half of what full documents cost."""
+
+    kind: str
+    payload: Any = None
+    key: str | None = None
+
+
+def receipts_json(receipts: Sequence[Receipt]) -> bytes:
+    """`{"receipts": […]}` of many receipts, as `receipt_document` would say each."""
+    topics: dict[str, str] = {}
+    said = []
+    for receipt in receipts:
+        topic = topics.get(receipt.topic)
+        if topic is None:
+            topic = topics[receipt.topic] = _encode(receipt.topic).decode()
+        text = f"{receipt._number:032x}"
+        more = ""
+        if receipt.correlation_id is not None:
+            more = f',"correlation_id":{_encode(receipt.correlation_id).decode()}'
+        if receipt.duplicate:
+            more += ',"duplicate":true'
+        said.append(
+            f'{{"topic":{topic},"seq":{receipt.seq},'
+            f'"id":"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"{more}}}'
+        )
+    return f'{{"receipts":[{",".join(said)}]}}'.encode()
 
 
 def receipt_document(receipt: Receipt) -> ReceiptDocument:

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 import penstock
+from penstock.pipelines import FlowStatus, report
 from server.serving import ADMIN, READ, TOKENS, Served, serving, wait_until
 
 SLOW = 60_000
@@ -110,8 +112,17 @@ def test_every_page_shows_what_it_should(
     url = f"file://{tmp_path}/bucket"
     with Producer(url) as producer:
         producer.produce([b"a", b"b"]).result(60)
-    report = {"state": "running", "rows_per_second": 1234.5, "lag": 17, "batch": 3, "batch_seconds": 0.25}
-    journal.topic("penstock.pipelines").append("progress", report, key="revenue")
+    flow = FlowStatus(
+        pipeline="shop",
+        flow="revenue",
+        state="running",
+        sources=["orders"],
+        target="revenue",
+        rows_per_second=1234.5,
+        lag=17,
+        started_at=datetime.now(UTC),
+    )
+    report(journal, [flow])
     with serving(journal, buffers={"intake": url}) as served:
         page = open_page()
         page.goto(served.url)
@@ -139,8 +150,14 @@ def test_every_page_shows_what_it_should(
         expect(page.locator("#buffers")).to_contain_text("intake")
         expect(page.locator("#buffers tbody td").nth(1)).to_have_text("1")
         page.goto(f"{served.url}/pipelines")
-        expect(page.locator("#pipelines")).to_contain_text("revenue")
-        expect(page.locator("#pipelines")).to_contain_text("1,23")
+        shown = page.locator('#pipelines tr[data-key="shop/revenue"] td')
+        expect(shown.nth(2)).to_have_text("orders → revenue")
+        expect(shown.nth(3)).to_have_text("1,234/s")
+        expect(shown.nth(4)).to_have_text("17")
+        flow.state, flow.error, flow.lag = "failed", "ValueError: <b>bad</b>", 0
+        report(journal, [flow])
+        expect(shown.nth(1)).to_have_text("failed")
+        expect(shown.nth(10)).to_have_text("ValueError: <b>bad</b>")
         expect(page.locator('#followers tr[data-key="billing/orders"] td').nth(3)).to_have_text("10")
         journal.topic("orders").commit("billing", 25)
         expect(page.locator('#followers tr[data-key="billing/orders"] td').nth(3)).to_have_text("5")

@@ -4,6 +4,7 @@ import base64
 import json
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -326,3 +327,30 @@ def test_a_defect_is_logged_and_not_shown(
     answer = served.get("/v1/topics/t")
     assert (answer.status, answer.json["error"]) == (500, "InternalError")
     assert b"secret" not in answer.data and "secret details" in caplog.text
+
+
+def test_receipts_of_a_batch_say_what_single_ones_say(served: Served) -> None:
+    from penstock.document import ReceiptDocument
+
+    events = [
+        {"kind": "a", "payload": 1, "dedup": "once"},
+        {"kind": "b", "payload": 2, "dedup": "once"},
+        {"kind": "c", "payload": 3, "correlation": 'a "quoted" correlation'},
+    ]
+    said = served.post("/v1/topics/t/events", events).json["receipts"]
+    assert [msgspec.convert(one, ReceiptDocument).seq for one in said] == [1, 1, 2]
+    assert said[1]["duplicate"] is True and said[1]["id"] == said[0]["id"]
+    assert said[2]["correlation_id"] == 'a "quoted" correlation' and "duplicate" not in said[2]
+    stored = [served.get(f"/v1/topics/t/events/{one['seq']}").json["id"] for one in said]
+    assert [one["id"] for one in said] == stored
+
+
+def test_plain_drafts_and_full_ones_become_the_same_events(served: Served, journal: penstock.Journal) -> None:
+    plain = [{"kind": "k", "payload": {"n": 1}, "key": "a"}, {"kind": "k"}]
+    full = [{**draft, "headers": {}} for draft in plain]
+    served.post("/v1/topics/plain/events", plain)
+    served.post("/v1/topics/full/events", full)
+    looks = [[(e.kind, e.payload, e.key) for e in journal.topic(name).read()] for name in ("plain", "full")]
+    assert looks[0] == looks[1] == [("k", {"n": 1}, "a"), ("k", None, None)]
+    refused = served.post("/v1/topics/plain/events", [{"kind": "k"}, {"kind": 5}])
+    assert refused.status == 400 and "$[1].kind" in refused.json["detail"]

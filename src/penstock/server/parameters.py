@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from penstock.document import DraftDocument
+from penstock.document import DraftDocument, PlainDraft
 from penstock.errors import ConfigError
 from penstock.event import Draft, Event
 from penstock.quantities import parse_moment
@@ -135,6 +135,7 @@ async def struct(request: Request, limits: Limits, type: type[T]) -> T:
 
 
 _decode_drafts = msgspec.json.Decoder(DraftDocument | list[DraftDocument]).decode
+_decode_plain = msgspec.json.Decoder(list[PlainDraft]).decode
 _decode_draft = msgspec.json.Decoder(DraftDocument).decode
 
 
@@ -147,6 +148,11 @@ async def drafts(request: Request, limits: Limits) -> tuple[list[Draft], bool]:
         return [decoded(line, _decode_draft).draft() for line in lines], False
     if content not in ("application/json", ""):
         raise Refused(415, "UnsupportedMediaType", f"send application/json or {NDJSON}, not {content[:60]!r}")
+    if data.startswith(b"["):
+        try:
+            return [Draft(one.kind, one.payload, key=one.key) for one in _decode_plain(data)], False
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # they say more than that, or something is wrong with them, which the next line finds out
     given = decoded(data, _decode_drafts)
     if isinstance(given, list):
         return [document.draft() for document in given], False

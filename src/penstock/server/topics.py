@@ -12,7 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.document import EventDocument, ReceiptDocument, event_document, event_json, receipt_document
+from penstock.document import (
+    EventDocument,
+    ReceiptDocument,
+    event_document,
+    event_json,
+    receipt_document,
+    receipts_json,
+)
 from penstock.errors import Backpressure, ConfigError, PenstockError
 from penstock.event import Draft, Event, Receipt
 from penstock.server import parameters
@@ -92,7 +99,7 @@ async def append(request: Request, service: Service) -> Response:
     receipts = await _patiently(service, lambda: topic.try_submit_many(drafts))
     if single:
         return json(receipt_document(receipts[0]), 200 if receipts[0].duplicate else 201)
-    return json(Receipts([receipt_document(receipt) for receipt in receipts]), 201)
+    return Response(receipts_json(receipts), 201, media_type="application/json")
 
 
 class Elsewhere(msgspec.Struct):
@@ -127,7 +134,7 @@ async def append_several(request: Request, service: Service) -> Response:
         }
         outbox.stage(topic, draft.kind, draft.payload, **fields)
     receipts = await outbox.submit()
-    return json(Receipts([receipt_document(receipt) for receipt in receipts]), 201)
+    return Response(receipts_json(receipts), 201, media_type="application/json")
 
 
 def _add_request_headers(request: Request, drafts: list[Draft], single: bool) -> None:

@@ -1,69 +1,48 @@
-"""The Spark pipelines that run over this journal, as they report themselves, and every named cursor with its lag.
-
-A pipeline writes its progress to the topic `penstock.pipelines`, one event per report, keyed by the flow's name; the
-newest event of each key is how it stands.
-"""
+"""The Spark pipelines that run over this journal, as they report themselves, and every named cursor with its lag."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.errors import PoisonMessage
-from penstock.event import Event
 from penstock.observed import Sample
+from penstock.pipelines import FlowStatus, status
 from penstock.server.pages import parts
 from penstock.server.pages.html import el
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
 from penstock.server.stats import sse
 
-if TYPE_CHECKING:
-    from penstock.api import Journal
-
-TOPIC = "penstock.pipelines"
-LOOKED_AT = 2_000
-"""Reports looked at for the newest of each flow."""
 FOLLOWERS = 100
 """Cursors that are shown, those furthest behind."""
-SILENT = 60.0
-"""Seconds without a report after which a flow that claims to run is not believed."""
 
 
-def newest_reports(journal: Journal) -> list[Event]:
-    """The newest report of every flow, by name."""
-    found: dict[str, Event] = {}
-    for event in journal.topic(TOPIC).read(limit=LOOKED_AT, reverse=True):
-        if event.key is not None:
-            found.setdefault(event.key, event)
-    return [found[key] for key in sorted(found)]
-
-
-def table(reports: list[Event]) -> Table:
+def table(flows: list[FlowStatus]) -> Table:
+    """Every flow as it last reported."""
+    now = datetime.now(UTC)
     rows = []
-    for event in reports:
-        said = _said(event)
-        state = str(said.get("state", event.kind))
-        quiet = time.time() - event.recorded_at.timestamp()
-        if state == "running" and quiet > SILENT:
-            state = f"silent for {parts.age(quiet)}"
+    for flow in flows:
+        state = flow.believed(now)
         cells = [
-            str(event.key),
+            flow.key,
             state,
-            _number(said, "rows_per_second", parts.rate),
-            _number(said, "lag", parts.number),
-            _number(said, "batch", parts.number),
-            _number(said, "batch_seconds", parts.age),
-            event.recorded_at.isoformat(timespec="milliseconds"),
-            str(said.get("error") or "–"),
+            f"{', '.join(flow.sources)} → {flow.target}",
+            "–" if flow.rows_per_second is None else parts.rate(flow.rows_per_second),
+            parts.number(flow.lag),
+            parts.number(flow.rows),
+            parts.number(flow.batch),
+            parts.age(flow.batch_seconds),
+            parts.number(flow.restarts),
+            "–" if flow.reported_at is None else flow.reported_at.isoformat(timespec="milliseconds"),
+            flow.error or "–",
         ]
-        rows.append(Row(str(event.key), cells, None, bool(said.get("error")) or state.startswith("silent")))
-    columns = ["Flow", "State", "Rows a second", "Lag", "Batch", "Batch time", "Reported", "Error"]
-    return Table("pipelines", columns, rows, [2, 3, 4, 5], "no pipeline has reported: penstock run pipeline.py")
+        rows.append(Row(flow.key, cells, None, flow.error is not None or state in ("failed", "silent")))
+    columns = ["Flow", "State", "From → to", "Rows a second", "Lag", "Rows", "Batch", "Batch time", "Restarts"]
+    columns += ["Reported", "Error"]
+    return Table("pipelines", columns, rows, [3, 4, 5, 6, 7, 8], "no pipeline has reported: penstock run pipeline.py")
 
 
 def follower_table(sample: Sample, base: str) -> Table:
@@ -78,19 +57,6 @@ def follower_table(sample: Sample, base: str) -> Table:
     return Table("followers", columns, rows, [2, 3, 4], "nobody has committed a position")
 
 
-def _said(event: Event) -> dict[str, Any]:
-    try:
-        payload = event.payload
-    except PoisonMessage:
-        return {}
-    return payload if isinstance(payload, dict) else {}
-
-
-def _number(said: dict[str, Any], name: str, show: Any) -> str:
-    value = said.get(name)
-    return str(show(value)) if isinstance(value, int | float) and not isinstance(value, bool) else "–"
-
-
 @guarded("read")
 def pipelines_page(request: Request, service: Service) -> Response:
     service.sampler.start()
@@ -99,7 +65,7 @@ def pipelines_page(request: Request, service: Service) -> Response:
         service,
         "Pipelines",
         el("p", "Spark queries over this journal, as they last reported."),
-        table(newest_reports(service.journal)).html(),
+        table(status(service.journal)).html(),
         parts.section("Who follows what", follower_table(service.sampler.newest, parts.base_of(request)).html()),
         live="/live/pipelines",
     )
@@ -110,7 +76,7 @@ async def live_pipelines(request: Request, service: Service) -> Response:
     base = parts.base_of(request)
 
     def render(sample: Sample) -> Update:
-        tables = (table(newest_reports(service.journal)), follower_table(sample, base))
+        tables = (table(status(service.journal)), follower_table(sample, base))
         return Update({}, {one.id: one.rows for one in tables})
 
     return sse(service, render)
