@@ -10,6 +10,7 @@ fsynced, Spark's files are not.
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import sys
@@ -98,11 +99,9 @@ def measure_read(table: Table, spark: SparkSession, folder: Path, count: int) ->
 def main() -> None:
     quick = "quick" in sys.argv[1:]
     count = 400_000 if quick else 2_000_000
-    table = Table(
-        "spark_buffer",
-        "Spark and the buffer",
-        (__doc__ or "").strip() + f"\n\n{count:,} entries of 100 bytes. {versions('pyspark', 'pyarrow', 'obstore')}.",
-    )
+    load = f"Load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    notes = f"{__doc__}\n{count:,} entries of 100 bytes. {load}; {versions('pyspark', 'pyarrow', 'obstore')}."
+    table = Table("spark_buffer", "Spark and the buffer", notes)
     with tempfile.TemporaryDirectory() as name:
         spark = penstock.spark.session("benchmarks", master="local[2]")
         spark.sparkContext.setLogLevel("ERROR")
