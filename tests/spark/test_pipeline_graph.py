@@ -223,3 +223,13 @@ def test_an_error_of_python_code_in_a_task_is_told_with_its_line(raised: str, me
 def test_an_error_of_spark_is_told_in_a_sentence(text: str, message: str, passes: bool) -> None:
     fault = fault_of(RuntimeError(text))
     assert fault.message.startswith(message) and "SQLSTATE" not in fault.message and fault.passing is passes
+
+
+def test_a_pattern_leaves_the_reports_of_pipelines_alone_unless_it_names_them(url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("penstock.pipelines").append("flow.reported")
+    everything = Graph(Pipeline.of([passing(topic(pattern=".*"), external("noop"), "all")], "shop"), url).flows[0]
+    known = [(str(everything.sources[0].url), name) for name in ("orders", "penstock.pipelines")]
+    assert [name for _, name in everything.sources[0].nodes(known)] == ["orders"]
+    named = topic(pattern=r"penstock\..*").at(url)
+    assert [name for _, name in named.nodes(known)] == ["penstock.pipelines"]
