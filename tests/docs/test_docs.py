@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock import schema
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = sorted(
@@ -20,10 +22,15 @@ def test_the_code_on_this_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("PENSTOCK_URL", raising=False)
     text = page.read_text("utf-8")
     namespace: dict[str, object] = {"__name__": "__page__"}
-    for block in BLOCK.finditer(text):
-        line = text.count("\n", 0, block.start()) + 1
-        code = "\n" * line + block.group(1)  # so that a traceback names the page's own line
-        exec(compile(code, str(page), "exec"), namespace)
+    declared = set(schema._by_kind)
+    try:
+        for block in BLOCK.finditer(text):
+            line = text.count("\n", 0, block.start()) + 1
+            code = "\n" * line + block.group(1)  # so that a traceback names the page's own line
+            exec(compile(code, str(page), "exec"), namespace)
+    finally:
+        for kind in set(schema._by_kind) - declared:  # another page may use the same kinds
+            schema.forget(kind)
 
 
 def test_there_are_pages_with_code() -> None:

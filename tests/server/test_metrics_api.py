@@ -57,7 +57,7 @@ BUFFER = (
 def test_everything_is_there_and_prometheus_reads_it(served: Served, journal: penstock.Journal) -> None:
     journal.topic("orders").append("k")
     journal.topic("orders").commit("billing", 0)
-    queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
+    queue = journal.queue("reminders", max_attempts=1, dead_letter="reminders.dead")
     queue.push_many(["a", "b"])
     first, second = queue.take_many(2)
     first.ack()
@@ -72,8 +72,8 @@ def test_everything_is_there_and_prometheus_reads_it(served: Served, journal: pe
         return next(s.value for s in families[family].samples if labels.items() <= s.labels.items())
 
     assert value("consumer_lag", topic="orders", consumer="billing") == 1
-    assert value("queue_ready", queue="emails.dead") == 1
-    outcomes = {s.labels["outcome"] for s in families["queue_nacked"].samples if s.labels["queue"] == "emails"}
+    assert value("queue_ready", queue="reminders.dead") == 1
+    outcomes = {s.labels["outcome"] for s in families["queue_nacked"].samples if s.labels["queue"] == "reminders"}
     assert outcomes == {"dead"}
 
 
