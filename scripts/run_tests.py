@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PYTEST = [sys.executable, "-m", "pytest"]
+PYTEST = [sys.executable, "-m", "pytest", "--durations=8"]
 
 
 def main() -> int:
