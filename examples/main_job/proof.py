@@ -28,7 +28,9 @@ class Check(NamedTuple):
 
 def raw_orders(folder: Path) -> list[dict[str, Any]]:
     """The orders as the producers noted them."""
-    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.open(encoding="utf-8")]
+    return [
+        json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()
+    ]
 
 
 def half_hour(at: str) -> str:
