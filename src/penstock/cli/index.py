@@ -65,6 +65,11 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
     (
+        "projections",
+        "penstock.cli.rebuilding",
+        (("rebuild", "Folds a topic's events anew with a projection of yours, and saves the states"),),
+    ),
+    (
         "sealed history",
         "penstock.cli.sealing",
         (("seal", "Moves settled history into Parquet files, which reads then cross into unnoticed"),),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from penstock.cli import values
 from penstock.cli.command import argument, command, option
 from penstock.cli.failure import UsageError
+from penstock.cli.progress import Progress
 from penstock.cli.run import Run
 from penstock.quantities import show_size
 
@@ -43,38 +44,8 @@ def seal(
         handle = journal.topic(topic)
         if older_than is not None:
             through = handle.position_at(older_than)
-        with _Progress(run) as progress:
+        with Progress(run, "sealed") as progress:
             report = seal_topic(journal, topic, lake=lake, through=through, master=master, progress=progress)
     record: dict[str, object] = {"topic": report.topic, "lake": report.lake, "events": report.events}
     record |= {"files": report.files, "size": report.bytes if run.json else show_size(report.bytes)}
     run.record({**record, "through": report.through})
-
-
-class _Progress:
-    """How far it is, on the error stream: in place on a terminal, else a line for every tenth and every minute."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._terminal = run.err.isatty()
-        self._told = 0.0
-        self._at = datetime.now(UTC)
-        self._open = False
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        text = f"{done:,} of {total:,} events sealed"
-        if self._terminal:
-            self._run.err.write(f"\r{text}")
-            self._run.err.flush()
-            self._open = True
-            return
-        now = datetime.now(UTC)
-        if done / total - self._told >= 0.1 or (now - self._at).total_seconds() >= 60:
-            self._run.note(text)
-            self._told, self._at = done / total, now
-
-    def __exit__(self, *_: object) -> None:
-        if self._open:
-            self._run.err.write("\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from datetime import datetime
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.cli import values
 from penstock.cli.command import argument, command, flag, option
 from penstock.cli.failure import NOTHING, Nothing, UsageError
+from penstock.cli.loading import load_named
 from penstock.cli.queues import check_count, existing_queue
 from penstock.cli.run import Run
 from penstock.cli.show import event_record, pretty_payload
@@ -263,7 +263,7 @@ def work(
     lease: float | None,
     until_empty: bool,
 ) -> None:
-    function = _load(handler)
+    function = load_named(handler)
     check_count(concurrency, "--concurrency")
     stop = threading.Event()
 
@@ -290,31 +290,6 @@ def work(
 def _is_empty(queue: Queue, group: str) -> bool:
     stats = queue.stats(group)
     return stats.ready + stats.in_flight + stats.delayed == 0
-
-
-def _load(path: str) -> Any:
-    import importlib
-
-    module_name, colon, name = path.partition(":")
-    if not module_name or not colon or not name:
-        raise UsageError(f"a handler is module:function, like shop.mail:send, not {path!r}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UsageError(
-                f"there is no module {module_name!r} in this folder or among the installed packages"
-            ) from None
-        raise UsageError(f"{module_name} cannot be imported: {error}") from error
-    for part in name.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            raise UsageError(f"{module_name} has no {name}")
-    if not callable(found):
-        raise UsageError(f"{path} is no function")
-    return found
 
 
 # ── periodic messages ────────────────────────────────────────────────────────────────────────────────────────────────
