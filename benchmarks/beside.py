@@ -19,8 +19,8 @@ from pathlib import Path
 import penstock
 from benchmarks.harness import Table
 
-SECONDS = 0.6
-ROUNDS = 3
+SECONDS = 0.4
+ROUNDS = 2
 
 
 def appends(topic: penstock.Topic) -> float:
