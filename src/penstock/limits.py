@@ -58,6 +58,8 @@ INDEX_RUN_EVENTS: Final = 16_384
 """The same in events."""
 INDEX_FAN_IN: Final = 8
 """How many runs of one level are merged into one of the next."""
+INDEX_CALM_SECONDS: Final = 2.0
+"""How long a journal must be calm before the runs of its topics are merged further than look-ups need."""
 INDEX_CHUNK_BYTES: Final = 16 << 10
 """What a chunk of a run holds: several small entities, or a part of a large one."""
 INDEX_LARGE_CHUNK_BYTES: Final = 64 << 10

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from journals import Place, on, only, payloads, seqs
+from journals import Place, eventually, on, only, payloads, seqs
 from small_index import small_index
 
 from penstock import Draft, Journal, Topic
 from penstock.errors import ConfigError, Conflict, PositionTrimmed
 from penstock.journal.block import Block
-from penstock.journal.keyruns import Directory, load_directory
+from penstock.journal.indexer import _worth_merging
+from penstock.journal.keyruns import Directory, Run, load_directory
 
 Reopen = Callable[[Journal], Journal]
 KEYS = ["a", "b", "aa", "\x00", "a\x00b", "ü", "k" * 400]
@@ -178,6 +179,50 @@ def test_two_journals_may_build_the_index_at_once(
         for number in range(2):
             assert payloads(own.topic("orders").read(key=f"k{number}")) == list(range(60))
     assert directory(journal).building == () and directory(journal).rubbish == ()
+
+
+@on("memory", "sqlite")
+def test_a_calm_journal_merges_its_runs_without_being_asked(
+    journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.journal.indexer.INDEX_CALM_SECONDS", 0.01)
+    for number in range(2):  # fewer runs than make a merge worth it
+        topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
+        journal._indexer.index("orders")
+    assert len(directory(journal).runs) == 2 and not journal._indexer.at_rest("orders")
+    journal._indexer.request("orders")
+    eventually(lambda: journal._indexer.at_rest("orders"))
+    assert len(directory(journal).runs) == 1
+    assert payloads(topic.read(key="ü")) == [0] * 3 + [1] * 3
+
+
+@on("memory", "sqlite")
+def test_a_look_up_that_had_to_ask_many_runs_has_them_merged(
+    journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.journal.indexer.INDEX_CALM_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.journal.indexer.INDEX_FAN_IN", 100)
+    for number in range(8):
+        topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
+        journal._indexer.index("orders")
+    assert len(directory(journal).runs) == 8
+    assert payloads(topic.read(key="nobody")) == []  # the filters say so: no run is asked
+    assert journal._indexer._thread is None
+    assert len(payloads(topic.read(key="b"))) == 24
+    eventually(lambda: journal._indexer.at_rest("orders"))
+    assert len(payloads(topic.read(key="b"))) == 24 and len(directory(journal).runs) == 1
+
+
+def runs(levels: str) -> list[Run]:
+    return [Run(at, at, at, int(level), 10 ** int(level), 0, "e") for at, level in enumerate(levels)]
+
+
+@pytest.mark.parametrize(
+    ("levels", "merged"),
+    [("00", ""), ("000", "000"), ("1000", "000"), ("2111000", "000"), ("21011", "1011"), ("2100", "")],
+)
+def test_neighbours_of_a_level_are_merged_with_lower_ones_among_them(levels: str, merged: str) -> None:
+    assert "".join(str(run.level) for run in _worth_merging(runs(levels), thorough=False)) == merged
 
 
 # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,8 +20,7 @@ from penstock.errors import ConfigError, FenceActive
 from penstock.event import parse_id
 from penstock.journal.block import Columns
 from penstock.journal.commit import Commit
-from penstock.journal.copying import adopt_topic, append_copies
-from penstock.journal.keyrows import Rows
+from penstock.journal.copying import Copies, adopt_topic, append_copies
 from penstock.journal.names import check_headers, check_kind, check_name, check_text
 from penstock.journal.writer import Operation
 from penstock.limits import BLOCK_BYTES
@@ -101,7 +100,7 @@ class _Import:
         self._run(lambda commit: adopt_topic(commit, name, entry.settings))
         self._latest = self._topic.latest
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: Copies) -> None:
         known = sum(1 for seq in rows.seqs if seq <= self._latest)
         if known:
             self._compare(rows, known)
@@ -113,7 +112,7 @@ class _Import:
             self._latest = rows.seqs[-1]
             self.imported += len(rows)
 
-    def _compare(self, rows: Rows, known: int) -> None:
+    def _compare(self, rows: Copies, known: int) -> None:
         """What is there must be the same history: it is enough to look at both ends of a batch, ids being unique."""
         for row in {0, known - 1}:
             if rows.seqs[row] < self._topic.oldest:
@@ -135,21 +134,21 @@ class _Import:
         self._journal._writer.run(Operation(changed))
 
 
-def _batches(rows: Iterator[Rows]) -> Iterator[Rows]:
-    """Rows by the commit: of the usual size of a block."""
-    gathered = Rows.none()
+def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
+    """Copies by the commit: of the usual size of a block."""
+    gathered = Copies.none()
     size = 0
     for part in rows:
         gathered.extend(part)
-        size += sum(part.weights())
+        size += sum(part.columns.weights())
         if len(gathered) >= _BATCH_EVENTS or size >= BLOCK_BYTES:
             yield gathered
-            gathered, size = Rows.none(), 0
+            gathered, size = Copies.none(), 0
     if len(gathered):
         yield gathered
 
 
-def _rows(folder: Path, manifest: Manifest, name: str) -> Iterator[Rows]:
+def _rows(folder: Path, manifest: Manifest, name: str) -> Iterator[Copies]:
     if manifest.format == "parquet":
         for _, _, path in parts_of(folder / name):
             yield from _part_rows(path, name)
@@ -167,7 +166,7 @@ def _rows(folder: Path, manifest: Manifest, name: str) -> Iterator[Rows]:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
 
 
-def _row(copy: Copy, name: str) -> Rows:
+def _row(copy: Copy, name: str) -> Copies:
     if copy.topic != name:
         raise ConfigError(f"an event of topic {copy.topic!r} among those of {name!r}")
     number = parse_id(copy.id)
@@ -192,10 +191,10 @@ def _row(copy: Copy, name: str) -> Rows:
         columns.headers = [check_headers(copy.headers)]
     if copy.link is not None:
         columns.chain = [bytes.fromhex(copy.link)]
-    return Rows([b""], [copy.seq], [number], [recorded], columns)
+    return Copies([copy.seq], [number], [recorded], columns)
 
 
-def _part_rows(path: Path, name: str) -> Iterator[Rows]:
+def _part_rows(path: Path, name: str) -> Iterator[Copies]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

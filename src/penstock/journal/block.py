@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -116,7 +116,7 @@ class Columns:
         self.payloads.extend(other.payloads)
         if len(self.__dict__) == len(other.__dict__) == 2:  # kinds and payloads: nothing optional on either side
             return
-        for name in _OPTIONAL:
+        for name in OPTIONAL:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is None and theirs is None:
                 continue
@@ -137,7 +137,7 @@ class Columns:
     def pick(self, rows: Sequence[int]) -> Columns:
         """Some of the events, in columns of their own."""
         picked = Columns([self.kinds[row] for row in rows], [self.payloads[row] for row in rows])
-        for name in _OPTIONAL:
+        for name in OPTIONAL:
             column = getattr(self, name)
             if column is not None:
                 setattr(picked, name, [column[row] for row in rows])
@@ -146,14 +146,14 @@ class Columns:
     def take(self, start: int, stop: int) -> Columns:
         """The events start … stop-1."""
         part = Columns(self.kinds[start:stop], self.payloads[start:stop])
-        for name in _OPTIONAL:
+        for name in OPTIONAL:
             column = getattr(self, name)
             if column is not None:
                 setattr(part, name, column[start:stop])
         return part
 
 
-_OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
+OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
 
 
 def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
@@ -458,9 +458,14 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...
 
 def columns_of(block: Block, rows: Sequence[int]) -> Columns:
     """Some events of a block as columns, to be written again."""
-    raw, kind = block.raw_payload, block.kind
-    columns = Columns([kind(row) for row in rows], [bytes(raw(row)) for row in rows])
-    wire = block.wire
+    wire, bounds, codes = block.wire, block.payload_offsets, block.kind_codes
+    kinds = [wire.kinds[codes[row]] for row in rows]
+    if rows == range(block.count):
+        data = bytes(block.payload)  # slices of bytes are cheaper than views made into bytes
+        payloads = [data[start:stop] for start, stop in pairwise(bounds)]
+    else:
+        payloads = [bytes(block.payload[bounds[row] : bounds[row + 1]]) for row in rows]
+    columns = Columns(kinds, payloads)
     if wire.binary is not None:
         columns.binary = [bool(wire.binary[row]) for row in rows]
     if wire.occurred is not None:
@@ -473,7 +478,7 @@ def columns_of(block: Block, rows: Sequence[int]) -> Columns:
         column = getattr(wire, name)
         if column is not None:
             values = text_values(column, block.count)
-            setattr(columns, name, [values[row] for row in rows])
+            setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
     return columns
 
 

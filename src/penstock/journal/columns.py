@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from penstock.errors import Corrupt
@@ -134,7 +134,14 @@ def text_values(column: Text | None, count: int) -> list[str | None]:
     if column[0] == 1:
         _, values, codes = column
         return [values[code] for code in unpack_ints(codes, count)]
-    return list(map(text_reader(column, count), range(count)))
+    _, lengths, data, nulls = column
+    text = data.decode()
+    if nulls is not None or len(text) != len(data):  # else a character is a byte, and the lengths are the text's own
+        return list(map(text_reader(column, count), range(count)))
+    starts = offsets(lengths, count)
+    if starts[-1] != len(data):
+        raise Corrupt(f"a text column of {len(data)} bytes should have {starts[-1]}")
+    return [text[start:stop] for start, stop in pairwise(starts)]
 
 
 def join_codes(parts: Sequence[tuple[Sequence[Any], Ints, int]]) -> tuple[list[Any], Ints]:

@@ -9,9 +9,39 @@ from msgspec.structs import replace
 
 from penstock.errors import ConfigError, Conflict
 from penstock.journal import keys
+from penstock.journal.block import Columns
 from penstock.journal.catalog import Head, Settings, TopicRecord, create_topic, load_state, save_record, save_state
 from penstock.journal.commit import Commit
-from penstock.journal.keyrows import Rows, build_rows
+from penstock.journal.keyrows import build_copies
+
+
+class Copies:
+    """Events of another store: their positions, ids, times and everything else."""
+
+    __slots__ = ("columns", "ids", "seqs", "times")
+
+    def __init__(self, seqs: list[int], ids: list[int], times: list[int], columns: Columns) -> None:
+        self.seqs = seqs
+        self.ids = ids
+        self.times = times
+        self.columns = columns
+
+    @classmethod
+    def none(cls) -> Copies:
+        return cls([], [], [], Columns([], []))
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def extend(self, other: Copies) -> None:
+        self.seqs.extend(other.seqs)
+        self.ids.extend(other.ids)
+        self.times.extend(other.times)
+        self.columns.extend(other.columns)
+
+    def drop_first(self, count: int) -> None:
+        del self.seqs[:count], self.ids[:count], self.times[:count]
+        self.columns = self.columns.take(count, len(self.columns))
 
 
 def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
@@ -26,7 +56,7 @@ def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
         commit.writes += 1
 
 
-def append_copies(commit: Commit, name: str, rows: Rows, latest: int) -> None:
+def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     """Adds events that follow position `latest`, in order; Conflict when the topic does not end there."""
     commit.flush()
     head = commit.ensure(name)
@@ -50,6 +80,6 @@ def append_copies(commit: Commit, name: str, rows: Rows, latest: int) -> None:
             state = replace(state, compacted=last)
         save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
     commit.writes += 1
-    commit.tx.put(keys.block_key(head.number, first), build_rows(rows))
+    commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
     commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)

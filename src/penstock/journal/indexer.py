@@ -2,8 +2,10 @@
 
 It happens in a thread of its own, beside the writer, in small commits that need not be on disk: a lost run is built
 again. Every run costs one reading and one writing of its events, and there are as many levels as the topic's size has
-digits to the base `INDEX_FAN_IN`. Several processes may do it at once: whoever lists its run first wins, the other
-throws its own away.
+digits to the base `INDEX_FAN_IN`. New runs come before larger ones: look-ups would rather ask many runs than search
+events that are in none. When the journal is calm, the runs become as few as `maintain()` would leave.
+
+Several processes may do it at once: whoever lists its run first wins, the other throws its own away.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 from msgspec.structs import replace
 
@@ -23,7 +26,17 @@ from penstock.journal.catalog import last_block, load_record, load_state
 from penstock.journal.columns import text_values
 from penstock.journal.keybuild import Building, Deletion, Written
 from penstock.journal.keymerge import EntityMerge, MarkMerge
-from penstock.journal.keyrows import Breathe, Rows, chunks_of, mark_chunks, marks_of, rows_of
+from penstock.journal.keyrows import (
+    Breathe,
+    Row,
+    after,
+    chunks_of,
+    entities_of,
+    mark_chunks,
+    mark_of,
+    marks_of,
+    rows_of,
+)
 from penstock.journal.keyruns import (
     CAUSES,
     CORRELATIONS,
@@ -36,6 +49,7 @@ from penstock.journal.keyruns import (
 from penstock.journal.reading import TopicView
 from penstock.journal.writer import Operation, Writer
 from penstock.limits import (
+    INDEX_CALM_SECONDS,
     INDEX_FAN_IN,
     INDEX_FILTER_TERMS,
     INDEX_RUN_BYTES,
@@ -46,6 +60,8 @@ from penstock.limits import (
 log = logging.getLogger("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
+_CALM = 16
+"""A journal with fewer commits than this between two looks has time for merging more than it must."""
 
 
 class Indexer:
@@ -55,6 +71,10 @@ class Indexer:
         self._engine = engine
         self._writer = writer
         self._due: set[str] = set()
+        self._unsettled: set[str] = set()
+        """Topics whose runs are worth a look when the journal is calm."""
+        self.commits = 0
+        """Counted up by the journal at every commit of events."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._wanted = threading.Event()
@@ -64,14 +84,30 @@ class Indexer:
 
     def request(self, topic: str) -> None:
         """Asks for a look at a topic soon."""
+        self._ask(self._due, topic)
+
+    def settle(self, topic: str) -> None:
+        """Asks for few runs when the journal is calm: somebody had to ask many."""
+        if topic not in self._unsettled and not self._engine.read_only:
+            self._ask(self._unsettled, topic)
+
+    def _ask(self, wishes: set[str], topic: str) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._due.add(topic)
+            wishes.add(topic)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
                 self._thread.start()
         self._wanted.set()
+
+    def at_rest(self, topic: str) -> bool:
+        """Whether everything is indexed, in as few runs as it will be without further events."""
+        if self._is_due(topic):
+            return False
+        with self._engine.read() as snap:
+            record = load_record(snap, topic)
+            return record is None or not _until_few(load_directory(snap, record.number, topic).runs)
 
     def consider(self, topic: str) -> None:
         """Asks for a look at a topic if enough has gathered."""
@@ -83,9 +119,12 @@ class Indexer:
         with self._turn:
             while not self._closed and self._gather(topic, thorough):
                 pass
-            while not self._closed and self._merge(topic, thorough):
-                pass
-            self._clear(topic)
+            self._merge_all(topic, thorough)
+
+    def _merge_all(self, topic: str, thorough: bool) -> None:
+        while not self._closed and self._merge(topic, thorough):
+            pass
+        self._clear(topic)
 
     def close(self) -> None:
         with self._lock:
@@ -102,26 +141,48 @@ class Indexer:
             self._worked_since = time.monotonic()
 
     def _run(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            while not self._closed:
+        seen = (0, 0)
+        while not self._closed:
+            if self._wanted.wait(INDEX_CALM_SECONDS if self._unsettled else None):
+                self._wanted.clear()
+                self._do_due()
+                seen = (self.commits, self._engine.changes())
+                continue
+            now = (self.commits, self._engine.changes())
+            # Other processes' commits are not counted, but seen.
+            if now[0] - seen[0] < _CALM and (now[1] == seen[1] or now[0] != seen[0]):
                 with self._lock:
-                    if not self._due:
-                        break
-                    topic = self._due.pop()
-                try:
-                    if self._is_due(topic):
-                        self.index(topic)
-                except Closed:
+                    topic = self._unsettled.pop()
+                self._try(topic, self._settle)
+            seen = (self.commits, self._engine.changes())
+
+    def _do_due(self) -> None:
+        while not self._closed:
+            with self._lock:
+                if not self._due:
                     return
-                except PenstockError as error:
-                    # Look-ups find unindexed events too: what went wrong here is tried again after the next commits.
-                    log.warning("indexing topic %r failed: %s", topic, error)
-                except Exception:
-                    log.exception("indexing topic %r failed", topic)
-            if self._closed:
-                return
+                topic = self._due.pop()
+                self._unsettled.add(topic)
+            self._try(topic, self._index_if_due)
+
+    def _index_if_due(self, topic: str) -> None:
+        if self._is_due(topic):
+            self.index(topic)
+
+    def _settle(self, topic: str) -> None:
+        with self._turn:
+            self._merge_all(topic, thorough=True)
+
+    def _try(self, topic: str, work: Callable[[str], None]) -> None:
+        try:
+            work(topic)
+        except Closed:
+            self._closed = True
+        except PenstockError as error:
+            # Look-ups find unindexed events too: what went wrong here is tried again after the next commits.
+            log.warning("indexing topic %r failed: %s", topic, error)
+        except Exception:
+            log.exception("indexing topic %r failed", topic)
 
     # ── new runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _is_due(self, topic: str) -> bool:
@@ -180,13 +241,13 @@ class Indexer:
         run = Building(self._writer, topic, directory, (parts[0].first, parts[-1].last), level)
         if not run.begin():
             return False
-        entities: set[bytes] | None = set()
+        entities: set[str] | None = set()
         with_entities = [part for part in parts if "e" in part.sections]
         merge = EntityMerge(self._engine, topic, record.number, with_entities, trimmed, self._breathe)
-        for chunks, terms in merge.steps():
+        for chunks, some in merge.steps():
             run.write([(ENTITIES, chunk) for chunk in chunks])
             if entities is not None:
-                entities |= terms
+                entities |= some
                 entities = None if len(entities) > INDEX_FILTER_TERMS else entities
             if self._closed:
                 return False
@@ -243,23 +304,24 @@ def _enough(blocks: Sequence[Block]) -> bool:
 
 def _first_chunks(
     blocks: Sequence[Block], base: int, keyless: bool, breathe: Breathe
-) -> tuple[list[Written], set[bytes]]:
-    """The chunks of a first run, and the terms of its entities."""
-    rows = Rows.none()
+) -> tuple[list[Written], set[str]]:
+    """The chunks of a first run, and its entities."""
+    rows: list[Row] = []
     causes: list[bytes] = []
     correlations: list[bytes] = []
     for block in blocks:
         part = rows_of(block, keyless=keyless)
-        part.sort()  # so that the sort of the whole, which nobody can interrupt, finds long sorted runs
-        rows.extend(part)
+        part.sort(key=mark_of)  # so that the sort of the whole, which nobody can interrupt, finds long sorted runs
+        rows += part
         breathe()
         if block.wire.causation is not None:
             causes.extend(marks_of(text_values(block.wire.causation, block.count), block.seqs))
         if block.wire.correlation is not None:
             correlations.extend(marks_of(text_values(block.wire.correlation, block.count), block.seqs))
-    rows.drop_through(base)
-    rows.sort()
-    entities = {mark[:-8] for mark in rows.marks}
+    if blocks[0].first <= base:
+        rows = after(rows, base)
+    rows.sort(key=mark_of)
+    entities = entities_of(rows)
     written: list[Written] = [(ENTITIES, chunk) for chunk in chunks_of(rows, whole=True, breathe=breathe)]
     for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
         kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
@@ -271,12 +333,12 @@ def _worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
     """Neighbours that should become one run."""
     if thorough:
         return _until_few(runs)
-    level = [run.level for run in runs]
-    for lowest in sorted(set(level)):
-        at = [place for place, one in enumerate(level) if one == lowest]
-        # Levels fall from the oldest run to the newest, so runs of one level are neighbours.
-        if len(at) >= INDEX_FAN_IN and at[-1] - at[0] == len(at) - 1:
-            return runs[at[0] : at[-1] + 1]
+    for level in sorted({run.level for run in runs}):
+        # A run of a lower level among them goes along: it would wait for neighbours that never come.
+        for within, group in groupby(runs, key=lambda run: run.level <= level):
+            stretch = list(group)
+            if within and sum(run.level == level for run in stretch) >= INDEX_FAN_IN:
+                return stretch
     return ()
 
 

@@ -100,6 +100,7 @@ class BaseJournal:
         self._keeper = Keeper(engine, self._writer)
         self._indexer = Indexer(engine, self._writer)
         self._keeper.chores.append(self._indexer.consider)
+        self._index.crowded = self._indexer.settle
         self._topics: dict[str, BaseTopic] = {}
         self._guards: list[Guard] = []
         self._holds: list[Hold] = [cursor_holds]
@@ -257,6 +258,7 @@ class BaseJournal:
         return self._writer.run(Operation(apply, relaxed=relaxed))
 
     def _committed(self, touched: dict[str, int]) -> None:
+        self._indexer.commits += 1
         for name, count in touched.items():
             self._hub.notify(name)
             self._keeper.note(name, touched[name])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
 from penstock.journal.commit import Commit
-from penstock.journal.keyrows import Chunk, Filter
+from penstock.journal.keyrows import Chunk, Filter, prefix
 from penstock.journal.keyruns import FILTER, Directory, Run, load_directory, run_key, save_directory
 from penstock.journal.writer import Operation, Writer
-from penstock.limits import INDEX_FILTER_TERMS, INDEX_STEP_BYTES
+from penstock.limits import INDEX_FAN_IN, INDEX_FILTER_TERMS, INDEX_RUN_BYTES, INDEX_STEP_BYTES
 
 _ABANDONED_MS = 3_600_000
 """A run that somebody began to write this long ago was given up."""
@@ -117,16 +117,15 @@ class Building:
         for section, (mark, value) in part:
             commit.tx.put(run_key(self._number, self._id, section, mark), value)
 
-    def filter(self, terms: Iterable[bytes]) -> None:
-        """Adds the filter of the terms, unless there are too many or none."""
-        known = set(terms)
-        if not 0 < len(known) <= INDEX_FILTER_TERMS:
+    def filter(self, entities: Collection[str]) -> None:
+        """Adds the filter of the entities, unless there are too many or none."""
+        if not 0 < len(entities) <= INDEX_FILTER_TERMS:
             return
-        built = Filter.sized(len(known))
-        for term in known:
-            built.add(term)
+        built = Filter.sized(len(entities))
+        for entity in entities:
+            built.add(prefix(entity))
         value = bytes(built)
-        self._entities = len(known)
+        self._entities = len(entities)
 
         def put(commit: Commit) -> None:
             commit.writes += 1
@@ -154,10 +153,19 @@ class Building:
         runs = changed.runs
         if self._sections:
             first, last = self._positions
-            run = Run(self._id, first, last, self._level, self._size, self._entities, "".join(sorted(self._sections)))
+            level = max(self._level, _level(self._size))
+            run = Run(self._id, first, last, level, self._size, self._entities, "".join(sorted(self._sections)))
             runs = tuple(sorted([*runs, run], key=lambda one: one.first))
         save_directory(commit.tx, self._number, replace(changed, runs=runs))
         return True
 
     def _do(self, apply: Callable[[Commit], object]) -> object:
         return self._writer.run(Operation(apply, relaxed=True))
+
+
+def _level(size: int) -> int:
+    """The level that a run of a size would have reached by merging runs of the usual size."""
+    level, bound = 0, INDEX_FAN_IN * INDEX_RUN_BYTES
+    while size >= bound:
+        level, bound = level + 1, bound * INDEX_FAN_IN
+    return level

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Engine, Snapshot
@@ -37,6 +38,8 @@ class KeyIndex:
         self._tails: dict[str, Tail] = {}
         self._lock = threading.Lock()
         self._filters: OrderedDict[tuple[int, int], Filter] = OrderedDict()
+        self.crowded: Callable[[str], None] = lambda topic: None
+        """Told of a topic in which a look-up had to ask many runs."""
 
     def look(self, name: str) -> Look:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""

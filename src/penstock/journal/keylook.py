@@ -17,7 +17,7 @@ from penstock.journal.keyrows import mark_seq, prefix, read_chunk, read_marks, s
 from penstock.journal.keyruns import CAUSES, CORRELATIONS, ENTITIES, Directory, Run, load_directory, run_key
 from penstock.journal.keytail import Newest, Tail
 from penstock.journal.reading import Filter, TopicView
-from penstock.limits import INDEX_MEMORY_BYTES
+from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES
 
 if TYPE_CHECKING:
     from penstock.journal.keyindex import KeyIndex
@@ -171,11 +171,15 @@ class Look:
     def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
         term = prefix(key)
         runs = self.directory.runs
+        asked = 0
         for run in reversed(runs) if reverse else runs:
             if run.last <= after or run.first > through or "e" not in run.sections:
                 continue
             if not self._index.may_hold(self._view.snap, self._view.number, run, term):
                 continue
+            asked += 1
+            if asked == INDEX_FAN_IN:
+                self._index.crowded(self._name)
             chunks = self._chunks_back(run, term, key, through) if reverse else self._chunks(run, term, key, after)
             for block, start, stop in chunks:
                 seqs = block.seqs

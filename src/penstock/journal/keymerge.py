@@ -14,9 +14,12 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.journal.keyrows import (
     Breathe,
     Chunk,
-    Rows,
+    Row,
+    after,
     chunks_of,
+    entities_of,
     mark_chunks,
+    mark_of,
     mark_seq,
     read_chunk,
     read_marks,
@@ -26,6 +29,8 @@ from penstock.journal.keyruns import ENTITIES, Run, run_key
 from penstock.limits import INDEX_STEP_BYTES
 
 _MARKS_STEP = 8192
+_WINDOW_BYTES = 1 << 20
+"""What is read of all runs together before they are merged, about."""
 
 
 class _Source:
@@ -54,54 +59,55 @@ class EntityMerge:
         self._engine = engine
         self._topic = topic
         self._sources = [_Source(number, run, ENTITIES) for run in runs]
-        self._buffers = [Rows.none() for _ in runs]
+        self._share = _WINDOW_BYTES // max(1, len(runs))
+        self._buffers: list[list[Row]] = [[] for _ in runs]
         self._trimmed = trimmed
         self._breathe = breathe
-        self._out = Rows.none()
+        self._out: list[Row] = []
 
-    def steps(self) -> Iterator[tuple[list[Chunk], set[bytes]]]:
-        """Chunks of the merged run and the terms in them, about a commit's worth at a time."""
+    def steps(self) -> Iterator[tuple[list[Chunk], set[str]]]:
+        """Chunks of the merged run and the entities in them, about a commit's worth at a time."""
         while not self._finished():
             chunks: list[Chunk] = []
-            terms: set[bytes] = set()
+            entities: set[str] = set()
             size = 0
             with self._engine.read() as snap:
                 while size < INDEX_STEP_BYTES and not self._finished():
-                    made = self._window(snap, terms)
+                    made = self._window(snap, entities)
                     chunks.extend(made)
                     size += sum(len(value) for _, value in made)
-            yield chunks, terms
+            yield chunks, entities
         rest = chunks_of(self._out, whole=True)
         if rest:
             yield rest, set()
 
     def _finished(self) -> bool:
-        return all(source.done and not len(buffer) for source, buffer in zip(self._sources, self._buffers, strict=True))
+        return all(source.done and not buffer for source, buffer in zip(self._sources, self._buffers, strict=True))
 
-    def _window(self, snap: Snapshot, terms: set[bytes]) -> list[Chunk]:
+    def _window(self, snap: Snapshot, entities: set[str]) -> list[Chunk]:
         """Merges what is certain: rows up to the smallest mark at which some run may go on."""
         for source, buffer in zip(self._sources, self._buffers, strict=True):
-            if not len(buffer) and not source.done:
+            if not buffer and not source.done:
+                size = 0
                 for _, value in source.chunks(snap):
                     buffer.extend(rows_of_chunk(read_chunk(value, self._topic)))
                     self._breathe()
-                    break
-        going_on = [
-            buffer.marks[-1]
-            for source, buffer in zip(self._sources, self._buffers, strict=True)
-            if not source.done and len(buffer)
-        ]
-        bound = min(going_on, default=None)
-        window = Rows.none()
+                    size += len(value)
+                    if size >= self._share:
+                        break
+        bound = min(
+            (buffer[-1][0] for source, buffer in zip(self._sources, self._buffers, strict=True) if not source.done),
+            default=None,
+        )
+        window: list[Row] = []
         for buffer in self._buffers:
-            count = len(buffer) if bound is None else bisect_right(buffer.marks, bound)
-            if count:
-                window.extend(buffer.slice(0, count))
-                buffer.drop_first(count)
-        window.drop_through(self._trimmed)
-        window.sort()
-        terms.update(mark[:-8] for mark in window.marks)
-        self._out.extend(window)
+            count = len(buffer) if bound is None else bisect_right(buffer, bound, key=mark_of)
+            window += buffer[:count]
+            del buffer[:count]
+        window = after(window, self._trimmed)
+        window.sort(key=mark_of)
+        entities |= entities_of(window)
+        self._out += window
         return chunks_of(self._out, whole=False, breathe=self._breathe)
 
 

@@ -8,16 +8,19 @@ else. The rows of causes and correlations are marks alone.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise, repeat
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
 from penstock.errors import Corrupt
-from penstock.journal.block import Block, Columns, build_wire, columns_of, read_block, seal
-from penstock.journal.columns import pack_ints, pack_signed, text_values
+from penstock.journal.block import OPTIONAL, Block, Columns, build_wire, columns_of, read_block, seal
+from penstock.journal.columns import pack_ints, pack_signed
 from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
 
 _ROW_BYTES = 48
@@ -25,6 +28,8 @@ _ROW_BYTES = 48
 _MARKS = 512
 """Marks in one chunk of causes or correlations."""
 _ID_MASK = (1 << 80) - 1
+_AFTER = b"\xff" * 8
+"""After every position, in a mark."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_marks = msgspec.msgpack.Decoder(list[bytes]).decode
@@ -52,117 +57,86 @@ def mark_seq(mark: bytes) -> int:
     return int.from_bytes(mark[-8:])
 
 
-class Rows:
-    """Events on their way into a run, with their marks; in any order until sorted."""
-
-    __slots__ = ("columns", "ids", "marks", "seqs", "times")
-
-    def __init__(self, marks: list[bytes], seqs: list[int], ids: list[int], times: list[int], columns: Columns) -> None:
-        self.marks = marks
-        self.seqs = seqs
-        self.ids = ids
-        self.times = times
-        self.columns = columns
-
-    @classmethod
-    def none(cls) -> Rows:
-        return cls([], [], [], [], Columns([], []))
-
-    def __len__(self) -> int:
-        return len(self.marks)
-
-    def extend(self, other: Rows) -> None:
-        self.marks.extend(other.marks)
-        self.seqs.extend(other.seqs)
-        self.ids.extend(other.ids)
-        self.times.extend(other.times)
-        self.columns.extend(other.columns)
-
-    def sort(self) -> None:
-        marks = self.marks
-        order = sorted(range(len(marks)), key=marks.__getitem__)
-        self._arrange(order)
-
-    def slice(self, start: int, stop: int) -> Rows:
-        """The rows start … stop-1."""
-        columns = self.columns.take(start, stop)
-        return Rows(
-            self.marks[start:stop], self.seqs[start:stop], self.ids[start:stop], self.times[start:stop], columns
-        )
-
-    def drop_first(self, count: int) -> None:
-        del self.marks[:count], self.seqs[:count], self.ids[:count], self.times[:count]
-        self.columns = self.columns.take(count, len(self.columns))
-
-    def drop_through(self, seq: int) -> None:
-        """Leaves out what compaction has removed."""
-        if min(self.seqs, default=seq + 1) <= seq:
-            self._arrange([row for row, at in enumerate(self.seqs) if at > seq])
-
-    def _arrange(self, order: Sequence[int]) -> None:
-        self.marks = [self.marks[row] for row in order]
-        self.seqs = [self.seqs[row] for row in order]
-        self.ids = [self.ids[row] for row in order]
-        self.times = [self.times[row] for row in order]
-        self.columns = self.columns.pick(order)
-
-    def weights(self) -> list[int]:
-        return [weight + _ROW_BYTES for weight in self.columns.weights()]
+Row = tuple[Any, ...]
+"""An event on its way into a run: its mark, position, id and time, its kind and payload, its `OPTIONAL` columns."""
+_SEQ, _PAYLOAD = 1, 5
+_KEY, _HEADERS = 6 + OPTIONAL.index("key"), 6 + OPTIONAL.index("headers")
+mark_of: Callable[[Row], bytes] = itemgetter(0)
 
 
-def rows_of(block: Block, *, keyless: bool) -> Rows:
+def rows_of(block: Block, *, keyless: bool) -> list[Row]:
     """The rows of a block's events that have a key; `keyless`: and of the others, under the empty term."""
-    count = block.count
     if block.wire.key is None and not keyless:
-        return Rows.none()
-    terms = text_values(block.wire.key, count)
-    chosen: Sequence[int] = range(count)
-    if keyless:
-        terms = [term or "" for term in terms]
-    elif None in terms:
-        chosen = [row for row, term in enumerate(terms) if term is not None]
-    encoded = [term.encode() for term in terms if term is not None]
+        return []
+    rows = rows_of_chunk(block)
+    return rows if keyless else [row for row in rows if row[_KEY] is not None]
+
+
+def rows_of_chunk(block: Block) -> list[Row]:
+    """The rows of a chunk, to be merged with others'."""
     ids, times, seqs = _spread(block)
-    if len(chosen) < count:
-        ids, times = [ids[row] for row in chosen], [times[row] for row in chosen]
-        seqs = [seqs[row] for row in chosen]
-    marks = [len(term).to_bytes(2) + term + seq.to_bytes(8) for term, seq in zip(encoded, seqs, strict=True)]
-    columns = columns_of(block, chosen)
-    return Rows(marks, seqs, ids, times, columns)
+    columns = columns_of(block, range(block.count))
+    terms = columns.key if columns.key is not None else [None] * block.count
+    begins = {term: prefix(term or "") for term in set(terms)}
+    ends = struct.pack(f">{block.count}Q", *seqs)
+    marks = [begins[term] + ends[at : at + 8] for term, at in zip(terms, range(0, len(ends), 8), strict=True)]
+    optional = [getattr(columns, name) or repeat(None) for name in OPTIONAL]
+    return list(zip(marks, seqs, ids, times, columns.kinds, columns.payloads, *optional, strict=False))
 
 
-def _spread(block: Block) -> tuple[list[int], list[int], list[int]]:
+def _spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
     """The id, the time and the position of every event of a block."""
     starts = block.run_starts
+    if len(starts) == block.count:
+        return block.run_ids, block.run_times, block.seqs
     stops = [*starts[1:], block.count]
     spans = list(zip(block.run_ids, block.run_times, starts, stops, strict=True))
-    ids = list(chain.from_iterable(range(id, id + stop - start) for id, _, start, stop in spans))
-    times = list(chain.from_iterable([ms] * (stop - start) for _, ms, start, stop in spans))
-    return ids, times, list(block.seqs)
+    ids = list(chain.from_iterable([range(id, id + stop - start) for id, _, start, stop in spans]))
+    times = list(chain.from_iterable([[ms] * (stop - start) for _, ms, start, stop in spans]))
+    return ids, times, block.seqs
 
 
-def build_rows(rows: Rows) -> bytes:
-    """The bytes of a block that holds these rows, in this order, with their own positions, times and ids."""
-    columns, times, ids = rows.columns, rows.times, rows.ids
+def after(rows: list[Row], seq: int) -> list[Row]:
+    """The rows that compaction up to a position has left."""
+    return [row for row in rows if row[_SEQ] > seq] if seq else rows
+
+
+def entities_of(rows: Iterable[Row]) -> set[str]:
+    """The entities that rows belong to."""
+    return {row[_KEY] or "" for row in rows}
+
+
+def build_rows(rows: Sequence[Row]) -> bytes:
+    """The bytes of a chunk that holds these rows, in this order."""
+    _, seqs, ids, times, kinds, payloads, *optional = zip(*rows, strict=True)
+    columns = Columns(list(kinds), list(payloads))
+    for name, values in zip(OPTIONAL, optional, strict=True):
+        if values[0] is not None or values.count(None) < len(values):
+            setattr(columns, name, list(values))
+    return build_copies(columns, seqs, ids, times)
+
+
+def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[int], times: Sequence[int]) -> bytes:
+    """The bytes of a block whose events have their own positions, ids and times, in any order."""
     if columns.occurred is not None:
         columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
     if columns.chain is not None:
         columns.chain = [link or bytes(32) for link in columns.chain]
-    wire = build_wire(columns, rows.seqs[0], 0, 0)
+    wire = build_wire(columns, seqs[0], 0, 0)
     starts = [0] + [at for at in range(1, len(ids)) if ids[at] != ids[at - 1] + 1 or times[at] != times[at - 1]]
-    counts = [stop - start for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True)]
+    counts = [stop - start for start, stop in pairwise([*starts, len(ids)])]
     run_times = [times[at] for at in starts]
     wire.run_counts = pack_ints(counts)
     wire.run_time = min(run_times)
     wire.run_times = pack_ints([ms - wire.run_time for ms in run_times])
     wire.run_ids = b"".join([(ids[at] & _ID_MASK).to_bytes(10) for at in starts])
-    if rows.seqs != list(range(wire.first, wire.first + wire.count)):
-        packed = pack_signed(rows.seqs)
+    if any(following != seq + 1 for seq, following in pairwise(seqs)):
+        packed = pack_signed(seqs)
         wire.seqs = packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)
     return seal(wire)
 
 
-def chunks_of(rows: Rows, *, whole: bool, breathe: Breathe = _go_on) -> list[Chunk]:
+def chunks_of(rows: list[Row], *, whole: bool, breathe: Breathe = _go_on) -> list[Chunk]:
     """Cuts sorted rows into chunks and removes them; without `whole`, the last ones stay until more have come.
 
     An entity that fits is not torn apart, and a large one has chunks of its own.
@@ -170,26 +144,18 @@ def chunks_of(rows: Rows, *, whole: bool, breathe: Breathe = _go_on) -> list[Chu
     chunks: list[Chunk] = []
     start = 0
     for stop in _cuts(rows, whole):
-        part = rows.slice(start, stop)
-        chunks.append((part.marks[0], build_rows(part)))
+        chunks.append((rows[start][0], build_rows(rows[start:stop])))
         start = stop
         breathe()
     if start:
-        rows.drop_first(start)
+        del rows[:start]
     return chunks
 
 
-def _cuts(rows: Rows, whole: bool) -> Iterator[int]:
+def _cuts(rows: Sequence[Row], whole: bool) -> Iterator[int]:
     """Where each next chunk ends."""
-    marks, count = rows.marks, len(rows)
-    sizes = [0, *accumulate(rows.weights())]
-    begins: list[int] = []
-    """The first row of the entity that a row belongs to."""
-    last = None
-    for row, mark in enumerate(marks):
-        term = mark[:-8]
-        begins.append(begins[-1] if term == last else row)
-        last = term
+    count = len(rows)
+    sizes = [0, *accumulate(_weights(rows))]
     start = 0
     while start < count:
         stop = bisect_right(sizes, sizes[start] + INDEX_CHUNK_BYTES) - 1
@@ -197,10 +163,11 @@ def _cuts(rows: Rows, whole: bool) -> Iterator[int]:
             if whole:
                 yield count
             return
-        if begins[stop] > start:
-            stop = begins[stop]
+        begin = bisect_left(rows, rows[stop][0][:-8], start, key=mark_of)
+        if begin > start:
+            stop = begin
         else:
-            end = bisect_right(begins, begins[start])
+            end = bisect_right(rows, rows[start][0][:-8] + _AFTER, start, key=mark_of)
             stop = bisect_right(sizes, sizes[start] + INDEX_LARGE_CHUNK_BYTES) - 1
             if min(stop, end) >= count and not whole:
                 return
@@ -209,19 +176,21 @@ def _cuts(rows: Rows, whole: bool) -> Iterator[int]:
         start = stop
 
 
+def _weights(rows: Sequence[Row]) -> list[int]:
+    """The bytes each row takes, about."""
+    weights = [len(row[_PAYLOAD]) + _ROW_BYTES for row in rows]
+    for at, row in enumerate(rows):
+        headers = row[_HEADERS]
+        if headers:
+            weights[at] += sum(map(len, headers)) + sum(map(len, headers.values()))
+    return weights
+
+
 def read_chunk(value: bytes, topic: str) -> Block:
     try:
         return read_block(value, topic)
     except Corrupt as error:
         raise Corrupt(f"the entity index is damaged: {error.args[0]}; topic.reindex() builds it anew") from error
-
-
-def rows_of_chunk(block: Block) -> Rows:
-    """The rows of a chunk, to be merged with others'."""
-    ids, times, seqs = _spread(block)
-    terms = [(term or "").encode() for term in text_values(block.wire.key, block.count)]
-    marks = [len(term).to_bytes(2) + term + seq.to_bytes(8) for term, seq in zip(terms, seqs, strict=True)]
-    return Rows(marks, seqs, ids, times, columns_of(block, range(block.count)))
 
 
 def span_of(block: Block, term: str) -> tuple[int, int]:
