@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,20 @@ def encode_payload(payload: Any) -> bytes:
             f"a payload of {len(encoded):,} bytes is too large; at most {MAX_PAYLOAD_BYTES:,} are allowed: "
             "store it elsewhere and append a reference"
         )
+    return encoded
+
+
+def encode_payloads(payloads: Sequence[Any]) -> list[bytes]:
+    """The stored bytes of many payloads, with less work for each; `encode_payload` finds the words for a bad one."""
+    if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
+        return list(map(encode_payload, payloads))
+    try:
+        encoded = list(map(_encode, payloads))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return list(map(encode_payload, payloads))
+    for payload, one in zip(payloads, encoded, strict=True):
+        if b"null" in one or len(one) > MAX_PAYLOAD_BYTES:
+            encode_payload(payload)
     return encoded
 
 

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.event import Draft, Event, Receipt
 from penstock.journal.block import Columns
 from penstock.journal.names import check_headers, check_kind, check_position, check_text
-from penstock.journal.payload import encode_payload, is_binary
+from penstock.journal.payload import encode_payload, encode_payloads, is_binary
 from penstock.limits import MAX_BATCH_BYTES
 from penstock.tracing import trace_headers, with_trace
 
@@ -92,7 +92,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         raise ConfigError(
             f"a draft for topic {other!r} was given to topic {topic!r}; use journal.outbox() for several topics"
         )
-    encoded = list(map(encode_payload, payloads))
+    encoded = encode_payloads(payloads)
     columns = Columns(kind_list, encoded)
     if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
         columns.binary = list(map(is_binary, payloads))
