@@ -15,13 +15,18 @@ from __future__ import annotations
 
 def main() -> None:
     """What the `penstock` script calls."""
+    import gc
     import sys
 
+    gc.set_threshold(100_000)  # importing makes thousands of objects that all stay: looking through them is in vain
     if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
         _import_msgspec()
     from penstock.cli.main import run
 
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        gc.freeze()  # and so it is at the end, where the interpreter would look through them several times
 
 
 def _import_msgspec() -> None:

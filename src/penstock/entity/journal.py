@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.entity.causality import correlated
-from penstock.entity.exporting import CopyFormat, ExportReport, export
 from penstock.entity.fence import Fence, Fences
 from penstock.entity.gate import Gates
-from penstock.entity.graph import GraphFormat, graph_of
-from penstock.entity.importing import ImportReport, import_
 from penstock.entity.outbox import Outbox
 from penstock.entity.project import States
 from penstock.event import Event
 from penstock.journal.journal import BaseJournal, Description
+
+if TYPE_CHECKING:
+    from penstock.entity.exporting import CopyFormat, ExportReport
+    from penstock.entity.graph import GraphFormat
+    from penstock.entity.importing import ImportReport
+
+# What few programs call is imported when it is called: a command line starts a good deal sooner without it.
 
 
 class EntityJournal(BaseJournal):
@@ -45,6 +49,8 @@ class EntityJournal(BaseJournal):
 
     def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
         """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
+        from penstock.entity.graph import graph_of
+
         return graph_of(correlated(self, correlation_id)).render(format)
 
     def export(
@@ -59,6 +65,8 @@ class EntityJournal(BaseJournal):
 
         `progress` is called now and then with how many of how many events are done.
         """
+        from penstock.entity.exporting import export
+
         self._check_open()
         return export(self, path, topics=topics, format=format, progress=progress)
 
@@ -73,6 +81,8 @@ class EntityJournal(BaseJournal):
 
         Events that are there already, from an import that was interrupted, are skipped.
         """
+        from penstock.entity.importing import import_
+
         self._check_open()
         return import_(self, path, topics=topics, progress=progress)
 

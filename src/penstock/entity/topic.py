@@ -10,9 +10,6 @@ from penstock.entity.causality import ancestors, correlated, effects
 from penstock.entity.chain import CheckReport, VerifyReport, check, verify
 from penstock.entity.project import Freshness, project
 from penstock.entity.projection import Projection, check_projection
-from penstock.entity.reactor import Reactor
-from penstock.entity.rebuild import RebuildReport, rebuild
-from penstock.entity.watch import Watch
 from penstock.event import Draft, Event, Receipt
 from penstock.journal.commit import Commit
 from penstock.journal.keyruns import drop_index
@@ -25,6 +22,8 @@ from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 
 if TYPE_CHECKING:
     from penstock.entity.journal import EntityJournal
+    from penstock.entity.rebuild import RebuildReport
+    from penstock.entity.watch import Watch
 
 P = TypeVar("P", bound=Projection)
 
@@ -86,6 +85,8 @@ class EntityTopic(BaseTopic):
 
     def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
         """The entity's state now, and again whenever it has new events."""
+        from penstock.entity.watch import Watch
+
         return Watch(self, projection, key)
 
     def rebuild(
@@ -99,6 +100,8 @@ class EntityTopic(BaseTopic):
 
         `progress` is called now and then with how many of how many events are done.
         """
+        from penstock.entity.rebuild import rebuild
+
         return rebuild(self, projection, whole=whole, progress=progress)
 
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,6 +141,8 @@ class EntityTopic(BaseTopic):
         A draft goes to the topic it names, else to this one. `start()` or `run()` it, like `worker`.
         """
         check_consumer(consumer)
+        from penstock.entity.reactor import Reactor
+
         reactor = Reactor(self, consumer, handler, batch=batch, idle=idle, restarts=restarts)
         self.journal._workers.add(reactor)
         return reactor

@@ -10,7 +10,6 @@ Several processes may do it at once: whoever lists its run first wins, the other
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +55,9 @@ from penstock.limits import (
     INDEX_RUN_EVENTS,
     INDEX_STEP_BYTES,
 )
+from penstock.logs import Log
 
-log = logging.getLogger("penstock.indexer")
+log = Log("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
 _CALM = 16

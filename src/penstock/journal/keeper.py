@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from penstock.journal.dedup import forget_expired
 from penstock.journal.settle import settle_tail
 from penstock.journal.writer import Operation, Writer
 from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
+from penstock.logs import Log
 
-log = logging.getLogger("penstock.keeper")
+log = Log("penstock.keeper")
 
 _ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
 """How many events or commits have to come before a topic without special settings is looked at again.

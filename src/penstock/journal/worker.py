@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,13 +11,14 @@ from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError
 from penstock.event import Event
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.logs import Log
 
 if TYPE_CHECKING:
     import asyncio
 
     from penstock.journal.topic import BaseTopic
 
-log = logging.getLogger("penstock.worker")
+log = Log("penstock.worker")
 
 
 class Worker:

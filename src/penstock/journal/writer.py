@@ -10,7 +10,6 @@ has let go of the lead; one of the two must see the other.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -29,11 +28,12 @@ from penstock.journal.catalog import Catalog
 from penstock.journal.commit import Commit, Entities
 from penstock.journal.measures import ROLL
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
+from penstock.logs import Log
 from penstock.ticket import Ticket, wake
 
 T = TypeVar("T")
 
-log = logging.getLogger("penstock.writer")
+log = Log("penstock.writer")
 
 
 class Operation(Generic[T]):

@@ -13,13 +13,13 @@ from penstock.queue import keys
 from penstock.queue.housekeeping import Caretaker
 from penstock.queue.owners import new_owner, retire_owner
 from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
-from penstock.queue.queue import Queue
 from penstock.queue.records import QueueRecord, read_queue
 from penstock.queue.schedule import Scheduler
 from penstock.queue.state import Book, unknown_queue
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
+    from penstock.queue.queue import Queue
 
 
 class Desk:
@@ -69,6 +69,9 @@ class Desk:
         return None if value is None else read_queue(value, name)
 
     def handle(self, name: str, topic: int) -> Queue:
+        # Here, because a program that opens a journal without using its queues starts sooner.
+        from penstock.queue.queue import Queue
+
         with self._lock:
             handle = self._handles.get(name)
             if handle is None:
@@ -78,6 +81,8 @@ class Desk:
 
     def own(self, queue: Queue | str) -> Queue:
         """A handle of this journal, from a handle or a name."""
+        from penstock.queue.queue import Queue
+
         if isinstance(queue, str):
             return self.existing(queue)
         if not isinstance(queue, Queue):

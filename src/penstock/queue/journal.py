@@ -9,12 +9,13 @@ from penstock.errors import ConfigError
 from penstock.event import Receipt
 from penstock.journal.journal import BaseJournal
 from penstock.journal.transaction import BaseTransaction
-from penstock.queue.delivery import Delivery, check_nack
 from penstock.queue.desk import Desk
-from penstock.queue.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from penstock.queue.delivery import Delivery
+    from penstock.queue.queue import Queue
 
 
 class QueueJournal(BaseJournal):
@@ -84,6 +85,8 @@ class QueueTransaction(BaseTransaction):
         self, delivery: Delivery, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False
     ) -> None:
         """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
+        from penstock.queue.delivery import check_nack
+
         wait = check_nack(delay, error)
         handle = self._handle_of(delivery)
         self._change(lambda commit: handle._nack_in(commit, delivery, wait, error, dead))
@@ -97,6 +100,8 @@ class QueueTransaction(BaseTransaction):
         return self._journal._desk.own(queue)
 
     def _handle_of(self, delivery: Delivery) -> Queue:
+        from penstock.queue.delivery import Delivery
+
         if not isinstance(delivery, Delivery):
             raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
         return self._journal._desk.own(delivery.queue)

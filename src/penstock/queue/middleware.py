@@ -6,15 +6,17 @@ outcome, and may settle the delivery itself, before the worker's own does.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
 from penstock.errors import StaleDelivery
+from penstock.logs import Log
 from penstock.queue import metrics
 from penstock.queue.delivery import Delivery, describe
 
-log = logging.getLogger("penstock.queue")
+log = Log("penstock.queue")
+_DEBUG = 10
+"""logging.DEBUG"""
 
 
 class Middleware:
@@ -52,7 +54,7 @@ class Logging(Middleware):
         if isinstance(error, StaleDelivery):
             log.warning("%r was handled too late: %s", delivery, error)
         else:
-            log.warning("%r failed: %s", delivery, describe(error), exc_info=log.isEnabledFor(logging.DEBUG))
+            log.warning("%r failed: %s", delivery, describe(error), exc_info=log.isEnabledFor(_DEBUG))
 
 
 class Metrics(Middleware):

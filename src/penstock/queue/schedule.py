@@ -6,7 +6,6 @@ one commit: the second to come finds the time moved.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -21,6 +20,7 @@ from penstock.journal.block import Columns
 from penstock.journal.commit import Commit
 from penstock.journal.names import check_consumer
 from penstock.journal.writer import Operation
+from penstock.logs import Log
 from penstock.queue import keys
 from penstock.queue.cron import Cron
 from penstock.queue.dead import as_batch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.queue.desk import Desk
     from penstock.queue.queue import Queue
 
-log = logging.getLogger("penstock.queue")
+log = Log("penstock.queue")
 
 Missed = Literal["all", "last", "none"]
 

@@ -6,7 +6,6 @@ extends the leases of everything in hand. Stopping finishes what has begun and g
 
 from __future__ import annotations
 
-import logging
 import queue as stdlib_queue
 import threading
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Seconds, SystemClock
 from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery
 from penstock.journal.worker import Worker
+from penstock.logs import Log
 from penstock.queue.delivery import Delivery
 from penstock.queue.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.policy import duration
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.queue.queue import Queue
 
-log = logging.getLogger("penstock.queue")
+log = Log("penstock.queue")
 
 IDLE = 3600.0
 """How long one take waits; stopping ends it at once."""

@@ -1,0 +1,19 @@
+"""Loggers that import `logging` when there is something to say: most commands never have, and start sooner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Log:
+    """A logger by name, with every method that `logging.getLogger(name)` has."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        import logging
+
+        return getattr(logging.getLogger(self._name), method)
