@@ -30,10 +30,11 @@ PATIENCE_SECONDS = 240.0
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program in a process of its own, to its end."""
+    """Runs a Python program in a process of its own, to its end; a JVM that was given options would speak of them."""
+    own = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use", **environment},
+        env={**own, **environment},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -416,7 +417,7 @@ def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_sta
         "spark = penstock.spark.session(master='local[2]'); assert spark.range(9).repartition(3).count() == 9\n"
         "print(sessions._running.jvm.process.pid, flush=True); time.sleep(600)"
     )
-    environment = {**os.environ, "TMPDIR": str(shallow_path), "PENSTOCK_SPARK_ARCHIVE": "use"}
+    environment = {**os.environ, "TMPDIR": str(shallow_path)}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None
         jvm = int(owner.stdout.readline())
