@@ -25,6 +25,8 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of Spark share one session, so they run in one process, beside that of the others."""
-    if "spark" in item.path.parts or "spark" in item.name:
+    """Tests with the shared Spark session run in one process; those that start a Spark of their own, in another."""
+    if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
+    elif "spark" in item.path.parts or "spark" in item.name or "docs/pipelines.md" in item.name:
+        item.add_marker(pytest.mark.program)

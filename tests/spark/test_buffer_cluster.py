@@ -15,7 +15,7 @@ from cluster import Cluster
 from buffer.emulator import Emulator
 from penstock.buffer import Consumer, Producer
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PRODUCERS = 3
 OBJECTS = 6

@@ -19,8 +19,6 @@ import penstock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def flows(spark: SparkSession, tmp_path: Path) -> list[Flow]:

@@ -300,7 +300,6 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
 # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.spark
 def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSession) -> None:
     import pyspark
 
@@ -314,7 +313,6 @@ def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSe
     assert spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect() == [(sys.executable, pyspark.__file__)]
 
 
-@pytest.mark.spark
 def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: SparkSession) -> None:
     before = spark.conf.get("spark.sql.shuffle.partitions")
     again = penstock.spark.session(spark_sql_shuffle_partitions=7)
@@ -326,7 +324,6 @@ def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: 
         spark.conf.set("spark.sql.shuffle.partitions", str(before))
 
 
-@pytest.mark.spark
 def test_the_secret_of_the_gateway_is_not_left_in_the_environment(spark: SparkSession) -> None:
     assert spark.range(3).count() == 3
     assert not {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_LOCAL_IP"} & set(os.environ)
@@ -373,7 +370,6 @@ print(json.dumps(states))
 """
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_nothing(shallow_path: Path) -> None:
     """With a broken archive in the cache, a stop and a start, a kill -9 of the JVM, and a query running at the end."""
@@ -409,7 +405,6 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     assert sorted(path.name for path in shallow_path.iterdir()) == ["cache", "checkpoint"]
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(shallow_path: Path) -> None:
     program = (
@@ -428,7 +423,6 @@ def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_sta
     assert list(shallow_path.iterdir()) == []
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundled_java(shallow_path: Path) -> None:
     folder = shallow_path / "conf"
