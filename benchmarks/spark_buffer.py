@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,37 +22,17 @@ from pyspark.sql import functions as F
 
 import penstock.spark
 from benchmarks.harness import Table, versions
+from benchmarks.spark_rows import events, speed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROUNDS = 5
 WARM_UP = 1
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def speed(base: Callable[[], Any], work: Callable[[], Any]) -> float:
-    """How many times as fast as `base` the work is: the median over rounds of one after the other."""
-    for _ in range(WARM_UP):
-        base()
-        work()
-    return statistics.median(seconds(base) / seconds(work) for _ in range(ROUNDS))
-
-
 def entries(spark: SparkSession, count: int) -> DataFrame:
-    """Entries of 100 bytes: JSON text with a customer, an amount and half of it as good as random."""
-    number = F.col("id")
-    head = F.concat(F.lit('{"customer":"c'), F.lpad((number % 20_000).cast("string"), 5, "0"), F.lit('","amount":'))
-    amount = F.lpad((number % 8999 + 1000).cast("string"), 4, "0")
-    sku = F.substring(F.sha2(number.cast("string"), 256), 1, 52)
-    return spark.range(0, count, 1, 4).select(
-        F.concat(head, amount, F.lit(',"sku":"'), sku, F.lit('"}')).alias("entry")
-    )
+    """Entries of 100 bytes: what is the payload of the other benchmarks' events."""
+    return events(spark, count).select(F.col("payload").alias("entry"))
 
 
 def measure_write(table: Table, spark: SparkSession, folder: Path, count: int) -> None:
@@ -73,7 +51,7 @@ def measure_write(table: Table, spark: SparkSession, folder: Path, count: int) -
         return write
 
     for compression, goal in (("none", "≥ 1.2 ×"), ("zstd", "")):
-        found = speed(to_parquet, to_buffer(compression))
+        found = speed(to_parquet, to_buffer(compression), warm_up=WARM_UP)
         work = "write to the buffer" if goal else f"write to the buffer, {compression}"
         table.row(work, f"{found:.2f} × df.write.parquet (zstd)", goal, found >= 1.2 if goal else None)
     frame.unpersist()
@@ -92,7 +70,7 @@ def measure_read(table: Table, spark: SparkSession, folder: Path, count: int) ->
         return spark.read.format("penstock-buffer").schema("entry BINARY").load(url).select(hashed).collect()
 
     assert from_parquet() == from_buffer()
-    found = speed(from_parquet, from_buffer)
+    found = speed(from_parquet, from_buffer, warm_up=WARM_UP)
     table.row("read the buffer, hash every entry", f"{found:.2f} × spark.read.parquet")
 
 

@@ -77,14 +77,10 @@ def _command(command: Any) -> list[str]:
 
 
 def _option(option: Any) -> tuple[str, str]:
-    said = option.help
-    if option.many:
-        said += "; may be given several times"
-    if option.env:
-        said += f"; or `{option.env}`"
-    if option.default not in (None, False, []):
-        said += f" (default: {option.default})"
-    return f"`{option.spelled}`", said
+    from penstock.cli.help import option_row
+
+    spelled, said = option_row(option, env="; or `{}`")
+    return f"`{spelled}`", said
 
 
 def _mounted(name: str, app: Any) -> list[str]:

@@ -15,10 +15,7 @@ from penstock.journal.block import (
     Block,
     Columns,
     build_block,
-    join_blocks,
-    merge,
     read_block,
-    select,
 )
 from penstock.journal.columns import (
     join_codes,
@@ -33,6 +30,7 @@ from penstock.journal.columns import (
     unpack_ints,
     unpack_signed,
 )
+from penstock.journal.joining import join_blocks, merge, select
 from penstock.journal.keyrows import build_rows, chunks_of, mark_of, rows_of, rows_of_chunk
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

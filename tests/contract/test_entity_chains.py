@@ -12,7 +12,8 @@ from small_index import small_index
 from penstock import Draft, Journal, Receipt, Topic
 from penstock.errors import ConfigError
 from penstock.journal import keys
-from penstock.journal.block import Block, Columns, Wire, read_block, seal, select
+from penstock.journal.block import Block, Columns, Wire, read_block, seal
+from penstock.journal.joining import select
 
 Reopen = Callable[[Journal], Journal]
 

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two threads, as users get it; started once, and ended with its JVM and its files."""
-    with pytest.MonkeyPatch.context() as patch:
-        # An archive that is there makes the start twice as fast; tests do not leave one in the user's cache.
-        patch.setenv("PENSTOCK_SPARK_ARCHIVE", "use")
-        warehouse = tmp_path_factory.mktemp("warehouse")
-        yield penstock.spark.session("penstock-tests", master="local[2]", spark_sql_warehouse_dir=warehouse)
-        penstock.spark.stop()
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    yield penstock.spark.session("penstock-tests", master="local[2]", spark_sql_warehouse_dir=warehouse)
+    penstock.spark.stop()

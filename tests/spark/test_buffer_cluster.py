@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from cluster import Cluster
 from buffer.emulator import Emulator
 from penstock.buffer import Consumer, Producer
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PRODUCERS = 3
 OBJECTS = 6
@@ -57,7 +56,6 @@ def test_producers_a_store_and_a_cluster_count_every_entry_once(
             [sys.executable, str(job), cluster.url, source, target, str(tmp_path), json.dumps(emulator.options)],
             stdout=log,
             stderr=log,
-            env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use"},
         )
     try:
         rest = range(OBJECTS // 2, OBJECTS)

@@ -19,8 +19,6 @@ from penstock.buffer.store import open_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

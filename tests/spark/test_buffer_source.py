@@ -19,8 +19,6 @@ from penstock.spark.buffer.options import read_options, settled
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,6 @@ def test_the_main_job_proves_that_every_order_was_counted_once(tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-m", "examples.main_job", "--orders", "400", "--seconds", "1", "--out", str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use"},
         capture_output=True,
         text=True,
         timeout=900,

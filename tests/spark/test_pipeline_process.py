@@ -36,14 +36,13 @@ def test_a_killed_jvm_is_replaced_and_sigterm_ends_the_run_well(tmp_path: Path) 
     (tmp_path / "shop.py").write_text(PIPELINE)
     url = str(tmp_path / "shop.db")
     command = [sys.executable, "-m", "penstock.cli", "run", str(tmp_path / "shop.py"), "--url", url]
-    env = {**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use"}
     with penstock.open(url) as journal, (tmp_path / "log").open("wb") as log:
         orders, copies, sums = (journal.topic(name) for name in ("orders", "copies", "sums"))
         orders.append_many([Draft("placed", {"n": n}) for n in range(1000)])
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait_until(lambda: len(copies) > 0 and len(sums) > 0, process)
-            again = subprocess.run([*command, "--once"], env=env, capture_output=True, text=True, check=False)
+            again = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False)
             assert again.returncode == 1 and f"runs already over this journal (process {process.pid})" in again.stderr
             for child in children(process.pid):
                 os.kill(child, signal.SIGKILL)

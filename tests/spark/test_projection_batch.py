@@ -20,8 +20,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 class Balance(Projection):
     amount: int = 0

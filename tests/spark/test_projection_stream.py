@@ -19,8 +19,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 class Total(Projection):
     amount: int = 0

@@ -20,8 +20,6 @@ from penstock.spark import lake, seal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)
 EVENTS = 1200
 

@@ -30,10 +30,11 @@ PATIENCE_SECONDS = 240.0
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program in a process of its own, to its end."""
+    """Runs a Python program in a process of its own, to its end; a JVM that was given options would speak of them."""
+    own = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "use", **environment},
+        env={**own, **environment},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -299,7 +300,6 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
 # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.spark
 def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSession) -> None:
     import pyspark
 
@@ -313,7 +313,6 @@ def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSe
     assert spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect() == [(sys.executable, pyspark.__file__)]
 
 
-@pytest.mark.spark
 def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: SparkSession) -> None:
     before = spark.conf.get("spark.sql.shuffle.partitions")
     again = penstock.spark.session(spark_sql_shuffle_partitions=7)
@@ -325,7 +324,6 @@ def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: 
         spark.conf.set("spark.sql.shuffle.partitions", str(before))
 
 
-@pytest.mark.spark
 def test_the_secret_of_the_gateway_is_not_left_in_the_environment(spark: SparkSession) -> None:
     assert spark.range(3).count() == 3
     assert not {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "SPARK_LOCAL_IP"} & set(os.environ)
@@ -372,7 +370,6 @@ print(json.dumps(states))
 """
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_nothing(shallow_path: Path) -> None:
     """With a broken archive in the cache, a stop and a start, a kill -9 of the JVM, and a query running at the end."""
@@ -408,7 +405,6 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     assert sorted(path.name for path in shallow_path.iterdir()) == ["cache", "checkpoint"]
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(shallow_path: Path) -> None:
     program = (
@@ -416,7 +412,7 @@ def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_sta
         "spark = penstock.spark.session(master='local[2]'); assert spark.range(9).repartition(3).count() == 9\n"
         "print(sessions._running.jvm.process.pid, flush=True); time.sleep(600)"
     )
-    environment = {**os.environ, "TMPDIR": str(shallow_path), "PENSTOCK_SPARK_ARCHIVE": "use"}
+    environment = {**os.environ, "TMPDIR": str(shallow_path)}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None
         jvm = int(owner.stdout.readline())
@@ -427,7 +423,6 @@ def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_sta
     assert list(shallow_path.iterdir()) == []
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundled_java(shallow_path: Path) -> None:
     folder = shallow_path / "conf"

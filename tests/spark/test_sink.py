@@ -18,8 +18,6 @@ from penstock import Draft
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[penstock.Journal]:

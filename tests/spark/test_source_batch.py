@@ -17,8 +17,6 @@ from penstock.clock import ManualClock
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 COLUMNS = [
     "seq",
     "topic",

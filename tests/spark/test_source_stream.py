@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[penstock.Journal]:

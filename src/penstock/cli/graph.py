@@ -69,17 +69,11 @@ def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
 
 def tree(events: list[Event]) -> Iterator[tuple[str, Event]]:
     """Each event below its cause, with the stems that lead to it."""
-    by_id = {event.id: event for event in events}
-    effects: dict[str, list[Event]] = {}
-    roots = []
-    for event in events:
-        if event.causation_id in by_id and event.causation_id != event.id:
-            effects.setdefault(str(event.causation_id), []).append(event)
-        else:
-            roots.append(event)
+    from penstock.entity.causality import branches
+
+    starts, effects = branches(events)
     seen: set[str] = set()
-    # A loop of causes has no root; whatever was not reached begins a tree of its own.
-    for start in [*roots, *events]:
+    for start in starts:
         stack = [(start, "", "")]
         while stack:
             event, stem, below = stack.pop()

@@ -33,12 +33,13 @@ def _two_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _option_row(option: Option) -> tuple[str, str]:
+def option_row(option: Option, env: str = " [or {}]") -> tuple[str, str]:
+    """An option as it is written, and what it says; `env` is how its variable is spoken of."""
     said = option.help
     if option.many:
         said += "; may be given several times"
     if option.env:
-        said += f" [or {option.env}]"
+        said += env.format(option.env)
     if option.default not in (None, False, []):
         said += f" (default: {option.default})"
     return option.spelled, said
@@ -53,7 +54,7 @@ def command_help(command: Command, shared: Sequence[Option], *, color: bool) -> 
         lines += ["", paint("arguments", "bold", color)]
         lines += _two_columns((argument.spelled, argument.help) for argument in command.arguments)
     lines += ["", paint("options", "bold", color)]
-    lines += _two_columns(_option_row(option) for option in (*command.options, *shared))
+    lines += _two_columns(option_row(option) for option in (*command.options, *shared))
     lines += ["", paint("examples" if len(command.examples) > 1 else "example", "bold", color)]
     lines += [f"  {example}" for example in command.examples]
     return "\n".join(lines)
@@ -68,6 +69,6 @@ def overview(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], shared: Se
     ]
     for title, commands in groups:
         lines += ["", paint(title, "bold", color), *_two_columns(commands)]
-    lines += ["", paint("options of every command", "bold", color), *_two_columns(map(_option_row, shared))]
+    lines += ["", paint("options of every command", "bold", color), *_two_columns(map(option_row, shared))]
     lines += ["", "`penstock COMMAND --help` shows one command with its options and an example."]
     return "\n".join(lines)

@@ -68,6 +68,23 @@ def causes_first(events: Iterable[Event]) -> list[Event]:
     return list(ordered.values())
 
 
+def branches(events: list[Event]) -> tuple[list[Event], dict[str, list[Event]]]:
+    """Where walks from cause to effect begin, and what each event caused among these, by its id.
+
+    A loop of causes has no beginning: every event follows once more after those that have no cause here, so a walk that
+    passes over what it has seen reaches all of them.
+    """
+    ids = {event.id for event in events}
+    caused: dict[str, list[Event]] = {}
+    beginnings = []
+    for event in events:
+        if event.causation_id in ids and event.causation_id != event.id:
+            caused.setdefault(str(event.causation_id), []).append(event)
+        else:
+            beginnings.append(event)
+    return [*beginnings, *events], caused
+
+
 def id_of(event: Event | Receipt | str) -> str:
     """The id of an event, a receipt, or the id itself."""
     if isinstance(event, Event | Receipt):

@@ -1,9 +1,10 @@
 """The log: topics of events in columnar blocks, one writer with group commit, cursors, subscriptions, transactions.
 
     keys.py                     where everything lies in the engine's ordered map
-    columns.py, block.py        the stored form of events; arrow.py: the same as record batches
+    columns.py, block.py        the stored form of events; joining.py: blocks made of blocks; arrow.py: record batches
     names.py, payload.py, prepare.py    checking and encoding, in the caller's thread
     writer.py, commit.py, catalog.py    group commit, one transaction, what the writer knows of each topic
+    exclusive.py                a user's transaction, which has the writer to itself
     dedup.py, cursors.py        what an append or a consumer is remembered by
     reading.py                  one topic in one snapshot: blocks, events, searching
     topic.py, subscription.py, worker.py, transaction.py, journal.py    what users hold

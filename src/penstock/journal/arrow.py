@@ -12,8 +12,9 @@ from typing import Any, Literal
 from penstock.engine.contract import Engine
 from penstock.errors import ConfigError
 from penstock.event import format_id
-from penstock.journal.block import Block, join_blocks
+from penstock.journal.block import Block
 from penstock.journal.columns import Ints, Text
+from penstock.journal.joining import join_blocks
 from penstock.journal.reading import TopicView
 
 try:

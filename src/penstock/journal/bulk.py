@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.journal import keys
-from penstock.journal.block import Block, Wire, columns_of, seal
+from penstock.journal.block import ID_BYTES, ID_MASK, Block, Wire, columns_of, seal
 from penstock.journal.catalog import Head
 from penstock.journal.commit import Commit, next_id
 from penstock.journal.prepare import Batch
 
-_ID_MASK = (1 << 80) - 1
 _LARGE = 256 << 10
 """Bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
 _BLOCKS_AHEAD = 3
@@ -70,7 +69,7 @@ def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
     wire.run_counts = wire.count
     wire.run_time = recorded_ms
     wire.run_times = 0
-    wire.run_ids = (number & _ID_MASK).to_bytes(10)
+    wire.run_ids = (number & ID_MASK).to_bytes(ID_BYTES)
 
 
 def _append_rows(commit: Commit, name: str, wires: Iterable[Wire]) -> range:

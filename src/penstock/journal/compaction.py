@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from penstock.journal import keys
-from penstock.journal.block import select
 from penstock.journal.catalog import Settings, TopicState, load_state, open_block, save_state
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import read_cursors
+from penstock.journal.joining import select
 from penstock.journal.keyruns import drop_index, trim_index
 from penstock.journal.reading import TopicView
 from penstock.journal.segments import drop_segments

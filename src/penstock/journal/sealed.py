@@ -15,7 +15,8 @@ from typing import Any
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.block import Block, read_block, select
+from penstock.journal.block import Block, read_block
+from penstock.journal.joining import select
 from penstock.journal.segments import Segment, load_segments
 
 _KEPT_FILES = 16

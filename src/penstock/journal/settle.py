@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 from penstock.engine.contract import Engine
 from penstock.journal import keys
-from penstock.journal.block import Block, merge
+from penstock.journal.block import Block
 from penstock.journal.catalog import load_record, open_block
 from penstock.journal.commit import Commit
+from penstock.journal.joining import merge
 from penstock.journal.writer import Operation, Writer
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN
 

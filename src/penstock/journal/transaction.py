@@ -19,8 +19,8 @@ from penstock.journal.reading import TopicView, find_event
 from penstock.journal.topic import BaseTopic, _filter, read_view
 
 if TYPE_CHECKING:
+    from penstock.journal.exclusive import Exclusive
     from penstock.journal.journal import BaseJournal
-    from penstock.journal.writer import Exclusive
 
 T = TypeVar("T")
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.journal.block import Block, select
+from penstock.journal.block import Block
 from penstock.journal.catalog import TopicRecord, load_state, save_state
 from penstock.journal.commit import Commit
 from penstock.journal.compaction import compact
+from penstock.journal.joining import select
 from penstock.journal.keyruns import drop_index
 from penstock.journal.keys import block_key
 from penstock.journal.reading import TopicView

@@ -2,7 +2,8 @@
 
     http.py       requests over kept connections, problems turned back into the errors they were
     events.py     events and receipts out of documents
-    journal.py, topic.py, queue.py      the surface
+    journal.py, topic.py, queue.py      the surface; delivery.py: a message in hand
+    queue_documents.py                  what is said of queues, both ways
     subscription.py                     following a topic: server-sent events, resumed where they broke off
 
 What needs the store itself is not here: transactions, fences, gates, backups, maintenance. Those raise ConfigError that

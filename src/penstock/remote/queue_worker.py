@@ -13,7 +13,8 @@ from penstock.journal.worker import Worker, log
 from penstock.queue.delivery import describe
 
 if TYPE_CHECKING:
-    from penstock.remote.queue import RemoteDelivery, RemoteQueue
+    from penstock.remote.delivery import RemoteDelivery
+    from penstock.remote.queue import RemoteQueue
 
 POLL = 2.0
 """Seconds one take waits; also how long a worker that is told to stop may go on waiting."""

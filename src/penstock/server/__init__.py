@@ -6,7 +6,8 @@
     access.py            tokens and roles, hosts, who may send what from where
     problems.py          errors as problem+json, and back
     limits.py            how large, how long, how many
-    topics.py, queues.py the API; parameters.py: what requests may say; openapi.py: the same as a document
+    topics.py, queues.py, messages.py, deliveries.py
+                         the API; parameters.py: what requests may say; openapi.py: the same as a document
     live.py              following topics: one reader per topic, any number of listeners (server-sent events)
     sampler.py           rates, backlogs and lags over the last minutes, for the page and `penstock top`
 

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
-from penstock.server import failures, live, openapi, queues, stats, topics
+from penstock.server import deliveries, failures, live, messages, openapi, queues, stats, topics
 from penstock.server.access import Access, Role
 from penstock.server.limits import Limits
 from penstock.server.pages import page_routes
@@ -97,22 +97,22 @@ def queue_routes(one: str) -> list[BaseRoute]:
         Route(one, queues.configure, methods=["PATCH"]),
         Route(one, queues.drop_queue, methods=["DELETE"]),
         Route(one + "/stats", queues.show_stats),
-        Route(one + "/messages", queues.list_messages),
-        Route(one + "/messages", queues.push, methods=["POST"]),
-        Route(one + "/messages/{seq}", queues.show_message),
-        Route(one + "/peek", queues.peek),
-        Route(one + "/take", queues.take, methods=["POST"]),
-        Route(one + "/claim", queues.claim, methods=["POST"]),
-        Route(one + "/ack", queues.ack_many, methods=["POST"]),
-        Route(held, queues.show_delivery),
-        Route(held + "/ack", queues.ack, methods=["POST"]),
-        Route(held + "/nack", queues.nack, methods=["POST"]),
-        Route(held + "/extend", queues.extend, methods=["POST"]),
-        Route(held + "/release", queues.release, methods=["POST"]),
-        Route(one + "/pending", queues.pending),
-        Route(one + "/failed", queues.list_failed),
-        Route(one + "/dead", queues.list_dead),
-        Route(one + "/consumers", queues.list_consumers),
+        Route(one + "/messages", messages.list_messages),
+        Route(one + "/messages", messages.push, methods=["POST"]),
+        Route(one + "/messages/{seq}", messages.show_message),
+        Route(one + "/peek", messages.peek),
+        Route(one + "/take", deliveries.take, methods=["POST"]),
+        Route(one + "/claim", deliveries.claim, methods=["POST"]),
+        Route(one + "/ack", deliveries.ack_many, methods=["POST"]),
+        Route(held, deliveries.show_delivery),
+        Route(held + "/ack", deliveries.ack, methods=["POST"]),
+        Route(held + "/nack", deliveries.nack, methods=["POST"]),
+        Route(held + "/extend", deliveries.extend, methods=["POST"]),
+        Route(held + "/release", deliveries.release, methods=["POST"]),
+        Route(one + "/pending", messages.pending),
+        Route(one + "/failed", messages.list_failed),
+        Route(one + "/dead", messages.list_dead),
+        Route(one + "/consumers", messages.list_consumers),
         Route(one + "/groups", queues.add_group, methods=["POST"]),
         Route(one + "/groups/{group:path}", queues.remove_group, methods=["DELETE"]),
         Route(one + "/schedules", queues.list_schedules),

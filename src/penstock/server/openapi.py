@@ -16,7 +16,7 @@ from penstock.journal.compaction import CompactReport
 from penstock.observed import Sample
 from penstock.queue.inspect import Consumer, PendingDelivery
 from penstock.queue.schedule import Schedule
-from penstock.server import queues, topics
+from penstock.server import deliveries, messages, queues, topics
 from penstock.server.access import Role
 
 PROBLEM = "application/problem+json"
@@ -65,7 +65,7 @@ def _says(name: str, **fields: Any) -> Any:
 
 
 _EVENTS = _says("Events", events=list[EventDocument])
-_DELIVERIES = _says("Deliveries", deliveries=list[queues.DeliveryDocument])
+_DELIVERIES = _says("Deliveries", deliveries=list[deliveries.DeliveryDocument])
 _REMOVED = _says("Removed", removed=int)
 _GONE = _says("Gone", removed=bool)
 _SETTLED = _says("Settled", settled=str)
@@ -183,7 +183,7 @@ OPERATIONS = [
         Q + "/messages",
         "Pushes a message, or several",
         "write",
-        body=queues.Message,
+        body=messages.Message,
         answer=(ReceiptDocument, topics.Receipts),
     ),
     Operation("get", Q + "/messages/{seq}", "One message, without taking it", "read", answer=EventDocument),
@@ -193,28 +193,33 @@ OPERATIONS = [
         Q + "/take",
         "Takes messages under a lease; waits for the first",
         "write",
-        body=queues.Wish,
+        body=deliveries.Wish,
         answer=_DELIVERIES,
     ),
     Operation(
-        "post", Q + "/claim", "Takes over deliveries nobody extended", "write", body=queues.Claim, answer=_DELIVERIES
+        "post",
+        Q + "/claim",
+        "Takes over deliveries nobody extended",
+        "write",
+        body=deliveries.Claim,
+        answer=_DELIVERIES,
     ),
     Operation(
         "post",
         Q + "/ack",
         "Settles several deliveries in one commit",
         "write",
-        body=queues.Tokens,
+        body=deliveries.Tokens,
         answer=_says("Acknowledged", acknowledged=int),
     ),
-    Operation("get", Q + "/deliveries/{token}", "One delivery", "read", answer=queues.DeliveryDocument),
+    Operation("get", Q + "/deliveries/{token}", "One delivery", "read", answer=deliveries.DeliveryDocument),
     Operation("post", Q + "/deliveries/{token}/ack", "Settles a delivery", "write", answer=_SETTLED),
     Operation(
         "post",
         Q + "/deliveries/{token}/nack",
         "Gives a message back, or up",
         "write",
-        body=queues.Nack,
+        body=deliveries.Nack,
         answer=_SETTLED,
     ),
     Operation(
@@ -222,7 +227,7 @@ OPERATIONS = [
         Q + "/deliveries/{token}/extend",
         "Keeps a message for longer",
         "write",
-        body=queues.Extension,
+        body=deliveries.Extension,
         answer=_says("Extended", deadline=datetime),
     ),
     Operation("post", Q + "/deliveries/{token}/release", "Gives it back, no attempt counted", "write", answer=_SETTLED),
@@ -240,7 +245,7 @@ OPERATIONS = [
         "Messages given up, with the reason",
         "read",
         query=[_GROUP, _LIMIT],
-        answer=_says("FailedMessages", failed=list[queues.FailureDocument]),
+        answer=_says("FailedMessages", failed=list[messages.FailureDocument]),
     ),
     Operation(
         "get",
@@ -248,7 +253,7 @@ OPERATIONS = [
         "Dead letters, with the reason",
         "read",
         query=[_LIMIT],
-        answer=_says("DeadLetters", dead=list[queues.FailureDocument]),
+        answer=_says("DeadLetters", dead=list[messages.FailureDocument]),
     ),
     Operation(
         "get",

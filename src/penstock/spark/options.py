@@ -112,9 +112,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         _offsets(given, "endingoffsets", "latest", topics),
         _time(given, "startingtimestamp"),
         _time(given, "endingtimestamp"),
-        _number(given, "maxoffsetspertrigger", 1),
-        _number(given, "minpartitions", 1),
-        _switch(given, "failondataloss", True),
+        number(given, "maxOffsetsPerTrigger"),
+        number(given, "minPartitions"),
+        switch(given, "failOnDataLoss"),
         None if consumer is None else check_consumer(consumer),
         "binary" if payload_format == "binary" else "string",
         schema,
@@ -131,7 +131,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     target = given.get("queue", given.get("topic"))
     if target is not None:
         check_name(target, "queue" if "queue" in given else "topic")
-    app, version = given.get("txnappid"), _number(given, "txnversion", 0)
+    app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
     if (app is None) != (version is None):
         raise ConfigError("txnAppId and txnVersion go together: the application's name and a number that only grows")
     if app is not None:
@@ -230,8 +230,9 @@ def _offset(text: str, name: str) -> Offset:
     )
 
 
-def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
-    text = given.get(name)
+def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    """A whole number among settled options, None when it was not given; the name is spelled as in the docs."""
+    text = given.get(name.lower())
     if text is None:
         return None
     try:
@@ -239,16 +240,15 @@ def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
     except ValueError:
         value = least - 1
     if value < least:
-        raise ConfigError(f"{_spelling(name)} must be a whole number of at least {least}, not {text!r}")
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {text!r}")
     return value
 
 
-def _switch(given: Mapping[str, str], name: str, default: bool) -> bool:
-    text = given.get(name)
-    if text is None:
-        return default
+def switch(given: Mapping[str, str], name: str) -> bool:
+    """A switch among settled options, on when it was not given; the name is spelled as in the docs."""
+    text = given.get(name.lower(), "true")
     if text.lower() not in ("true", "false"):
-        raise ConfigError(f'{_spelling(name)} is "true" or "false", not {text!r}')
+        raise ConfigError(f'{name} is "true" or "false", not {text!r}')
     return text.lower() == "true"
 
 

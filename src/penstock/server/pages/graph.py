@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from penstock.entity.causality import branches
 from penstock.event import Event
 from penstock.server.pages.html import Html, el
 
@@ -58,18 +59,10 @@ def drawing(events: list[Event], base: str) -> Html:
 
 def _places(events: list[Event]) -> dict[str, tuple[int, int]]:
     """Where each event is drawn: a column for its depth, a row of its own unless it goes on from its cause."""
-    by_id = {event.id: event for event in events}
-    effects: dict[str, list[Event]] = {}
-    roots = []
-    for event in events:
-        if event.causation_id in by_id and event.causation_id != event.id:
-            effects.setdefault(str(event.causation_id), []).append(event)
-        else:
-            roots.append(event)
+    starts, effects = branches(events)
     places: dict[str, tuple[int, int]] = {}
     row = 0
-    # A loop of causes has no root; whatever was not reached begins a row of its own.
-    for start in [*roots, *events]:
+    for start in starts:
         stack = [(start, 0, True)]
         while stack:
             event, depth, first = stack.pop()

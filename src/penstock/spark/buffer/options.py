@@ -17,7 +17,7 @@ from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, plac
 from penstock.buffer.store import CLOUD_SCHEMES, Store, open_store
 from penstock.errors import ConfigError
 from penstock.journal.names import check_consumer
-from penstock.spark.options import SPARK_OPTIONS
+from penstock.spark.options import SPARK_OPTIONS, number, switch
 
 _PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
 _READ = (
@@ -104,11 +104,11 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     found = ReadOptions(
         **where,
         start="latest" if start == "latest" else "earliest",
-        max_offsets=_number(given, "maxOffsetsPerTrigger"),
-        min_partitions=_number(given, "minPartitions"),
-        fail_on_data_loss=_switch(given, "failOnDataLoss"),
+        max_offsets=number(given, "maxOffsetsPerTrigger"),
+        min_partitions=number(given, "minPartitions"),
+        fail_on_data_loss=switch(given, "failOnDataLoss"),
         gc_interval=interval or None,
-        max_batch_bytes=_number(given, "maxBatchBytes") or MAX_BATCH_BYTES,
+        max_batch_bytes=number(given, "maxBatchBytes") or MAX_BATCH_BYTES,
     )
     found.open()
     return found
@@ -120,12 +120,12 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     compression = given.get("compression", "none").lower()
     if compression not in ("none", "zstd"):
         raise ConfigError(f'compression is "none" or "zstd", not {compression!r}')
-    app, version = given.get("txnappid"), _number(given, "txnVersion", least=0)
+    app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
     if (app is None) != (version is None):
         raise ConfigError("txnAppId and txnVersion go together: a name, and a number that only grows")
     if app is not None:
         check_consumer(app, "txnAppId")
-    flush = _number(given, "flushBytes") or _FLUSH_BYTES
+    flush = number(given, "flushBytes") or _FLUSH_BYTES
     if flush > MAX_BATCH_BYTES:
         raise ConfigError(f"flushBytes is at most {MAX_BATCH_BYTES}, not {flush}")
     found = WriteOptions(
@@ -150,7 +150,7 @@ def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tu
         unknown += rest
     if unknown:
         raise ConfigError(f"a penstock-buffer {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
-    shards = _number(given, "shards") or 1
+    shards = number(given, "shards") or 1
     whole = place(given.get("manifest", DEFAULT_MANIFEST), given.get("prefix", DEFAULT_PREFIX))
     where = {
         "url": given["url"],
@@ -167,19 +167,6 @@ def _opened(pid: int, url: str, options: tuple[tuple[str, str], ...]) -> Store:
     return open_store(url, dict(options))
 
 
-def _number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, not {text!r}")
-    return value
-
-
 def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     text = given.get(name.lower())
     if text is None:
@@ -191,10 +178,3 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= value < float("inf"):
         raise ConfigError(f"{name} is a number of seconds, not {text!r}")
     return value
-
-
-def _switch(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name.lower(), "true")
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f'{name} is "true" or "false", not {text!r}')
-    return text.lower() == "true"

@@ -1,0 +1,106 @@
+"""A message in hand, at the other end of a url."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.clock import Seconds, seconds
+from penstock.errors import ConfigError, StaleDelivery
+from penstock.queue.delivery import describe
+from penstock.remote.events import event_of
+from penstock.remote.queue_documents import HeldDocument
+
+if TYPE_CHECKING:
+    from penstock.remote.queue import RemoteQueue
+
+
+class RemoteDelivery:
+    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does."""
+
+    def __init__(self, queue: RemoteQueue, found: HeldDocument) -> None:
+        self.queue = queue
+        self.token = found.token
+        self.attempt = found.attempt
+        self.deadline = found.deadline
+        self.group = found.group
+        self.consumer = found.consumer
+        self.event = event_of(found.event)
+        self._settled = False
+
+    def __repr__(self) -> str:
+        return f"<delivery {self.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
+
+    @property
+    def seq(self) -> int:
+        """The message's position in its queue."""
+        return self.event.seq
+
+    @property
+    def payload(self) -> Any:
+        """The message's payload, decoded."""
+        return self.event.payload
+
+    @property
+    def kind(self) -> str:
+        """The message's kind."""
+        return self.event.kind
+
+    @property
+    def key(self) -> str | None:
+        """The message's ordering key."""
+        return self.event.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return self.event.headers
+
+    def _do(self, what: str, body: Any = None) -> bytes:
+        return self.queue._send("POST", "deliveries", self.token, what, body=body)
+
+    def ack(self) -> None:
+        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
+        self._do("ack")
+        self._settled = True
+
+    def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
+        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
+        if error is not None and not isinstance(error, str):
+            raise ConfigError(f"error must be text, not {error!r:.80}")
+        wait = None if delay is None else seconds(delay, "delay")
+        self._do("nack", {"delay": wait, "error": error, "dead": dead})
+        self._settled = True
+
+    def extend(self, lease: Seconds | None = None) -> None:
+        """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
+        body = {"lease": None if lease is None else seconds(lease, "lease")}
+        answer = msgspec.json.decode(self._do("extend", body))
+        self.deadline = datetime.fromisoformat(answer["deadline"])
+
+    def release(self) -> None:
+        """Gives the message back at once without counting the attempt: for shutting down."""
+        self._do("release")
+        self._settled = True
+
+    def __enter__(self) -> RemoteDelivery:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._settled:
+            return
+        if error is None:
+            self.ack()
+        elif not isinstance(error, Exception):
+            self.release()
+        else:
+            try:
+                self.nack(error=describe(error))
+            except StaleDelivery:
+                return  # the caller's own failure matters more than that the lease is lost

@@ -1,0 +1,187 @@
+"""Three flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
+
+    copying    topic  → topic
+    arriving   buffer → topic
+    leaving    topic  → buffer
+
+Each has a folder of its own, with its journal, its buffer, its checkpoint and its order to kill; see `killing`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import killing
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+import penstock
+import penstock.spark
+from penstock import Draft
+from penstock.buffer import Consumer, Producer
+from penstock.buffer.format import decode_batch, parse_manifest
+from penstock.buffer.store import open_store
+
+PAD = "x" * 5000
+"""Makes a task's share of a batch too large for its message, so that staging files are part of the test."""
+
+
+class Flow:
+    """A query from one place to another; numbers go in, and are counted at the other end."""
+
+    per_batch: int
+    """How many numbers a batch has; a feeding is two batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = str(folder / "shop.db")
+        self.buffer = f"file://{folder}/buffer"
+        self.fed = 0
+        folder.mkdir(exist_ok=True)
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Everything that is there, in small batches."""
+        writer = self.query(spark).option("kill", str(self.folder)).trigger(availableNow=True)
+        query: StreamingQuery = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
+        # Spark gives a source in Python ten seconds to start: one at a time has them even on a busy machine.
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(0.02)
+        return query
+
+    def feed(self) -> None:
+        self.put(range(self.fed, self.fed + 2 * self.per_batch))
+        self.fed += 2 * self.per_batch
+
+    def check_whole_batches(self) -> None:
+        arrived = self.arrived()
+        assert arrived == list(range(len(arrived)))
+        assert len(arrived) % self.per_batch == 0, "no half batch"
+        assert len(arrived) < self.fed
+
+    def check_exactly_once(self) -> None:
+        assert self.arrived() == list(range(self.fed))
+        assert not list(self.folder.glob("*.staging")), "what killed tasks have staged is swept away"
+
+    def consume(self) -> None:
+        """Takes away what has arrived, where that is possible."""
+
+    def lose_newest_commit(self) -> None:
+        commits = self.folder / "checkpoint" / "commits"
+        newest = max((file for file in commits.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+
+    def query(self, spark: SparkSession) -> Any:
+        raise NotImplementedError
+
+    def put(self, numbers: range) -> None:
+        raise NotImplementedError
+
+    def arrived(self) -> list[int]:
+        """The numbers at the other end, in the order they have there."""
+        raise NotImplementedError
+
+    def source(self, spark: SparkSession, format: str, **options: Any) -> Any:
+        return spark.readStream.format(format).options(kill=str(self.folder), **options).load()
+
+
+class Copying(Flow):
+    per_batch = 300
+
+    def query(self, spark: SparkSession) -> Any:
+        asked = {"topic": "orders", "consumer": "copier", "maxOffsetsPerTrigger": 300, "minPartitions": 2}
+        frame = self.source(spark, "penstock-killing", url=self.url, **asked)
+        frame = frame.select("kind", "payload", "key", F.col("id").alias("cause"))
+        return frame.writeStream.format("penstock-killing").options(url=self.url, topic="copies")
+
+    def put(self, numbers: range) -> None:
+        with penstock.open(self.url) as journal:
+            drafts = [Draft("placed", {"n": n, "pad": PAD}, key=f"k{n % 5}") for n in numbers]
+            journal.topic("orders").append_many(drafts)
+
+    def arrived(self) -> list[int]:
+        with penstock.open(self.url) as journal:
+            return [event.payload["n"] for event in journal.topic("copies").read()]
+
+    def check_exactly_once(self) -> None:
+        super().check_exactly_once()
+        with penstock.open(self.url) as journal:
+            orders, copies = journal.topic("orders"), journal.topic("copies")
+            assert [copy.causation_id for copy in copies.read()] == [order.id for order in orders.read()]
+            assert orders.cursor("copier") == self.fed
+
+
+class Arriving(Flow):
+    per_batch = 6
+
+    def query(self, spark: SparkSession) -> Any:
+        entries = self.source(spark, "penstock-buffer-killing", url=self.buffer, maxOffsetsPerTrigger=2)
+        events = entries.selectExpr("'arrived' as kind", "cast(entry as string) as payload")
+        return events.writeStream.format("penstock-killing").options(url=self.url, topic="events")
+
+    def put(self, numbers: range) -> None:
+        with Producer(self.buffer) as producer:
+            for first in numbers[::3]:  # two objects a batch
+                producer.produce([f"{n}".encode() for n in range(first, first + 3)])
+                producer.flush()
+
+    def arrived(self) -> list[int]:
+        with penstock.open(self.url) as journal:
+            return [event.payload for event in journal.topic("events").read()]
+
+
+class Leaving(Flow):
+    per_batch = 6
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.consumed: list[bytes] = []
+
+    def query(self, spark: SparkSession) -> Any:
+        events = self.source(spark, "penstock-killing", url=self.url, topic="events", maxOffsetsPerTrigger=6)
+        entries = events.selectExpr("payload as entry", "kind as metadata")
+        return entries.writeStream.format("penstock-buffer-killing").options(url=self.buffer)
+
+    def put(self, numbers: range) -> None:
+        with penstock.open(self.url) as journal:
+            journal.topic("events").append_many([Draft("left", n) for n in numbers])
+
+    def arrived(self) -> list[int]:
+        store = open_store(self.buffer)
+        manifest = parse_manifest(store.get("ingest/manifest"))
+        left = [entry for each in manifest for entry in decode_batch(store.get(each.location))]
+        return [int(entry) for entry in [*self.consumed, *left]]
+
+    def consume(self) -> None:
+        with Consumer(self.buffer, gc_interval=None) as consumer:
+            consumer.run(lambda batch: self.consumed.extend(batch), until_empty=True)
+
+
+def all_flows(folder: Path) -> list[Flow]:
+    return [kind(folder / kind.__name__.lower()) for kind in (Copying, Arriving, Leaving)]
+
+
+def register_sources(spark: SparkSession) -> None:
+    cloudpickle.register_pickle_by_value(killing)  # workers cannot import it
+    spark.dataSource.register(killing.KillingSource)
+    spark.dataSource.register(killing.KillingBufferSource)
+
+
+def main(folder: Path) -> None:
+    # Two tasks of each flow must be able to wait for the others at their stage.
+    spark = penstock.spark.session("killing", master="local[6]")
+    register_sources(spark)
+    (folder / "program").write_text(str(os.getpid()))
+    (folder / "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
+    for query in [flow.start(spark) for flow in all_flows(folder)]:
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
