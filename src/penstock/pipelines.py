@@ -52,7 +52,7 @@ class FlowStatus(msgspec.Struct, kw_only=True):
     rows_per_second: float | None = None
     """Rows read, over the last ten seconds."""
     lag: int | None = None
-    """Events the flow has not read yet, in all its topics; None when the sources cannot say."""
+    """What waits to be read: events of its topics, manifest entries of its buffers; None when a source cannot say."""
     batch_seconds: float | None = None
     """How long the newest batch took."""
     restarts: int = 0

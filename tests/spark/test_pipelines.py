@@ -16,10 +16,14 @@ from pyspark.sql import functions as F
 
 import penstock
 from penstock import Draft
+from penstock.buffer import Producer
+from penstock.buffer.naming import DEFAULT_MANIFEST
 from penstock.errors import ConfigError, FlowFailed, Locked
 from penstock.pipelines import FlowStatus, status
-from penstock.spark import flow, queue, running, topic
+from penstock.spark import buffer_at, flow, queue, running, topic
 from penstock.spark.flows import Flow, Pipeline
+from penstock.spark.graph import Bound
+from penstock.spark.lag import Lag
 from penstock.spark.running import Runner, run
 
 if TYPE_CHECKING:
@@ -137,6 +141,27 @@ def copy_events(events: DataFrame) -> DataFrame:
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_flow_from_a_buffer_tells_how_many_entries_wait(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    def events(entries: DataFrame, orders: DataFrame | None = None) -> DataFrame:
+        return entries.select(F.lit("read").alias("kind"), F.col("entry").cast("string").alias("payload"))
+
+    readings = buffer_at((tmp_path / "readings").as_uri())
+    both = flow(source=[readings, topic("orders")], target=topic("copies"))(events)
+    bound = Bound(both, "shop", url_of(journal))
+    add_orders(journal, 4)
+    assert Lag(bound).total({}) == 4  # there is no buffer yet
+    with Producer(readings.options["url"]) as producer:
+        for n in range(3):
+            producer.produce([b"%d" % n, b"%d" % n], b"")
+            producer.flush()
+    assert Lag(bound).total({}) == 7
+    assert Lag(bound).total({0: {DEFAULT_MANIFEST: 2}, 1: {"orders": 4}}) == 1
+    (found,) = run([flow(source=readings, target=topic("copies"))(events)], url=url_of(journal), once=True, name="shop")
+    assert (found.rows, found.lag) == (6, 0)
+
+
 def test_an_error_in_a_flow_ends_the_run_with_its_line_and_without_a_second_try(
     spark: SparkSession, journal: penstock.Journal, folder: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -311,6 +312,41 @@ def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSe
         return [(sys.executable, pyspark.__file__)]
 
     assert spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect() == [(sys.executable, pyspark.__file__)]
+
+
+def test_workers_do_not_look_for_garbage_in_imported_modules_after_every_task(spark: SparkSession) -> None:
+    from pyspark.sql import functions as F
+
+    @F.udf("struct<left_out:long,looked_at:long>", useArrow=False)
+    def tracked(_: object) -> tuple[int, int]:
+        import gc
+
+        return gc.get_freeze_count(), len(gc.get_objects())
+
+    def ask() -> tuple[int, int]:
+        left_out, looked_at = spark.range(1, numPartitions=1).select(tracked("id").alias("found")).first().found
+        return left_out, looked_at
+
+    wait_until(lambda: ask()[0] > 0)  # a worker that has served before; a new one learns it with its first task
+    left_out, looked_at = max(ask() for _ in range(3))
+    assert left_out > looked_at
+
+
+def test_the_process_of_a_streaming_source_ends_quietly_when_spark_hangs_up(shallow_path: Path) -> None:
+    path = shallow_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        listening.settimeout(PATIENCE_SECONDS)
+        served = subprocess.Popen(
+            [sys.executable, "-m", "penstock.spark.serving"],
+            env={**os.environ, "PYTHON_WORKER_FACTORY_SOCK_PATH": str(path)},
+            stderr=subprocess.PIPE,
+        )
+        connection, _ = listening.accept()
+        assert int.from_bytes(connection.recv(4), "big") == served.pid
+        connection.close()
+        assert served.communicate(timeout=PATIENCE_SECONDS)[1] == b""
 
 
 def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: SparkSession) -> None:

@@ -92,6 +92,7 @@ logger.util.filter.abort.onMatch = DENY
 logger.util.filter.abort.onMismatch = NEUTRAL
 """
 
+_STREAM_SERVER = "pyspark.sql.streaming.python_streaming_source_runner"
 _EXIT_SECONDS = 20.0
 
 
@@ -340,9 +341,9 @@ def worker_variables(master: str, scratch: Scratch) -> contextlib.AbstractContex
 
 
 def _quiet_python(scratch: Scratch) -> str | None:
-    """A program that is this Python, except that it runs penstock's worker daemon in place of pyspark's.
+    """A program that is this Python, except that it runs penstock's versions of two of pyspark's programs.
 
-    Spark has a setting for the daemon, and ignores it for the processes that serve data sources.
+    Spark has a setting for one of them, the daemon, and ignores it for the processes that serve data sources.
     """
     script = scratch.path / "python"
     if not script.exists():
@@ -353,10 +354,10 @@ def _quiet_python(scratch: Scratch) -> str | None:
         python = shlex.quote(sys.executable)
         script.write_text(
             "#!/bin/sh\n"
-            'if [ "$1" = -m ] && [ "$2" = pyspark.daemon ]; then\n'
-            "  shift 2\n"
-            f'  exec {python} -m penstock.spark.daemon "$@"\n'
-            "fi\n"
+            'if [ "$1" = -m ]; then case "$2" in\n'
+            f'  pyspark.daemon) shift 2; exec {python} -m penstock.spark.daemon "$@";;\n'
+            f"  {_STREAM_SERVER}) shift 2; exec {python} -m penstock.spark.serving;;\n"
+            "esac; fi\n"
             f'exec {python} "$@"\n'
         )
         script.chmod(0o755)

@@ -16,7 +16,8 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.pipelines import HEARTBEAT, FlowStatus, State, report
 from penstock.spark.graph import Bound
-from penstock.spark.stores import reading, writing
+from penstock.spark.lag import Lag
+from penstock.spark.stores import writing
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -50,6 +51,7 @@ class Running:
         self._counted: deque[tuple[float, int]] = deque()
         self._began = time.monotonic()
         self._offsets: dict[int, dict[str, int]] = {}
+        self._lag = Lag(flow)
 
     def started(self, query: StreamingQuery) -> None:
         """The query runs from now on."""
@@ -79,7 +81,7 @@ class Running:
                     self._take_in(progress)
             self._seen = newest["timestamp"]
         self._rate()
-        self.status.lag = self._lag()
+        self.status.lag = self._lag.total(self._offsets)
 
     def _take_in(self, progress: Any) -> None:
         rows = int(progress["numInputRows"] or 0)
@@ -100,22 +102,6 @@ class Running:
             self._counted.popleft()
         span = min(_WINDOW, max(now - self._began, 1.0))
         self.status.rows_per_second = round(sum(rows for _, rows in self._counted) / span, 1)
-
-    def _lag(self) -> int | None:
-        """How far the topics go beyond what was read: asked of the journal, since Spark tells it after batches only."""
-        total = 0
-        for at, source in enumerate(self.flow.sources):
-            offsets = self._offsets.get(at)
-            if not source.in_journal or source.url is None:
-                return None
-            journal = reading(source.url)
-            names = source.names if source.kind != "pattern" else tuple(offsets or ())
-            for name in names:
-                topic = journal.topic(name)
-                consumer = source.options.get("consumer", self.flow.consumer)
-                done = offsets.get(name) if offsets else topic.cursor(consumer)
-                total += max(0, topic.latest - (done or 0))
-        return total
 
 
 class Reporter:

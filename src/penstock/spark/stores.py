@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import penstock
 from penstock.api import Journal
+from penstock.engine.url import parse_url
 
 _KEPT = 8
 """Journals a worker process keeps open."""
@@ -46,9 +47,15 @@ def reading(url: str) -> Journal:
 
 @contextmanager
 def writing(url: str) -> Iterator[Journal]:
-    """The journal, open for one change; let go of at once, since other processes may want an engine that allows one."""
+    """The journal, open for one change; let go of at once, since other processes may want an engine that allows one.
+
+    Of SQLite a reader stays open in this process: where nobody else has the file open, letting go of it completely
+    makes SQLite put its log away, which costs a batch more than the change itself (26 ms instead of 10 ms).
+    """
     with penstock.open(url) as journal:
         yield journal
+        if parse_url(url)[0] == "sqlite":
+            reading(url)
 
 
 def _identity(journal: Journal) -> tuple[int, int] | None:
