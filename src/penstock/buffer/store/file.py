@@ -1,9 +1,9 @@
 """A store in a directory: what is acknowledged is on disk, and any number of processes may share it.
 
 An object is written to a temporary file beside its place, fsynced, and renamed over it; then the directory is fsynced.
-Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, rename and sync, so two
-processes cannot both win. Reading such an object shares the lock and syncs the directory too (which costs nothing when
-it is synced already), so nobody acts on a version that a power cut could take back. The kernel drops the lock of a
+Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, write, rename and sync, so
+two processes cannot both win. Reading such an object shares the lock and syncs the directory too (which costs nothing
+when it is synced already), so nobody acts on a version that a power cut could take back. The kernel drops the lock of a
 process that dies. Names that begin with a dot are ours.
 """
 
@@ -76,17 +76,13 @@ class FileStore:
         with _errors("put", self.url, path):
             if self._version(place) != version:  # the lock would only tell us later
                 raise VersionConflict(path)
-            temporary = self._write_temporary(place, data)
-            try:
-                with _locked(place, fcntl.LOCK_EX):
-                    if self._version(place) != version:
-                        raise VersionConflict(path)
-                    temporary.rename(place)
-                    _sync_directory(place.parent)
-                    return self._version(place)
-            except VersionConflict:
-                temporary.unlink()
-                raise
+            # Written under the lock: only one of those who race can win, and the others would sync for nothing.
+            with _locked(place, fcntl.LOCK_EX):
+                if self._version(place) != version:
+                    raise VersionConflict(path)
+                self._write_temporary(place, data).rename(place)
+                _sync_directory(place.parent)
+                return self._version(place)
 
     def list(self, prefix: str) -> Iterator[str]:
         with _errors("list", self.url, prefix):
@@ -179,9 +175,8 @@ def _read(file: int, size: int) -> Buffer:
     if size < _LARGE or not _slabs.can_lend:
         return _read_fresh(file, size)
     slab = _slabs.take(size)
-    view = memoryview(slab)
     done = 0
-    while done < size and (got := os.readv(file, [view[done : min(size, done + _MOST)]])):
+    while done < size and (got := os.readv(file, [slab[done : min(size, done + _MOST)]])):
         done += got
     return _slabs.lend(slab, done)
 
@@ -197,7 +192,12 @@ def _read_fresh(file: int, size: int) -> bytes:
 
 @contextmanager
 def _locked(place: Path, how: int) -> Iterator[None]:
-    file = os.open(place.parent / f".{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    name = place.parent / f".{place.name}.lock"
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        _make_directories(place.parent)
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, how)
         yield
