@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -216,12 +217,36 @@ def _make_directories(directory: Path) -> None:
         _sync_directory(each.parent)
 
 
+class _DirectorySync:
+    """Makes the names in a directory durable, once for all threads that wait for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._turn = threading.Lock()
+        self._begun = 0
+        self._done = 0
+
+    def sync(self) -> None:
+        # What was renamed before this line is covered by every sync that begins after it.
+        wanted = self._begun + 1
+        with self._turn:
+            if self._done >= wanted:
+                return
+            self._begun += 1
+            handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self._done = self._begun
+
+
+_syncs: dict[Path, _DirectorySync] = {}
+os.register_at_fork(after_in_child=_syncs.clear)  # a thread that is not there any more may hold a turn
+
+
 def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    _syncs.setdefault(directory, _DirectorySync(directory)).sync()
 
 
 @contextmanager
