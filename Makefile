@@ -24,7 +24,11 @@ $(VENV)/.peers: $(STAMP)
 run: $(STAMP)  ## run the main job and show a summary
 	@$(PY) -m examples.main_job
 
-test: $(STAMP)  ## run all tests
+$(VENV)/.azurite: $(STAMP) scripts/azurite.py
+	@$(PYTHON) scripts/azurite.py $(VENV)
+	@touch $@
+
+test: $(STAMP) $(VENV)/.azurite  ## run all tests
 	@$(PY) scripts/run_tests.py $(ARGS)
 
 check: $(STAMP)  ## lint, format check, types, layers

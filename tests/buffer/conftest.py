@@ -18,6 +18,7 @@ from penstock.buffer.store.contract import VersionConflict
 from penstock.clock import ManualClock, SystemClock
 from penstock.metrics import Registry
 
+from .azure_emulator import AzureEmulator, azurite
 from .emulator import Emulator
 
 MANIFEST = "ingest/manifest"
@@ -31,13 +32,23 @@ def emulator() -> Iterator[Emulator]:
     running.stop()
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+@pytest.fixture(scope="session")
+def azure() -> Iterator[AzureEmulator]:
+    running = AzureEmulator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(params=["memory", "file", "s3", *(["azure"] if azurite() else [])])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty store of each kind."""
     if request.param == "memory":
         return open_store(f"memory://test-{next(_names)}")
     if request.param == "file":
         return open_store(f"file://{tmp_path}/store")
+    if request.param == "azure":
+        azure: AzureEmulator = request.getfixturevalue("azure")
+        return open_store(azure.container(), azure.options)
     emulator: Emulator = request.getfixturevalue("emulator")
     return open_store(emulator.bucket(), emulator.options)
 

@@ -282,3 +282,21 @@ def test_acks_are_collected_into_few_manifest_writes(memory: Store):
     consumer.run(lambda batch: None, until_empty=True, ack_interval=0.2)
     assert faulty.calls["put_if"] - before <= 3 + (time.monotonic() - began) / 0.2
     assert buffer.length() == 0
+
+
+def test_what_was_handled_last_is_acknowledged_at_once_however_long_the_interval(memory_buffer: Buffer, eventually):
+    memory_buffer.fill(3)
+    consumer = memory_buffer.consumer()
+
+    def handle(batch):
+        if batch.sequence == 1:  # from here on the interval runs
+            eventually(lambda: consumer.acked == 0)
+
+    reports = []
+    runner = threading.Thread(
+        daemon=True, target=lambda: reports.append(consumer.run(handle, until_empty=True, ack_interval=3600))
+    )
+    runner.start()
+    runner.join(60)
+    assert [report.acked for report in reports] == [2]
+    assert memory_buffer.length() == 0

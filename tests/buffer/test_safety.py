@@ -20,6 +20,7 @@ from penstock.errors import Closed, Fenced, PenstockError, StorageError
 from penstock.metrics import Registry
 
 from .audit import Audit
+from .azure_emulator import azurite
 from .faults import FaultyStore, Killed, Rates
 
 GRACE = 600
@@ -278,3 +279,10 @@ def test_nothing_is_lost_or_doubled_in_a_directory(tmp_path, seed: int, deaths_a
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_lost_or_doubled_on_s3(emulator, seed: int, deaths_are_silent):
     suite(open_store(emulator.bucket(), emulator.options), seed, steps=8, pause=0.2, entries=20, pace=0.15)
+
+
+if azurite():
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_nothing_is_lost_or_doubled_on_azure(azure, seed: int, deaths_are_silent):
+        suite(open_store(azure.container(), azure.options), seed, steps=12, pause=0.15, entries=40, pace=0.05)

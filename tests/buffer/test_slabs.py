@@ -7,7 +7,10 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from penstock.buffer import Consumer, Producer
+from penstock.buffer import slabs as slabs_module
 from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import open_store
@@ -39,7 +42,7 @@ def test_a_lent_slab_cannot_be_written_through():
 def test_no_more_is_kept_than_agreed():
     slabs = Slabs(3 << 20)
     for _ in range(5):
-        slabs.give_back(bytearray(1 << 20))
+        slabs.give_back(memoryview(bytearray(1 << 20)))
     kept = [slabs.take(1 << 20) for _ in range(5)]
     assert slabs._free_bytes == 0
     assert len(kept) == 5
@@ -47,9 +50,29 @@ def test_no_more_is_kept_than_agreed():
 
 def test_a_slab_that_is_too_small_is_left():
     slabs = Slabs(1 << 20)
-    slabs.give_back(bytearray(10))
+    slabs.give_back(memoryview(bytearray(10)))
     assert len(slabs.take(100)) >= 100
     assert len(slabs.take(10)) == 10
+
+
+def test_memory_for_a_batch_fits_the_next_one_and_is_not_much_larger():
+    slabs = Slabs(1 << 30)
+    for size in (1, 70_000, (1 << 20) + 10_407, (16 << 20) + 10_407, 512 << 20):
+        slab = slabs.take(size)
+        assert size <= len(slab) <= max(64 << 10, size + size // 8 + (64 << 10))
+        slabs.give_back(slab)
+        assert slabs.take(size - size // 100) is slab
+
+
+def test_without_numpy_the_buffer_works_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slabs_module, "np", None)
+    large = os.urandom(3 << 20)
+    with Producer(f"file://{tmp_path}", flush_interval=0.001) as producer:
+        for _ in range(3):
+            producer.produce([large, b"", b"x"]).result(30)
+    with Consumer(f"file://{tmp_path}", gc_interval=None) as consumer:
+        for _ in range(3):
+            assert consumer.next_batch().entries == [large, b"", b"x"]
 
 
 def test_batches_read_at_once_keep_their_own_contents(tmp_path: Path):

@@ -36,7 +36,7 @@ class Lane:
 
     def __init__(self, pipeline: Pipeline, place: Place, manifest: ManifestObject) -> None:
         self.place = place
-        self.filling = Filling(pipeline.slabs.take())
+        self.filling = Filling(pipeline.slabs)
         self.queue: deque[Outgoing] = deque()
         self.sealed = 0
         self.done = 0

@@ -58,10 +58,11 @@ class Part(Produced):
 class Filling:
     """The batch that takes entries now."""
 
-    __slots__ = ("calls", "count", "due_at", "metadata", "size", "slab")
+    __slots__ = ("_slabs", "calls", "count", "due_at", "metadata", "size", "slab")
 
-    def __init__(self, slab: bytearray) -> None:
-        self.slab = slab
+    def __init__(self, slabs: Slabs, expected: int = 0) -> None:
+        self._slabs = slabs
+        self.slab = slabs.take(expected)
         self.metadata: list[Metadata] = []
         self.calls: list[Produced] = []
         self.count = 0
@@ -79,8 +80,9 @@ class Filling:
         self.count += count
 
     def _grow(self, needed: int) -> None:
-        larger = bytearray(max(needed, 2 * len(self.slab)))
-        larger[: self.size] = memoryview(self.slab)[: self.size]
+        larger = self._slabs.take(max(needed, 2 * len(self.slab)))
+        larger[: self.size] = self.slab[: self.size]
+        self._slabs.give_back(self.slab)
         self.slab = larger
 
 
@@ -123,9 +125,9 @@ class Outgoing:
             if compression == "none":
                 end = self.size + len(footer)
                 self.slab[self.size : end] = footer
-                self._data = memoryview(self.slab)[:end]
+                self._data = self.slab[:end]
             else:
-                self._data = compress_entries(memoryview(self.slab)[: self.size]) + footer
+                self._data = compress_entries(self.slab[: self.size]) + footer
         return self._data
 
     def entries(self) -> list[bytes]:

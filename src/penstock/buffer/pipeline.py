@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
+from penstock.buffer.format.batch import FOOTER_SIZE, MAX_BATCH_BYTES, Compression
 from penstock.buffer.lane import Lane
 from penstock.buffer.measures import Measures
 from penstock.buffer.outgoing import Filling, Outgoing, Produced
@@ -84,7 +84,7 @@ class Pipeline:
     def add(self, shares: Sequence[Share], payload: bytes, timeout: float | None) -> None:
         """Puts entries into their lanes' batches, all or none; blocks while too many calls wait for room."""
         with self.lock:
-            if self._full():
+            if self._waiting and self._full():
                 self._wait_for_room(timeout)
             if self.closing:
                 raise Closed("the producer is closed")
@@ -129,7 +129,8 @@ class Pipeline:
         if not lane.filling.calls:
             return
         batch = Outgoing(lane.filling, monotonic())
-        lane.filling = Filling(self.slabs.take())
+        # The next batch is probably as large, give or take a call: memory that need not grow is not copied.
+        lane.filling = Filling(self.slabs, batch.size + batch.size // len(batch.calls) + FOOTER_SIZE)
         lane.queue.append(batch)
         lane.sealed += 1
         lane.start()

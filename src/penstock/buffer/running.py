@@ -2,7 +2,8 @@
 
     reader ──► to fetch ──► fetching threads ──► fetched ──► handler ──► finished ──► acknowledger
 
-One lock guards everything between the stages. The first thing that goes wrong (`trouble`) or `stop` ends all of them;
+One lock guards everything between the stages; each stage waits on a condition of its own, so that a batch that moves on
+wakes whom it concerns and not a dozen threads. The first thing that goes wrong (`trouble`) or `stop` ends all of them;
 handlers that run are waited for, and what they finished is still acknowledged.
 """
 
@@ -62,8 +63,11 @@ class Run:
         self._ack_interval = ack_interval
         self._on_corrupt = on_corrupt
         self._backoff = Backoff(first=0.05, most=2.0)
-        lock = threading.Lock()
-        self._changed = threading.Condition(lock)
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)  # for the reader: fewer are unhandled
+        self._work = threading.Condition(self._lock)  # for the fetching threads
+        self._turn = threading.Condition(self._lock)  # for whoever hands over, or waits for the end
+        self._ackable = threading.Condition(self._lock)  # for the acknowledger
         self._to_fetch: deque[Descriptor] = deque()
         self._order: deque[int] = deque()  # read, and not part of the finished prefix
         self._next: deque[int] = deque()  # read, and not handed over; in order only
@@ -114,19 +118,20 @@ class Run:
         self.stop()
         for thread in (reader, *fetchers):
             thread.join()
-        with self._changed:
+        with self._lock:
             self._handled = True
-            self._changed.notify_all()
+            self._ackable.notify()
         acker.join()
         if self._trouble is not None:
             raise self._trouble
         return RunReport(self._batches, self._entries, self._consumer.acked, self._fenced)
 
     def stop(self) -> None:
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._stop_event.set()
-            self._changed.notify_all()
+            for waiting in (self._room, self._work, self._turn, self._ackable):
+                waiting.notify_all()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         self._threads.add(threading.get_ident())
@@ -136,7 +141,7 @@ class Run:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             if isinstance(error, Fenced):
                 self._fenced = self._fenced or error
             elif self._trouble is None:
@@ -148,10 +153,10 @@ class Run:
     def _read_loop(self) -> None:
         failures = 0
         while True:
-            with self._changed:
+            with self._lock:
                 # Read again when half of the room is free: a manifest read per batch would cost more than it saves.
                 while not self._stopping and self._unhandled > self._ahead // 2:
-                    self._changed.wait()
+                    self._room.wait()
                 if self._stopping:
                     return
                 room = self._ahead - self._unhandled
@@ -164,21 +169,22 @@ class Run:
                 self._stop_event.wait(self._backoff.delay(failures))
                 failures += 1
                 continue
-            with self._changed:
+            with self._lock:
                 if found:
                     self._to_fetch.extend(found)
                     self._order.extend(each.sequence for each in found)
                     self._next.extend(each.sequence for each in found)
                     self._unhandled += len(found)
-                    self._changed.notify_all()
+                    self._work.notify(len(found))
                 elif self._until_empty:
                     if self._unhandled == 0:
                         self._exhausted = True
-                        self._changed.notify_all()
+                        self._work.notify_all()
+                        self._turn.notify()
                         return
                     # Handling may bring more; only a look after the last of it can say that nothing is left.
                     while self._unhandled and not self._stopping:
-                        self._changed.wait()
+                        self._room.wait()
                     continue
             if not found:
                 self._stop_event.wait(self._poll)
@@ -195,9 +201,10 @@ class Run:
                         raise
                     batch = error  # raised when its turn comes, after everything before it was handled
                 if self._ordered:
-                    with self._changed:
+                    with self._lock:
                         self._fetched[descriptor.sequence] = batch
-                        self._changed.notify_all()
+                        if self._next and self._next[0] == descriptor.sequence:
+                            self._turn.notify()
                 elif not self._stop_event.is_set():
                     assert not isinstance(batch, Exception)
                     if batch is not None:
@@ -205,9 +212,9 @@ class Run:
                     self._finish(descriptor.sequence, batch)
 
     def _next_to_fetch(self) -> Descriptor | None:
-        with self._changed:
+        with self._lock:
             while not self._to_fetch and not self._stopping and not self._exhausted:
-                self._changed.wait()
+                self._work.wait()
             return self._to_fetch.popleft() if self._to_fetch and not self._stopping else None
 
     def _fetch(self, descriptor: Descriptor) -> Batch | Exception | None:
@@ -230,11 +237,11 @@ class Run:
     def _hand_over_in_order(self) -> None:
         with _Caller(self._handler) as call:
             while True:
-                with self._changed:
+                with self._lock:
                     while not (self._next and self._next[0] in self._fetched):
                         if self._stopping or (self._exhausted and self._unhandled == 0):
                             return
-                        self._changed.wait()
+                        self._turn.wait()
                     if self._stopping:
                         return
                     sequence = self._next.popleft()
@@ -246,12 +253,12 @@ class Run:
                 self._finish(sequence, batch)
 
     def _wait_for_end(self) -> None:
-        with self._changed:
+        with self._lock:
             while not (self._stopping or (self._exhausted and self._unhandled == 0)):
-                self._changed.wait()
+                self._turn.wait()
 
     def _finish(self, sequence: int, batch: Batch | None) -> None:
-        with self._changed:
+        with self._lock:
             self._finished.add(sequence)
             while self._order and self._order[0] in self._finished:
                 self._frontier = self._order.popleft()
@@ -260,14 +267,15 @@ class Run:
             if batch is not None:
                 self._batches += 1
                 self._entries += len(batch)
-            self._changed.notify_all()
+            self._room.notify()
+            self._ackable.notify()
 
     # ── acknowledging ──
 
     def _ack_loop(self) -> None:
         failures = 0
         not_before = 0.0
-        while (frontier := self._frontier_to_ack(not_before)) is not None:
+        while (frontier := self._frontier_to_ack(not_before, refused=failures > 0)) is not None:
             try:
                 if self._consumer.acked is None or self._consumer.acked < frontier:  # the handler may have done it
                     self._consumer.ack_through(frontier)
@@ -279,23 +287,26 @@ class Run:
             else:
                 failures = 0
                 self._acked = frontier
-                not_before = monotonic() if self._handled else monotonic() + self._ack_interval
+                not_before = monotonic() + self._ack_interval
 
-    def _frontier_to_ack(self, not_before: float) -> int | None:
-        """Waits until there is something to acknowledge; None when there never will be."""
-        with self._changed:
+    def _frontier_to_ack(self, not_before: float, *, refused: bool) -> int | None:
+        """Waits until there is something to acknowledge; None when there never will be.
+
+        What the last handler finished is not held back for the interval, only for a store that refused it.
+        """
+        with self._lock:
             while True:
                 left = not_before - monotonic()
                 if self._fenced is not None:
                     return None
                 if self._frontier != self._acked:
-                    if left <= 0:
+                    if left <= 0 or (self._handled and not refused):
                         return self._frontier
-                    self._changed.wait(left)
+                    self._ackable.wait(left)
                 elif self._handled:
                     return None
                 else:
-                    self._changed.wait()
+                    self._ackable.wait()
 
 
 #: After the last handler, a store that refuses the last acknowledgement is asked this often; then the run fails.

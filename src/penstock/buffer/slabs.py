@@ -13,7 +13,7 @@ except ImportError:  # then reads take fresh memory every time
     np = None
 
 _FIRST = 64 << 10
-_ROUND = 1 << 20
+_SMALLEST_STEP = 64 << 10
 
 
 class Slabs:
@@ -21,11 +21,11 @@ class Slabs:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._free: list[bytearray] = []
+        self._free: list[memoryview] = []
         self._free_bytes = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int = _FIRST) -> bytearray:
+    def take(self, size: int = _FIRST) -> memoryview:
         """Memory of at least `size` bytes, with anything in it."""
         with self._lock:
             for index in range(len(self._free) - 1, -1, -1):
@@ -33,16 +33,16 @@ class Slabs:
                     slab = self._free.pop(index)
                     self._free_bytes -= len(slab)
                     return slab
-        return bytearray(size if size <= _FIRST else -(-size // _ROUND) * _ROUND)
+        return _fresh(_FIRST if size <= _FIRST else _rounded(size))
 
-    def give_back(self, slab: bytearray) -> None:
+    def give_back(self, slab: memoryview) -> None:
         """Takes memory that nobody looks at any more."""
         with self._lock:
             if self._free_bytes + len(slab) <= self._most_bytes:
                 self._free.append(slab)
                 self._free_bytes += len(slab)
 
-    def lend(self, slab: bytearray, size: int) -> memoryview:
+    def lend(self, slab: memoryview, size: int) -> memoryview:
         """The first `size` bytes to look at; the slab comes back by itself when the last view of them is gone."""
         lent = np.frombuffer(slab, np.uint8, size)  # an object that views keep alive and that can be watched
         weakref.finalize(lent, self.give_back, slab).atexit = False
@@ -51,3 +51,14 @@ class Slabs:
     @property
     def can_lend(self) -> bool:
         return np is not None
+
+
+def _rounded(size: int) -> int:
+    """Up to an eighth more: the next batch, which is about as large, should fit into the same memory."""
+    step = max(_SMALLEST_STEP, 1 << (size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+def _fresh(size: int) -> memoryview:
+    # numpy's memory is not cleared first, which for a batch would cost more than filling it.
+    return memoryview(bytearray(size) if np is None else np.empty(size, np.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ _FINAL = (
     refused.NotSupportedError,
     ValueError,
 )
+#: The parts of a provider's answer that were written for people.
+_SAID = re.compile(r"<(?:Code|Message)>([^<]+)")
 
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
@@ -137,8 +140,11 @@ def _errors(verb: str, url: str, path: str) -> Iterator[None]:
 
 
 def _brief(error: BaseException) -> str:
-    """The first line: obstore appends a debug dump of the whole error tree."""
-    return str(error).partition("\n")[0][:400]
+    """What happened and what the server said; without the XML around it and obstore's dump of the whole error tree."""
+    text = str(error).partition("\n\nDebug source")[0]
+    happened = text.partition("\n")[0].partition("<?xml")[0].rstrip(": ")
+    said = [found[1].partition("\n")[0].strip() for found in _SAID.finditer(text)]
+    return ": ".join([happened[:400], *said])[:800]
 
 
 # ── opening ──

@@ -1,9 +1,9 @@
 """A store in a directory: what is acknowledged is on disk, and any number of processes may share it.
 
 An object is written to a temporary file beside its place, fsynced, and renamed over it; then the directory is fsynced.
-Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, rename and sync, so two
-processes cannot both win. Reading such an object shares the lock and syncs the directory too (which costs nothing when
-it is synced already), so nobody acts on a version that a power cut could take back. The kernel drops the lock of a
+Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, write, rename and sync, so
+two processes cannot both win. Reading such an object shares the lock and syncs the directory too (which costs nothing
+when it is synced already), so nobody acts on a version that a power cut could take back. The kernel drops the lock of a
 process that dies. Names that begin with a dot are ours.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -76,17 +77,13 @@ class FileStore:
         with _errors("put", self.url, path):
             if self._version(place) != version:  # the lock would only tell us later
                 raise VersionConflict(path)
-            temporary = self._write_temporary(place, data)
-            try:
-                with _locked(place, fcntl.LOCK_EX):
-                    if self._version(place) != version:
-                        raise VersionConflict(path)
-                    temporary.rename(place)
-                    _sync_directory(place.parent)
-                    return self._version(place)
-            except VersionConflict:
-                temporary.unlink()
-                raise
+            # Written under the lock: only one of those who race can win, and the others would sync for nothing.
+            with _locked(place, fcntl.LOCK_EX):
+                if self._version(place) != version:
+                    raise VersionConflict(path)
+                self._write_temporary(place, data).rename(place)
+                _sync_directory(place.parent)
+                return self._version(place)
 
     def list(self, prefix: str) -> Iterator[str]:
         with _errors("list", self.url, prefix):
@@ -179,9 +176,8 @@ def _read(file: int, size: int) -> Buffer:
     if size < _LARGE or not _slabs.can_lend:
         return _read_fresh(file, size)
     slab = _slabs.take(size)
-    view = memoryview(slab)
     done = 0
-    while done < size and (got := os.readv(file, [view[done : min(size, done + _MOST)]])):
+    while done < size and (got := os.readv(file, [slab[done : min(size, done + _MOST)]])):
         done += got
     return _slabs.lend(slab, done)
 
@@ -197,7 +193,12 @@ def _read_fresh(file: int, size: int) -> bytes:
 
 @contextmanager
 def _locked(place: Path, how: int) -> Iterator[None]:
-    file = os.open(place.parent / f".{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    name = place.parent / f".{place.name}.lock"
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        _make_directories(place.parent)
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, how)
         yield
@@ -216,12 +217,36 @@ def _make_directories(directory: Path) -> None:
         _sync_directory(each.parent)
 
 
+class _DirectorySync:
+    """Makes the names in a directory durable, once for all threads that wait for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._turn = threading.Lock()
+        self._begun = 0
+        self._done = 0
+
+    def sync(self) -> None:
+        # What was renamed before this line is covered by every sync that begins after it.
+        wanted = self._begun + 1
+        with self._turn:
+            if self._done >= wanted:
+                return
+            self._begun += 1
+            handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self._done = self._begun
+
+
+_syncs: dict[Path, _DirectorySync] = {}
+os.register_at_fork(after_in_child=_syncs.clear)  # a thread that is not there any more may hold a turn
+
+
 def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    _syncs.setdefault(directory, _DirectorySync(directory)).sync()
 
 
 @contextmanager

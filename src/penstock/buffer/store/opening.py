@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from penstock.buffer.store.azure import azure_config
 from penstock.buffer.store.contract import CLOUD_SCHEMES, Store
 from penstock.errors import ConfigError
 
@@ -44,7 +45,8 @@ def open_store(url: str | Store, options: Mapping[str, Any] | None = None) -> St
     """Opens the store a url names; a store is returned as it is.
 
     Credentials, region and endpoint come from the provider's usual environment variables (AWS_ACCESS_KEY_ID,
-    AWS_REGION, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_NAME …) unless `options` names them.
+    AWS_REGION, AWS_ENDPOINT_URL, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_CONNECTION_STRING …)
+    unless `options` names them.
     """
     if not isinstance(url, str):
         if options:
@@ -88,6 +90,8 @@ def open_cloud(url: str, options: Mapping[str, Any]) -> CloudStore:
 
     client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+    if urlsplit(url).scheme in ("az", "azure"):
+        config = azure_config(config, os.environ)
     endpoint = str(
         config.get("endpoint") or next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
     )
