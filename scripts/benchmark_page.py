@@ -1,15 +1,14 @@
-"""Puts the benchmark table into the README, from benchmarks/results; `--check` says whether it is up to date.
+"""Puts the benchmark table into the README, from benchmarks/results.
 
-python scripts/benchmark_table.py [--check]
+python scripts/benchmark_page.py
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "README.md"
 BEGIN, END = "<!-- benchmark table: begin -->\n", "<!-- benchmark table: end -->\n"
 CHOSEN = {
     "journal": (
@@ -43,16 +42,10 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    text = README.read_text("utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    made = before + BEGIN + table() + END + after
-    if "--check" in sys.argv[1:]:
-        return int(made != text)
-    README.write_text(made, "utf-8")
-    return 0
+def page() -> str:
+    before, rest = PAGE.read_text("utf-8").split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), "utf-8")
