@@ -21,6 +21,7 @@ from penstock.buffer.naming import DEFAULT_MANIFEST
 from penstock.errors import ConfigError, FlowFailed, Locked
 from penstock.pipelines import FlowStatus, status
 from penstock.spark import buffer_at, flow, queue, running, topic
+from penstock.spark.alone import alone
 from penstock.spark.flows import Flow, Pipeline
 from penstock.spark.graph import Bound
 from penstock.spark.lag import Lag
@@ -218,7 +219,10 @@ def test_a_pipeline_runs_once_at_a_time(journal: penstock.Journal, tmp_path: Pat
     add_orders(journal, 1)
     copies = flow(source=topic("orders"), target=topic("copies"))(copy_events)
     runner = Runner(Pipeline.of([copies], "shop"), url_of(journal))
-    with runner._alone(), pytest.raises(Locked, match=rf"'shop' runs already .*process {os.getpid()}"):
+    with (
+        alone(runner.url, runner.pipeline.name),
+        pytest.raises(Locked, match=rf"'shop' runs already .*process {os.getpid()}"),
+    ):
         run([copies], url=url_of(journal), once=True, name="shop")
 
 

@@ -20,7 +20,8 @@
 
     flows      pipelines as Python files: `flow`, and how a file is read; `places`: `topic`, `queue`, …
     running    `run()`: a query per flow, restarts, stopping; `graph`: order and checks, `progress`: rates and lag,
-               `faults`: why a flow failed. What pipelines report is read without Spark, by `penstock.pipelines`
+               `faults`: why a flow failed, `reaching`: a JVM that is gone, `alone`: one process a pipeline. What
+               pipelines report is read without Spark, by `penstock.pipelines`
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.

@@ -9,8 +9,6 @@ is gone, however it went. Each flow has a checkpoint of its own:
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import os
 import shutil
 import signal
@@ -23,15 +21,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.engine.url import parse_url
-from penstock.errors import ConfigError, FlowFailed, Locked, PenstockError
+from penstock.errors import ConfigError, FlowFailed, PenstockError
 from penstock.limits import DEFAULT_URL
 from penstock.pipelines import FlowStatus
 from penstock.spark import sessions
+from penstock.spark.alone import alone
 from penstock.spark.faults import Fault, fault_of
 from penstock.spark.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.graph import Graph, check_frame, frame_of, make_targets, schema_problems
 from penstock.spark.options import absolute_url
 from penstock.spark.progress import Reporter, Running
+from penstock.spark.reaching import Gone, hushed, reaching_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,13 +100,13 @@ class Runner:
         graph = Graph(self.pipeline, self.url)
         _raise(graph.problems())
         levels = graph.levels() if self.once else [graph.flows]
-        with self._alone():
+        with alone(self.url, self.pipeline.name):
             make_targets(graph)
             mode: Literal["once", "continuous"] = "once" if self.once else "continuous"
             flows = {flow.name: Running(flow, self.pipeline.name, mode) for flow in graph.flows}
             self._flows = list(flows.values())
             try:
-                with _hushed(), self._signals(), self._session():
+                with hushed(), self._signals(), self._session():
                     for level in levels:
                         self._run_level([flows[flow.name] for flow in level])
             finally:
@@ -115,7 +115,7 @@ class Runner:
 
     def reset(self) -> list[str]:
         """Forgets how far the flows have come: removes their checkpoints, and returns which there were."""
-        with self._alone():
+        with alone(self.url, self.pipeline.name):
             removed = []
             for flow in self.pipeline.flows:
                 checkpoint = self._checkpoint(flow.name)
@@ -138,7 +138,7 @@ class Runner:
             try:
                 for running in flows:
                     self._step(running)
-            except _Gone as gone:
+            except Gone as gone:
                 self._revive(flows, gone)
             if all(running.status.state == "done" for running in flows):
                 return
@@ -151,7 +151,7 @@ class Runner:
             if running.status.state != "done" and time.monotonic() >= running.due:
                 self._start(running)
             return
-        with _reaching_spark():
+        with reaching_spark():
             active = running.query.isActive
             with suppress(PenstockError):  # a store that is busy now: the next look will do
                 running.look()
@@ -167,7 +167,7 @@ class Runner:
         flow = running.flow
         assert self._spark is not None
         try:
-            with _reaching_spark():
+            with reaching_spark():
                 frame = frame_of(flow, self._spark, self.pipeline.file)
                 check_frame(flow, frame, self._spark)
                 writer = flow.target.write(frame, flow.flow.output_mode).queryName(flow.consumer)
@@ -177,7 +177,7 @@ class Runner:
                 elif flow.flow.every:
                     writer = writer.trigger(processingTime=f"{flow.flow.every} seconds")
                 running.started(writer.start())
-        except _Gone:
+        except Gone:
             raise
         except Exception as error:
             self._failed(running, fault_of(error, self.pipeline.file))
@@ -193,7 +193,7 @@ class Runner:
         running.status.restarts += 1
         running.due = time.monotonic() + BACKOFF[min(running.failures, len(BACKOFF)) - 1]
 
-    def _revive(self, flows: list[Running], gone: _Gone) -> None:
+    def _revive(self, flows: list[Running], gone: Gone) -> None:
         """Spark's JVM is gone: a new one, and every flow again."""
         if not self._owns:
             raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone
@@ -276,34 +276,7 @@ class Runner:
             self._shown = time.monotonic() + 1.0
             self._watch([running.status for running in self._flows])
 
-    # ── one at a time, and signals ───────────────────────────────────────────────────────────────────────────────────
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Holds the pipeline's lock; Locked when another process has it."""
-        root = Path(f"{parse_url(self.url)[1]}.checkpoints")
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            lock = os.open(root / f"{self.pipeline.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigError(
-                f"a pipeline keeps its progress beside the journal, and cannot write there: {root}: {error.strerror}"
-            ) from error
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
-                raise Locked(
-                    f"pipeline {self.pipeline.name!r} runs already over this journal{f' ({owner})' if owner else ''}; "
-                    "stop that one first, or give this one another --name"
-                ) from None
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
-            yield
-            os.ftruncate(lock, 0)
-        finally:
-            os.close(lock)
-
+    # ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────
     _asked: Callable[[int, FrameType | None], None] | None = None
 
     @contextmanager
@@ -326,43 +299,6 @@ class Runner:
             self._asked = None
             for number, old in before.items():
                 signal.signal(number, old)
-
-
-class _Gone(Exception):
-    """Spark cannot be reached any more."""
-
-
-@contextmanager
-def _reaching_spark() -> Iterator[None]:
-    """Tells a JVM that is gone from a query that failed: that one's exceptions come from Java, with their own words."""
-    from py4j.protocol import Py4JError, Py4JJavaError
-
-    try:
-        yield
-    except Py4JJavaError:
-        raise
-    except (Py4JError, ConnectionError) as error:
-        raise _Gone(str(error) or type(error).__name__) from error
-
-
-class _Hushed(logging.Filter):
-    """Keeps py4j from printing a page for every call to a JVM that is gone: the flows' states say so."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "py4j" not in record.pathname
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    hush = _Hushed()
-    loggers = [logging.getLogger(name) for name in (None, "py4j", "py4j.clientserver", "py4j.java_gateway")]
-    for logger in loggers:
-        logger.addFilter(hush)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(hush)
 
 
 def _activate(spark: Any) -> None:

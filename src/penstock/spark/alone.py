@@ -1,0 +1,40 @@
+"""One process runs a pipeline at a time; the kernel lets go of the lock when that process is gone, however it went."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.engine.url import parse_url
+from penstock.errors import ConfigError, Locked
+
+
+@contextmanager
+def alone(url: str, pipeline: str) -> Iterator[None]:
+    """Holds the lock of a pipeline over a journal; Locked when another process has it."""
+    root = Path(f"{parse_url(url)[1]}.checkpoints")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(root / f"{pipeline}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"a pipeline keeps its progress beside the journal, and cannot write there: {root}: {error.strerror}"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
+            raise Locked(
+                f"pipeline {pipeline!r} runs already over this journal{f' ({owner})' if owner else ''}; "
+                "stop that one first, or give this one another --name"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(lock, 0)
+    finally:
+        os.close(lock)
