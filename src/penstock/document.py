@@ -18,6 +18,21 @@ import msgspec
 from penstock.errors import ConfigError, PoisonMessage
 from penstock.event import Draft, Event, Receipt
 
+PROBLEM_ATTRIBUTES = (
+    "expected",
+    "actual",
+    "oldest",
+    "retry_after",
+    "last_seq",
+    "token",
+    "epoch",
+    "retryable",
+    "topic",
+    "seq",
+    "reason",
+)
+"""What errors carry for programs, and problems pass on."""
+
 _encode = msgspec.json.Encoder().encode
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -42,6 +57,26 @@ class EventDocument(msgspec.Struct, omit_defaults=True):
     """The stored payload does not decode: what is shown is its bytes as base64."""
     link: str | None = None
     """In a topic that keeps hash chains: the event's link, in hexadecimal."""
+
+
+class RawEvent(msgspec.Struct):
+    """An event's document as it is read: its payload as it came."""
+
+    seq: int
+    topic: str
+    kind: str
+    id: str
+    recorded_at: datetime
+    occurred_at: datetime
+    payload: msgspec.Raw
+    key: str | None = None
+    scope: str | None = None
+    headers: dict[str, str] = {}
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    binary: bool = False
+    poison: bool = False
+    link: str | None = None
 
 
 class DraftDocument(msgspec.Struct):

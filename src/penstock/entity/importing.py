@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import decode_binary
+from penstock.document import RawEvent, decode_binary
 from penstock.entity.exporting import Manifest, Progress, TopicEntry, load_manifest, parts_of
 from penstock.errors import ConfigError, FenceActive
 from penstock.event import parse_id
@@ -40,27 +39,7 @@ class ImportReport(msgspec.Struct, frozen=True):
     """Events that were there already, from an earlier run."""
 
 
-class Copy(msgspec.Struct):
-    """An event as an export holds it."""
-
-    seq: int
-    topic: str
-    kind: str
-    id: str
-    recorded_at: datetime
-    occurred_at: datetime
-    payload: msgspec.Raw
-    key: str | None = None
-    scope: str | None = None
-    headers: dict[str, str] = {}
-    correlation_id: str | None = None
-    causation_id: str | None = None
-    binary: bool = False
-    poison: bool = False
-    link: str | None = None
-
-
-_decode = msgspec.json.Decoder(Copy).decode
+_decode = msgspec.json.Decoder(RawEvent).decode
 
 
 def import_(
@@ -166,7 +145,7 @@ def _rows(folder: Path, manifest: Manifest, name: str) -> Iterator[Copies]:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
 
 
-def _row(copy: Copy, name: str) -> Copies:
+def _row(copy: RawEvent, name: str) -> Copies:
     if copy.topic != name:
         raise ConfigError(f"an event of topic {copy.topic!r} among those of {name!r}")
     number = parse_id(copy.id)
@@ -207,12 +186,12 @@ def _part_rows(path: Path, name: str) -> Iterator[Copies]:
         raise ConfigError(f"{path} is not a part of an export: {error}") from error
 
 
-def _copy_of(row: dict[str, Any]) -> Copy:
+def _copy_of(row: dict[str, Any]) -> RawEvent:
     import base64
 
     text, other = row["payload"], row["payload_bytes"]
     payload = text.encode() if text is not None else b'"' + base64.b64encode(other or b"") + b'"'
-    return Copy(
+    return RawEvent(
         row["seq"],
         row["topic"],
         row["kind"],

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import ReceiptDocument
+from penstock.document import RawEvent, ReceiptDocument
 from penstock.event import Draft, Event, Receipt, parse_id
 from penstock.journal.payload import encode_payload, is_binary
 from penstock.journal.prepare import prepare
-
-
-class RawEvent(msgspec.Struct):
-    """An event's document with its payload as it came."""
-
-    seq: int
-    topic: str
-    kind: str
-    id: str
-    recorded_at: datetime
-    occurred_at: datetime
-    payload: msgspec.Raw
-    key: str | None = None
-    scope: str | None = None
-    headers: dict[str, str] = {}
-    correlation_id: str | None = None
-    causation_id: str | None = None
-    binary: bool = False
-    poison: bool = False
 
 
 class DocumentRows:

@@ -16,26 +16,13 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from penstock import errors
+from penstock.document import PROBLEM_ATTRIBUTES
 from penstock.errors import Backpressure, Closed, ConfigError, Denied, PenstockError, StorageError
 
 IDLE_SECONDS = 20.0
 """A connection unused for longer is not trusted any more: the server may have closed it."""
 MOST_IDLE = 16
 """Idle connections kept."""
-
-_ATTRIBUTES = (
-    "expected",
-    "actual",
-    "oldest",
-    "retry_after",
-    "last_seq",
-    "token",
-    "epoch",
-    "retryable",
-    "topic",
-    "seq",
-    "reason",
-)
 
 
 class Problem(msgspec.Struct):
@@ -244,7 +231,7 @@ def error_of(status: int, data: bytes) -> PenstockError:
     if isinstance(known, type) and issubclass(known, PenstockError):
         error: PenstockError = known.__new__(known)
         Exception.__init__(error, problem.detail)
-        for name in _ATTRIBUTES:
+        for name in PROBLEM_ATTRIBUTES:
             value = getattr(problem, name)
             if value is not None:
                 setattr(error, name, value)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 import msgspec
 
 from penstock.clock import Clock, SystemClock
-from penstock.document import ReceiptDocument
+from penstock.document import RawEvent, ReceiptDocument
 from penstock.entity.staging import stage
 from penstock.errors import Closed, ConfigError, ReadOnly
 from penstock.event import Draft, Event, Receipt
 from penstock.journal.journal import Description, Pressure
 from penstock.journal.names import check_name
-from penstock.remote.events import RawEvent, draft_document, events_of, receipt_of
+from penstock.remote.events import draft_document, events_of, receipt_of
 from penstock.remote.http import Http
 from penstock.remote.queue import RemoteQueue
 from penstock.remote.topic import RemoteTopic

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.document import ReceiptDocument
+from penstock.document import RawEvent, ReceiptDocument
 from penstock.errors import ConfigError
 from penstock.event import Event, Receipt
 from penstock.observed import Failure
@@ -17,7 +17,7 @@ from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
 from penstock.queue.policy import QueuePolicy, checked
 from penstock.queue.push import read_wish
 from penstock.queue.schedule import Schedule
-from penstock.remote.events import RawEvent, event_of
+from penstock.remote.events import event_of
 from penstock.tracing import trace_headers, with_trace
 from penstock.where import Where
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from penstock.clock import Seconds, seconds
+from penstock.document import RawEvent
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.event import Event
 from penstock.journal.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
-from penstock.remote.events import RawEvent, event_of
+from penstock.remote.events import event_of
 
 if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from penstock.clock import Seconds, to_ms
-from penstock.document import ReceiptDocument
+from penstock.document import RawEvent, ReceiptDocument
 from penstock.errors import ConfigError, PenstockError
 from penstock.event import Draft, Event, Receipt, parse_id
 from penstock.journal.catalog import Settings
@@ -17,7 +17,7 @@ from penstock.journal.compaction import CompactReport
 from penstock.journal.names import check_consumer, check_limit, check_position
 from penstock.journal.topic import _checked_settings, _filter
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.remote.events import RawEvent, draft_documents, event_of, receipt_of
+from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.remote.http import error_of
 from penstock.remote.subscription import RemoteSubscription
 from penstock.ticket import Ticket

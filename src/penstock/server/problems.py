@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from penstock import errors
+from penstock.document import PROBLEM_ATTRIBUTES
 
 STATUS: dict[type[Exception], int] = {
     errors.PolicyMismatch: 409,
@@ -33,21 +34,6 @@ STATUS: dict[type[Exception], int] = {
     errors.PenstockError: 500,
 }
 """What HTTP calls each error; the nearest class in the tree decides."""
-
-ATTRIBUTES = (
-    "expected",
-    "actual",
-    "oldest",
-    "retry_after",
-    "last_seq",
-    "token",
-    "epoch",
-    "retryable",
-    "topic",
-    "seq",
-    "reason",
-)
-"""What errors carry for programs, and problems pass on."""
 
 
 class Refused(Exception):
@@ -76,7 +62,7 @@ def status_of(kind: type[errors.PenstockError]) -> int:
 def of_error(error: errors.PenstockError) -> Response:
     """The problem an error of the journal is."""
     status = status_of(type(error))
-    more = {name: getattr(error, name) for name in ATTRIBUTES if getattr(error, name, None) is not None}
+    more = {name: getattr(error, name) for name in PROBLEM_ATTRIBUTES if getattr(error, name, None) is not None}
     headers = {}
     if isinstance(error, errors.Backpressure):
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
