@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -30,3 +32,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.spark)
     elif "spark" in item.path.parts or "spark" in item.name or "docs/pipelines.md" in item.name:
         item.add_marker(pytest.mark.program)
+
+
+@pytest.fixture
+def in_threads() -> Iterator[Callable[..., threading.Thread]]:
+    """Starts threads whose failures fail the test, and waits for them at its end."""
+    started: list[threading.Thread] = []
+    failures: list[BaseException] = []
+
+    def start(work: Callable[..., object], *args: object) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        started.append(thread)
+        thread.start()
+        return thread
+
+    yield start
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread of this test is stuck"
+    if failures:
+        raise failures[0]

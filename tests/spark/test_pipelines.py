@@ -218,11 +218,8 @@ def test_a_flow_that_keeps_failing_in_passing_is_given_up(spark: SparkSession, j
 def test_a_pipeline_runs_once_at_a_time(journal: penstock.Journal, tmp_path: Path) -> None:
     add_orders(journal, 1)
     copies = flow(source=topic("orders"), target=topic("copies"))(copy_events)
-    runner = Runner(Pipeline.of([copies], "shop"), url_of(journal))
-    with (
-        alone(runner.url, runner.pipeline.name),
-        pytest.raises(Locked, match=rf"'shop' runs already .*process {os.getpid()}"),
-    ):
+    said = rf"'shop' runs already .*process {os.getpid()}"
+    with alone(url_of(journal), "shop"), pytest.raises(Locked, match=said):
         run([copies], url=url_of(journal), once=True, name="shop")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,28 +105,3 @@ def topic(journal: penstock.Journal) -> penstock.Topic:
 @pytest.fixture
 def reopen(place: Place, clock: penstock.ManualClock) -> Callable[[penstock.Journal], penstock.Journal]:
     return lambda journal: place.reopen(journal, clock=clock, durability="process")
-
-
-@pytest.fixture
-def in_threads() -> Iterator[Callable[..., threading.Thread]]:
-    started: list[threading.Thread] = []
-    failures: list[BaseException] = []
-
-    def start(work: Callable[..., object], *args: object) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                work(*args)
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=guarded, daemon=True)
-        started.append(thread)
-        thread.start()
-        return thread
-
-    yield start
-    for thread in started:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread of this test is stuck"
-    if failures:
-        raise failures[0]
