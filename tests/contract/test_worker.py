@@ -22,10 +22,14 @@ class Failure(Exception):
 
 def test_a_worker_handles_everything_in_order_and_moves_its_cursor_afterwards(topic: Topic) -> None:
     handled: list[int] = []
+    sizes: list[int] = []
     cursors: list[int | None] = []
+    behind: list[int | None] = []
 
     def handler(events: list[Event]) -> None:
+        sizes.append(len(events))
         cursors.append(topic.cursor("billing"))
+        behind.append(handled[-1] if handled else None)
         handled.extend(seqs(events))
 
     topic.append_many([Draft("k", n) for n in range(100)])
@@ -38,7 +42,8 @@ def test_a_worker_handles_everything_in_order_and_moves_its_cursor_afterwards(to
     eventually(lambda: topic.cursor("billing") == 103)
     worker.stop(DEADLINE)
     assert not worker.alive and handled == list(range(1, 104))
-    assert cursors[:4] == [None, 30, 60, 90] and topic.lag("billing") == 0
+    assert cursors == behind and topic.lag("billing") == 0
+    assert max(sizes) <= 30, "fewer where fewer have arrived yet"
 
 
 def test_a_worker_goes_on_where_it_stopped(place: Place) -> None:
