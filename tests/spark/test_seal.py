@@ -264,13 +264,25 @@ def test_other_engines_seal_as_well(scheme: str, clock: ManualClock, tmp_path: P
         assert everything(journal) == before
 
 
+def test_lakes_may_be_changed_back_and_forth(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
+    fill(journal, clock, commits=8)
+    before = everything(journal)
+    for turn, through in enumerate((40, 80, 120, 160)):
+        assert seal(journal, "orders", lake=str(tmp_path / f"lake-{turn % 2}"), through=through).events == 40
+    assert everything(journal) == before
+
+
 def test_a_lake_in_an_object_store(journal: penstock.Journal, clock: ManualClock, emulator: Emulator) -> None:
     address = emulator.endpoint.removeprefix("http://")
     bucket = emulator.bucket().removeprefix("s3://")
     lake = f"s3://test:test@{bucket}/lake?scheme=http&endpoint_override={address}&region=us-east-1"
     fill(journal, clock, commits=8)
     before = everything(journal)
-    assert seal(journal, "orders", lake=lake, through=150, file_events=60).files == 3
+    report = seal(journal, "orders", lake=lake, through=150, file_events=60)
+    assert (report.files, report.lake) == (3, f"s3://{bucket}/lake")
+    with pytest.raises(StorageError, match="sealing to s3://no-such-bucket/lake failed") as failure:
+        seal(journal, "orders", lake=lake.replace(f"{bucket}/", "no-such-bucket/"))
+    assert "test:test" not in str(failure.value)
     assert everything(journal) == before
     journal.topic("orders").compact(70)
     assert seal(journal, "orders", lake=lake, through=200).events == 50

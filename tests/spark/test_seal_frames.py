@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 import penstock
+from buffer.emulator import Emulator
 from penstock import Draft
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, StorageError
@@ -33,6 +34,13 @@ def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
             topic.append_many([_draft(start + n) for n in range(30)])
             clock.advance(30)
         yield journal
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Emulator]:
+    running = Emulator()
+    yield running
+    running.stop()
 
 
 def _draft(n: int) -> Draft:
@@ -130,6 +138,24 @@ def test_a_lake_read_has_bytes_and_says_what_is_missing(
     file.unlink()
     with pytest.raises(StorageError, match=file.name):
         lake(spark, journal, "raw")
+
+
+def test_a_lake_in_an_object_store_is_read_without_a_file_system_of_sparks(
+    spark: SparkSession, journal: penstock.Journal, emulator: Emulator
+) -> None:
+    before = rows(read(spark, journal))
+    bucket, address = emulator.bucket(), emulator.endpoint.removeprefix("http://")
+    place = bucket.replace("s3://", "s3://test:test@") + "/lake"
+    seal(journal, "orders", lake=f"{place}?scheme=http&endpoint_override={address}&region=us-east-1", through=900)
+    assert len(list(journal.topic("orders").read())) == EVENTS
+    assert rows(read(spark, journal)) == before
+    assert rows(lake(spark, journal, "orders")) == before
+    settings: Any = spark._jsc.hadoopConfiguration()
+    settings.set("fs.s3a.impl", "org.apache.hadoop.fs.LocalFileSystem")  # one that knows nothing of this endpoint
+    try:
+        assert rows(lake(spark, journal, "orders")) == before
+    finally:
+        settings.unset("fs.s3a.impl")
 
 
 def test_plain_parquet_readers_use_the_sealed_part(journal: penstock.Journal, tmp_path: Path) -> None:

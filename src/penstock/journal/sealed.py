@@ -17,7 +17,7 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.journal.block import Block, read_block
 from penstock.journal.joining import select
-from penstock.journal.segments import Segment, load_segments
+from penstock.journal.segments import Segment, load_segments, shown_lake
 
 _KEPT_FILES = 16
 _KEPT_BLOCKS = 8
@@ -277,5 +277,5 @@ def _open_lake(lake: str, process: int) -> tuple[Any, str]:
         else:
             filesystem, root = pyarrow.fs.LocalFileSystem(), lake
     except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise ConfigError(f"{lake!r} is no place for sealed history: {error}") from error
+        raise ConfigError(f"{shown_lake(lake)!r} is no place for sealed history: {error}") from error
     return filesystem, root.rstrip("/")

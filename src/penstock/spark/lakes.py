@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import penstock
 from penstock.api import Journal
@@ -94,18 +94,30 @@ def _path(segment: Segment) -> str:
 
 
 def _reachable(spark: SparkSession, lake: str) -> bool:
-    """Whether Spark has a file system for a lake: the pip package brings the local one only."""
-    scheme = urlsplit(lake).scheme if "://" in lake else "file"
-    if scheme == "file":
+    """Whether Spark has a file system for a lake: the pip package brings the local one only.
+
+    A lake's url may name an endpoint and credentials. Spark's file system does not take them from a url: unless the
+    session is set up with its own, it would look in another place, or be turned away.
+    """
+    parts = urlsplit(lake) if "://" in lake else urlsplit("file:")
+    if parts.scheme == "file":
         return True
     context = getattr(spark, "_jsc", None)
-    if scheme not in _HADOOP_SCHEMES or context is None:
+    if parts.scheme not in _HADOOP_SCHEMES or context is None:
         return False
     from py4j.protocol import Py4JError
 
+    settings = context.hadoopConfiguration()
     try:
         file_system = spark._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]
-        file_system.getFileSystemClass(_HADOOP_SCHEMES[scheme], context.hadoopConfiguration())
+        file_system.getFileSystemClass(_HADOOP_SCHEMES[parts.scheme], settings)
     except Py4JError:
         return False
-    return True
+    needed = []
+    if "endpoint_override" in parse_qs(parts.query):
+        needed.append("endpoint")
+    if parts.username:
+        needed.append("access.key")
+    return all(
+        settings.get(f"fs.s3a.{name}") or settings.get(f"fs.s3a.bucket.{parts.hostname}.{name}") for name in needed
+    )

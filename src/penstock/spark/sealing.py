@@ -37,7 +37,7 @@ from penstock.journal.compaction import remove_blocks
 from penstock.journal.names import check_name, check_position
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed import open_lake
-from penstock.journal.segments import Seals, Segment, load_seals, load_segments, save_seals, save_segment
+from penstock.journal.segments import Seals, Segment, load_seals, load_segments, save_seals, save_segment, shown_lake
 from penstock.spark.sealfile import day_of, make_folder, settle, write_segment
 
 _FILE_EVENTS = 1_000_000
@@ -53,6 +53,7 @@ class SealReport(msgspec.Struct, frozen=True):
 
     topic: str
     lake: str
+    """Where the files are; without the options and credentials that its url may have."""
     events: int
     """Events sealed by this call."""
     files: int
@@ -136,7 +137,7 @@ class _Sealing:
         sealed = max(state.sealed, state.trimmed)
         total = sum(stop - after for after, stop in ranges)
         events = size = 0
-        if ranges or seals.unfinished or seals.gone:
+        if ranges or seals.gone or any(lake == self.lake for lake, _ in seals.unfinished):
             self._begin()
             with self._in_turn(), closing(self._write(ranges, master)) as segments:
                 for segment in segments:
@@ -149,7 +150,7 @@ class _Sealing:
             self.journal.run(self._finish)
         if events:
             self.journal._engine.reclaim()
-        return SealReport(self.topic, self.lake, events, len(ranges), size, sealed)
+        return SealReport(self.topic, shown_lake(self.lake), events, len(ranges), size, sealed)
 
     # ── what to seal ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _plan(self, view: TopicView, after: int, through: int | None) -> list[tuple[int, int]]:
@@ -180,14 +181,30 @@ class _Sealing:
         """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
         marker = self._marker()
         before, known = self.journal.run(partial(self._take_turn, marker))
-        self._sign()
-        for lake, token in before.unfinished:
-            _remove_orphans(lake, self.topic, token, known)
-        for lake, path in before.gone:
+        unfinished = [one for one in before.unfinished if one[0] == self.lake]
+        try:
+            self._sign()
+            for lake, token in unfinished:
+                _remove_orphans(lake, self.topic, token, known)
+            gone = [one for one in before.gone if self._removed(*one)]
+        except OSError as error:
+            raise StorageError(f"sealing to {shown_lake(self.lake)} failed: {error}", retryable=True) from error
+        self._cleaned = replace(before, unfinished=tuple(unfinished), gone=tuple(gone))
+
+    def _removed(self, lake: str, path: str) -> bool:
+        """Removes a file whose events are gone; False when it is in another lake that cannot be reached now.
+
+        A lake that was given up must not stand in the way of the one that is used.
+        """
+        try:
             filesystem, root = open_lake(lake)
             with suppress(FileNotFoundError):
                 filesystem.delete_file(f"{root}/{path}")
-        self._cleaned = before
+        except (OSError, ConfigError):
+            if lake == self.lake:
+                raise
+            return False
+        return True
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -208,7 +225,7 @@ class _Sealing:
                     "the rest is theirs"
                 ) from error
             if isinstance(error, OSError):
-                raise StorageError(f"sealing to {self.lake} failed: {error}", retryable=True) from error
+                raise StorageError(f"sealing to {shown_lake(self.lake)} failed: {error}", retryable=True) from error
             raise
 
     def _marker(self) -> _Marker | None:
@@ -218,9 +235,11 @@ class _Sealing:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            raise StorageError(f"{self.lake}/{self.topic}/{_MARKER} cannot be read: {error}") from error
+            raise StorageError(f"{shown_lake(self.lake)}/{self.topic}/{_MARKER} cannot be read: {error}") from error
         if (found.journal, found.topic) != (self.journal._record.id, self.topic):
-            raise ConfigError(f"{self.lake}/{self.topic} holds the sealed history of another journal: use another lake")
+            raise ConfigError(
+                f"{shown_lake(self.lake)}/{self.topic} holds the sealed history of another journal: use another lake"
+            )
         return found
 
     def _take_turn(self, marker: _Marker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
@@ -230,19 +249,24 @@ class _Sealing:
         known = frozenset((one.lake, one.path) for one in load_segments(commit.tx, head.number))
         if marker is None and any(lake == self.lake for lake, _ in known):
             raise StorageError(
-                f"{self.lake}/{self.topic} should hold sealed history, and its {_MARKER} is not there: "
+                f"{shown_lake(self.lake)}/{self.topic} should hold sealed history, and its {_MARKER} is not there: "
                 "is the right folder mounted?"
             )
-        if marker is not None and marker.seal not in (seals.markers.get(self.lake), seals.token):
+        if marker is not None and marker.seal not in self._own_tokens(seals):
             raise ConfigError(
-                f"{self.lake}/{self.topic} was sealed to by a copy of this journal, or this one was restored from a "
-                "backup older than that: use another lake"
+                f"{shown_lake(self.lake)}/{self.topic} was sealed to by a copy of this journal, or this one was "
+                "restored from a backup older than that: use another lake"
             )
         markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
         unfinished = (*seals.unfinished, (self.lake, self.token))
         save_seals(commit.tx, head.number, replace(seals, token=self.token, markers=markers, unfinished=unfinished))
         commit.writes += 1
         return seals, known
+
+    def _own_tokens(self, seals: Seals) -> set[str | None]:
+        """The seals of this journal that may have been the last to sign the lake: its last one, and any cut off."""
+        cut_off = {token for lake, token in seals.unfinished if lake == self.lake}
+        return {seals.markers.get(self.lake), seals.token, *cut_off}
 
     def _sign(self) -> None:
         text = msgspec.json.encode(_Marker(self.journal._record.id, self.topic, self.token))
@@ -258,7 +282,7 @@ class _Sealing:
         settle(path, target)
 
     def _finish(self, commit: Commit) -> None:
-        """Every file of this seal is a segment, and what earlier ones had left is gone."""
+        """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
         head = commit.head(self.topic)
         assert head is not None
         seals = load_seals(commit.tx, head.number)
@@ -266,6 +290,7 @@ class _Sealing:
         gone = set(self._cleaned.gone)
         seals = replace(
             seals,
+            markers={**seals.markers, self.lake: self.token},
             unfinished=tuple(one for one in seals.unfinished if one not in done),
             gone=tuple(one for one in seals.gone if one not in gone),
         )
