@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,8 +56,21 @@ def test_dump_prints_the_manifest_as_json(buffer: Buffer, url: str):
     }
 
 
-def test_dump_of_nothing_is_an_empty_manifest(url: str):
+def test_dump_of_nothing_is_an_empty_manifest(buffer: Buffer, url: str):
     assert json.loads(run("dump", url).stdout) == {"version": 1, "epoch": 0, "next_sequence": 0, "entries": []}
+
+
+@pytest.mark.parametrize("words", [["dump"], ["status"], ["gc"], ["consume", "--peek"]])
+def test_looking_at_a_directory_that_is_not_there_does_not_make_it(url: str, tmp_path: Path, words: list[str]):
+    assert "no such directory" in run(*words, url, code=1).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_tells_an_empty_queue_from_one_that_never_was(buffer: Buffer, url: str):
+    assert "no such object" in run("status", url).stdout
+    run("produce", url, input=b"x\n")
+    run("consume", url)
+    assert "no such object" not in run("status", url).stdout
 
 
 def test_what_produce_reads_consume_writes(url: str):
@@ -76,6 +90,53 @@ def test_metadata_travels_with_what_is_produced(url: str):
     run("produce", url, "--metadata", "from a shell", input=b"x\n")
     (entry,) = json.loads(run("dump", url).stdout)["entries"]
     assert base64.b64decode(entry["metadata"][0]["payload"]) == b"from a shell"
+
+
+def test_metadata_that_is_no_text_travels_as_it_was_typed(url: str):
+    run("produce", url, "--metadata", os.fsdecode(b"\xff \xe2\x98\x83"), input=b"x\n")
+    (entry,) = json.loads(run("dump", url).stdout)["entries"]
+    assert base64.b64decode(entry["metadata"][0]["payload"]) == b"\xff \xe2\x98\x83"
+
+
+def test_empty_lines_are_entries_and_a_missing_last_newline_is_not_missed(url: str):
+    assert "4 entries" in run("produce", url, input="\nünï ☃\n\nlast".encode()).stderr
+    assert run("consume", url).stdout_bytes == "\nünï ☃\n\nlast\n".encode()
+
+
+def test_an_entry_of_many_reads_arrives_whole(url: str):
+    large = os.urandom(5 << 20).replace(b"\n", b"_")
+    run("produce", url, input=b"a\n" + large + b"\nb\n")
+    assert run("consume", url).stdout_bytes == b"a\n" + large + b"\nb\n"
+
+
+def test_a_pipe_that_pauses_holds_no_entry_back(buffer: Buffer, url: str, eventually):
+    script = "from penstock.cli.buffer import app; app()"
+    with subprocess.Popen([sys.executable, "-c", script, "produce", url], stdin=subprocess.PIPE) as producer:
+        producer.stdin.write(b"one\ntwo\nthr")
+        producer.stdin.flush()
+        eventually(lambda: run("consume", url, "--peek").stdout_bytes == b"one\ntwo\n")
+        producer.stdin.write(b"ee\n")
+        producer.stdin.close()
+        assert producer.wait(30) == 0
+    assert run("consume", url).stdout_bytes == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_a_closed_pipe_did_not_take_is_not_acknowledged(buffer: Buffer, url: str, unbuffered: str):
+    buffer.enqueue("ingest/x.batch", [b"x" * 1000] * 3000)
+    script = "from penstock.cli import main; main()"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "buffer", "consume", url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        bufsize=0,
+    ) as consumer:
+        assert consumer.stdout.read(10) == b"x" * 10
+        consumer.stdout.close()
+        assert consumer.wait(60) != 0
+    assert buffer.length() == 1
 
 
 def test_a_peek_takes_nothing_and_fences_nobody(buffer: Buffer, url: str):
@@ -137,6 +198,14 @@ def test_mistakes_are_one_line(words: list[str], says: str):
 
 def test_a_malformed_option_is_a_usage_error():
     assert "KEY=VALUE" in run("status", "memory://x", "-o", "oops", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["gc", "--grace", "-1"], ["consume", "--limit", "-1"], ["status", "--shards", "0"], ["dump", "--shard", "-1"]],
+)
+def test_numbers_out_of_range_are_usage_errors(buffer: Buffer, url: str, words: list[str]):
+    assert "Invalid value" in run(*words, url, code=2).stderr
 
 
 def test_every_command_has_help():

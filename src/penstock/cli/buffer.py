@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
+from pathlib import Path
 from typing import Annotated, Any, cast
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -19,7 +22,7 @@ from penstock.buffer.format.manifest import VERSION
 from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, batch_time_ms, place, shard_place
 from penstock.buffer.store import Store, open_store
 from penstock.clock import SystemClock
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StorageError
 
 app = typer.Typer(
     name="buffer",
@@ -34,12 +37,9 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", help="A store option, KEY=VALUE: region, endpoint, access_key_id, timeout …"),
 ]
-Shards = Annotated[int, typer.Option("--shards", help="How many manifests the buffer has.")]
-Shard = Annotated[int, typer.Option("--shard", help="Which of them, from 0.")]
+Shards = Annotated[int, typer.Option("--shards", min=1, help="How many manifests the buffer has.")]
+Shard = Annotated[int, typer.Option("--shard", min=0, help="Which of them, from 0.")]
 Null = Annotated[bool, typer.Option("--null", "-0", help="Entries end with a zero byte instead of a newline.")]
-
-#: Entries in one call; a call is one metadata range.
-_CALL = 1000
 
 
 @app.command()
@@ -52,7 +52,7 @@ def dump(
 ) -> None:
     """Print a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
     with _reported():
-        found = _manifest(open_store(url, _options(option)), _place(manifest, DEFAULT_PREFIX, shard, shards))
+        found = _manifest(_look(url, option), _place(manifest, DEFAULT_PREFIX, shard, shards))
         entries = [
             {
                 "sequence": each.sequence,
@@ -87,10 +87,11 @@ def status(
 ) -> None:
     """Show how long the queue is, how old its oldest batch is, and who owns it; every shard's with --shards."""
     with _reported():
-        store = open_store(url, _options(option))
-        for shard in range(max(1, shards)):
+        store = _look(url, option)
+        for shard in range(shards):
             where = _place(manifest, DEFAULT_PREFIX, shard, shards)
-            answer = _status(_manifest(store, where), where)
+            data = store.get(where.manifest)
+            answer = _status(parse_manifest(data), where)
             if as_json:
                 typer.echo(json.dumps(answer))
             else:
@@ -98,6 +99,7 @@ def status(
                 typer.echo(
                     f"{answer['manifest']}: length {answer['length']}, lag {lag}, epoch {answer['epoch']}, "
                     f"next sequence {answer['next_sequence']}"
+                    + (" (no such object: nothing was ever produced here)" if data is None else "")
                 )
 
 
@@ -141,25 +143,22 @@ def produce(
         ) as producer,
     ):
         for call in _calls(cast(BufferedIOBase, sys.stdin.buffer), b"\0" if null else b"\n"):
-            producer.produce(call, metadata.encode())
+            producer.produce(call, os.fsencode(metadata))
             entries += len(call)
     typer.echo(f"{entries} entries", err=True)
 
 
 def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
-    """The input's entries in calls of reasonable size; the last one need not be ended."""
-    rest = b""
-    call: list[bytes] = []
-    while chunk := source.read1(1 << 20):  # what is there now: a pipe that pauses should not hold entries back
-        *whole, rest = (rest + chunk).split(end)
-        call += whole
-        if len(call) >= _CALL:
-            yield call
-            call = []
-    if rest:
-        call.append(rest)
-    if call:
-        yield call
+    """The input's entries as they come: a pipe that pauses holds none back. The last one need not be ended."""
+    rest: list[bytes] = []  # of an entry that has not ended yet, which may be large
+    while chunk := source.read1(1 << 20):
+        first, *others = chunk.split(end)
+        rest.append(first)
+        if others:
+            yield [b"".join(rest), *others[:-1]]
+            rest = [others[-1]]
+    if last := b"".join(rest):
+        yield [last]
 
 
 @app.command()
@@ -172,7 +171,7 @@ def consume(
     shard: Shard = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more when there is nothing left.")] = False,
     peek: Annotated[bool, typer.Option("--peek", help="Only look: fence nobody, acknowledge nothing.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Batches to consume at most.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, help="Batches to consume at most.")] = None,
     null: Null = False,
 ) -> None:
     """Write every entry to standard output and acknowledge it. Takes the buffer over from any other consumer."""
@@ -180,13 +179,15 @@ def consume(
     out = sys.stdout.buffer
 
     def write(batch: Batch) -> None:
-        out.write(end.join(batch.entries) + end if len(batch) else b"")
+        rest = memoryview(end.join(batch.entries) + end if len(batch) else b"")
+        while rest:  # unbuffered output (PYTHONUNBUFFERED) takes a part and says how much; the next call says why
+            rest = rest[out.write(rest) :]
         out.flush()
 
     with _reported():
         where = _place(manifest, prefix, shard, shards)
         if peek:
-            _peek(open_store(url, _options(option)), where, write, limit)
+            _peek(_look(url, option), where, write, limit)
             return
         with Consumer(
             url,
@@ -232,13 +233,13 @@ def gc(
     prefix: Prefix = DEFAULT_PREFIX,
     option: Options = None,
     shards: Shards = 1,
-    grace: Annotated[float, typer.Option("--grace", help="Seconds a batch is kept at least.")] = 600,
+    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds a batch is kept at least.")] = 600,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
 ) -> None:
     """Delete batch objects that no manifest names and nobody can need. A running consumer does this by itself."""
     with _reported():
-        store = open_store(url, _options(option))
-        for shard in range(max(1, shards)):
+        store = _look(url, option)
+        for shard in range(shards):
             where = _place(manifest, prefix, shard, shards)
             done = collect(store, where, now_ms=SystemClock().now_ms(), grace_ms=int(grace * 1000), dry_run=dry_run)
             verb = "would delete" if dry_run else "deleted"
@@ -247,6 +248,14 @@ def gc(
 
 
 # ── what the commands share ──
+
+
+def _look(url: str, option: list[str] | None) -> Store:
+    """The store, to look into: a directory that is not there is not made for that."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
+        raise StorageError(f"{url} has nothing to look at: no such directory")
+    return open_store(url, _options(option))
 
 
 def _manifest(store: Store, where: Place) -> Manifest:
