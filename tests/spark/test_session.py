@@ -482,6 +482,29 @@ def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundl
     assert [path.name for path in shallow_path.iterdir()] == ["conf"]
 
 
+FAILING = """
+import penstock, penstock.spark
+spark = penstock.spark.session(master="local[2]")
+frame = spark.range(3).selectExpr("'k' AS kind", "'{not json' AS payload")
+try:
+    frame.write.format("penstock").mode("append").options(url=URL, topic="orders").save()
+except Exception as error:
+    assert "a payload is not JSON" in str(error), error
+else:
+    raise AssertionError("it was written")
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_a_task_failed_of_is_said_without_pages_of_java(shallow_path: Path) -> None:
+    done = run(f"URL = {str(shallow_path / 'shop.db')!r}\n{FAILING}")
+    assert done.returncode == 0, done.stderr
+    assert "a payload is not JSON" in done.stderr
+    assert "\tat org.apache.spark" not in done.stderr and "aborting." not in done.stderr
+    assert not (shallow_path / "shop.db").exists()  # nothing of the write
+
+
 def test_a_setting_the_jvm_refuses_is_one_clear_error(tmp_path: Path) -> None:
     done = run("import penstock.spark; penstock.spark.session(spark_driver_memory='1k')", TMPDIR=str(tmp_path))
     assert done.returncode == 1

@@ -72,7 +72,9 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+# An error's own words and what caused it, without Spark's thirty to ninety frames below each.
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n\\
+%ex{filters(org.apache.spark,org.apache.hadoop,scala.,java.,jdk.,sun.,py4j.)}
 # The same level again for the gateway: Spark announces a "default log level" where the two differ.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
@@ -80,6 +82,8 @@ logger.gateway.level = error
 # is reported by the executor and by the query as well.
 logger.write.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec
 logger.write.level = off
+logger.append.name = org.apache.spark.sql.execution.datasources.v2.AppendDataExec
+logger.append.level = off
 logger.task.name = org.apache.spark.sql.execution.datasources.v2.DataWritingSparkTask
 logger.task.level = off
 logger.files.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
