@@ -24,6 +24,7 @@ from penstock.journal.block import Block
 from penstock.journal.catalog import last_block, load_record, load_state
 from penstock.journal.columns import text_values
 from penstock.journal.keybuild import Building, Deletion, Written
+from penstock.journal.keyindex import KeyIndex
 from penstock.journal.keymerge import EntityMerge, MarkMerge
 from penstock.journal.keyrows import (
     Breathe,
@@ -60,6 +61,8 @@ from penstock.logs import Log
 log = Log("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
+_WAY_SECONDS = 0.002
+"""The rest while somebody looks something up: a look-up in many runs needs the interpreter many times."""
 _CALM = 16
 """A journal with fewer commits than this between two looks has time for merging more than it must."""
 
@@ -67,9 +70,11 @@ _CALM = 16
 class Indexer:
     """Builds and merges the runs of a journal's topics."""
 
-    def __init__(self, engine: Engine, writer: Writer) -> None:
+    def __init__(self, engine: Engine, writer: Writer, index: KeyIndex) -> None:
         self._engine = engine
         self._writer = writer
+        self._index = index
+        index.crowded = self.settle
         self._due: set[str] = set()
         self._unsettled: set[str] = set()
         """Topics whose runs are worth a look when the journal is calm."""
@@ -81,6 +86,7 @@ class Indexer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._worked_since = 0.0
+        self._looks = 0
 
     def request(self, topic: str) -> None:
         """Asks for a look at a topic soon."""
@@ -137,7 +143,9 @@ class Indexer:
         """Whoever waits for the interpreter waits a millisecond, not until it is taken away from this thread."""
         now = time.monotonic()
         if now - self._worked_since > _WORK_SECONDS:
-            time.sleep(_REST_SECONDS)
+            looks = self._index.looks
+            time.sleep(_REST_SECONDS if looks == self._looks else _WAY_SECONDS)
+            self._looks = looks
             self._worked_since = time.monotonic()
 
     def _run(self) -> None:

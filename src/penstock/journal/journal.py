@@ -98,9 +98,8 @@ class BaseJournal:
             engine, self.clock, self._index, capacity=capacity, pressure=pressure, committed=self._committed
         )
         self._keeper = Keeper(engine, self._writer)
-        self._indexer = Indexer(engine, self._writer)
+        self._indexer = Indexer(engine, self._writer, self._index)
         self._keeper.chores.append(self._indexer.consider)
-        self._index.crowded = self._indexer.settle
         self._topics: dict[str, BaseTopic] = {}
         self._guards: list[Guard] = []
         self._holds: list[Hold] = [cursor_holds]

@@ -40,9 +40,12 @@ class KeyIndex:
         self._filters: OrderedDict[tuple[int, int], Filter] = OrderedDict()
         self.crowded: Callable[[str], None] = lambda topic: None
         """Told of a topic in which a look-up had to ask many runs."""
+        self.looks = 0
+        """How many look-ups there were, more or less: whoever works in the background makes way for them."""
 
     def look(self, name: str) -> Look:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
+        self.looks += 1
         return Look(self, name, self._engine.changes(), self._tails.get(name))
 
     def look_within(self, name: str, needed: int = 0) -> Look:
