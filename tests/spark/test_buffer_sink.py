@@ -103,9 +103,9 @@ def test_a_job_that_is_run_again_writes_nothing_even_after_its_entries_were_cons
     ],
 )
 def test_what_cannot_be_written_is_said_before_anything_is(
-    tmp_path: Path, columns: dict[str, str], options: dict[str, Any], says: str
+    spark: SparkSession, tmp_path: Path, columns: dict[str, str], options: dict[str, Any], says: str
 ):
-    from pyspark.sql.types import _parse_datatype_string  # needs no session for names of simple types
+    from pyspark.sql.types import _parse_datatype_string  # asks a session, except for names of simple types
 
     from penstock.spark.buffer.source import BufferSource
 
