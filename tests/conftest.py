@@ -26,10 +26,16 @@ def pytest_configure() -> None:
     os.environ["PENSTOCK_SPARK_ARCHIVE"] = "use"
 
 
+_APART = ("test_main_job.py", "test_pipeline_process.py")
+"""Programs that have nothing in this process, and go with the tests without Spark, so that both halves take as long."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests with the shared Spark session run in one process; those that start a Spark of their own, in another."""
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
+    elif item.path.name in _APART:
+        return
     elif "spark" in item.path.parts or "spark" in item.name or "docs/pipelines.md" in item.name:
         item.add_marker(pytest.mark.program)
 
