@@ -1,8 +1,9 @@
-"""Three flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
+"""Four flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
 
     copying    topic  → topic
     arriving   buffer → topic
     leaving    topic  → buffer
+    passing    buffer → buffer
 
 Each has a folder of its own, with its journal, its buffer, its checkpoint and its order to kill; see `killing`.
 """
@@ -117,6 +118,14 @@ class Copying(Flow):
             assert orders.cursor("copier") == self.fed
 
 
+def produce(buffer: str, numbers: range) -> None:
+    """Three numbers an object, so that two objects are a batch."""
+    with Producer(buffer) as producer:
+        for first in numbers[::3]:
+            producer.produce([f"{n}".encode() for n in range(first, first + 3)])
+            producer.flush()
+
+
 class Arriving(Flow):
     per_batch = 6
 
@@ -126,10 +135,7 @@ class Arriving(Flow):
         return events.writeStream.format("penstock-killing").options(url=self.url, topic="events")
 
     def put(self, numbers: range) -> None:
-        with Producer(self.buffer) as producer:
-            for first in numbers[::3]:  # two objects a batch
-                producer.produce([f"{n}".encode() for n in range(first, first + 3)])
-                producer.flush()
+        produce(self.buffer, numbers)
 
     def arrived(self) -> list[int]:
         with penstock.open(self.url) as journal:
@@ -163,8 +169,21 @@ class Leaving(Flow):
             consumer.run(lambda batch: self.consumed.extend(batch), until_empty=True)
 
 
+class Passing(Leaving):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.intake = f"file://{folder}/intake"
+
+    def query(self, spark: SparkSession) -> Any:
+        entries = self.source(spark, "penstock-buffer-killing", url=self.intake, maxOffsetsPerTrigger=2)
+        return entries.select("entry").writeStream.format("penstock-buffer-killing").options(url=self.buffer)
+
+    def put(self, numbers: range) -> None:
+        produce(self.intake, numbers)
+
+
 def all_flows(folder: Path) -> list[Flow]:
-    return [kind(folder / kind.__name__.lower()) for kind in (Copying, Arriving, Leaving)]
+    return [kind(folder / kind.__name__.lower()) for kind in (Copying, Arriving, Leaving, Passing)]
 
 
 def register_sources(spark: SparkSession) -> None:
@@ -175,7 +194,7 @@ def register_sources(spark: SparkSession) -> None:
 
 def main(folder: Path) -> None:
     # Two tasks of each flow must be able to wait for the others at their stage.
-    spark = penstock.spark.session("killing", master="local[6]")
+    spark = penstock.spark.session("killing", master="local[8]")
     register_sources(spark)
     (folder / "program").write_text(str(os.getpid()))
     (folder / "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
