@@ -8,14 +8,17 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
+from penstock.clock import ManualClock
 
 
 @pytest.fixture
 def chain(url: str) -> list[penstock.Receipt]:
     """An order, two effects of it, and an effect of the first effect."""
-    with penstock.open(url) as journal:
+    clock = ManualClock()  # what different topics record in one millisecond has no order
+    with penstock.open(url, clock=clock) as journal:
         order = journal.topic("orders").append("placed", {"order": 1})
         paid = journal.topic("payments").append("paid", cause=order)
+        clock.advance(0.001)
         mailed = journal.topic("mails").append("mailed", cause=order)
         shipped = journal.topic("shipments").append("shipped", cause=paid)
         journal.topic("orders").append("placed", {"order": 2})
