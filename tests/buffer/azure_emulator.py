@@ -9,16 +9,15 @@ import base64
 import hashlib
 import hmac
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+
+from .emulator import free_port, wait_for_start
 
 ACCOUNT = "devstoreaccount1"
 #: The same in every installation of the emulator, and published with it.
@@ -39,9 +38,7 @@ class AzureEmulator:
     def __init__(self) -> None:
         program = azurite()
         assert program is not None, "azurite is not installed"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-azurite-")  # where it leaves a file of its own
         self._process = subprocess.Popen(
@@ -54,16 +51,7 @@ class AzureEmulator:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self._containers = 0
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self.container()
-                return
-            except (urllib.error.URLError, ConnectionError):
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    self.stop()
-                    raise RuntimeError("the Azure emulator did not start") from None
-                time.sleep(0.05)
+        wait_for_start(self._process, self.container, "Azure")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -8,17 +8,37 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_start(process: subprocess.Popen[bytes], ready: Callable[[], object], what: str) -> None:
+    """Asks until the program answers; ends it when it does not."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            ready()
+            return
+        except (urllib.error.URLError, ConnectionError):
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.terminate()
+                process.wait(10)
+                raise RuntimeError(f"the {what} emulator did not start") from None
+            time.sleep(0.05)
 
 
 class Emulator:
     """A running S3 emulator."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", str(Path(__file__).with_name("s3_emulator.py")), str(port)],
@@ -26,16 +46,7 @@ class Emulator:
             stderr=subprocess.DEVNULL,
         )
         self._buckets = 0
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self._put("/ready")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    self.stop()
-                    raise RuntimeError("the S3 emulator did not start") from None
-                time.sleep(0.05)
+        wait_for_start(self._process, lambda: self._put("/ready"), "S3")
 
     @property
     def options(self) -> dict[str, Any]:
