@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.clock import Seconds, from_ms
-from penstock.errors import ConfigError, PoisonMessage, StaleDelivery
+from penstock.errors import ConfigError, PoisonMessage
 from penstock.event import Event
 from penstock.journal.commit import Commit
+from penstock.queue.inhand import InHand
 from penstock.queue.policy import duration, duration_ms
 from penstock.queue.records import NEVER, Lease
 from penstock.queue.settle import Held, Outcome, extend, find_held, nack, release, stale
@@ -39,7 +38,7 @@ class Hold(msgspec.Struct, eq=False, weakref=False):
         return Hold(self.queue, self.label, self.consumer, group, number, lease.secret, lease.deadline)
 
 
-class Delivery(msgspec.Struct, eq=False, weakref=True):
+class Delivery(InHand, msgspec.Struct, eq=False, weakref=True):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
 
     >>> with queue.take() as delivery:   # acknowledged on a clean exit, given back with the error on an exception
@@ -61,31 +60,6 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
         """The delivery's name: 24 characters of a-z and 2-7, new for every delivery."""
         hold = self._hold
         return make_token(hold.queue._number, hold.group, hold.number, self._index, hold.secret)
-
-    @property
-    def seq(self) -> int:
-        """The message's position in its queue."""
-        return self.event.seq
-
-    @property
-    def payload(self) -> Any:
-        """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
-        return self.event.payload
-
-    @property
-    def kind(self) -> str:
-        """The message's kind."""
-        return self.event.kind
-
-    @property
-    def key(self) -> str | None:
-        """The message's ordering key."""
-        return self.event.key
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The message's headers."""
-        return self.event.headers
 
     @property
     def poison(self) -> PoisonMessage | None:
@@ -142,21 +116,6 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
         self._hold.queue._release([self])
         self._settled = True
 
-    def __enter__(self) -> Delivery:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._settled:
-            return
-        if error is None:
-            self.ack()
-            return
-        if not isinstance(error, Exception):  # interrupted, not failed
-            self.release()
-            return
-        with suppress(StaleDelivery):  # the caller's own failure matters more than that the lease is lost
-            self.nack(error=describe(error))
-
     # ── inside a commit ──────────────────────────────────────────────────────────────────────────────────────────────
     def _held(self, commit: Commit, queue: QueueState) -> Held | None:
         hold = self._hold
@@ -202,9 +161,3 @@ def check_nack(delay: Seconds | None, error: str | None) -> float | None:
     if error is not None and not isinstance(error, str):
         raise ConfigError(f"error must be text, not {error!r:.80}")
     return None if delay is None else duration(delay, "delay")
-
-
-def describe(error: BaseException) -> str:
-    """An exception as the text that a dead letter carries."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

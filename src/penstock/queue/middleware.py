@@ -12,7 +12,8 @@ from typing import Any
 from penstock.errors import StaleDelivery
 from penstock.logs import Log
 from penstock.queue import metrics
-from penstock.queue.delivery import Delivery, describe
+from penstock.queue.delivery import Delivery
+from penstock.queue.inhand import describe
 
 log = Log("penstock.queue")
 _DEBUG = 10

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.clock import Seconds, seconds
-from penstock.errors import ConfigError, StaleDelivery
-from penstock.queue.delivery import describe
+from penstock.errors import ConfigError
+from penstock.queue.inhand import InHand
 from penstock.remote.events import event_of
 from penstock.remote.queue_documents import HeldDocument
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.remote.queue import RemoteQueue
 
 
-class RemoteDelivery:
+class RemoteDelivery(InHand):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does."""
 
     def __init__(self, queue: RemoteQueue, found: HeldDocument) -> None:
@@ -34,31 +32,6 @@ class RemoteDelivery:
 
     def __repr__(self) -> str:
         return f"<delivery {self.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
-
-    @property
-    def seq(self) -> int:
-        """The message's position in its queue."""
-        return self.event.seq
-
-    @property
-    def payload(self) -> Any:
-        """The message's payload, decoded."""
-        return self.event.payload
-
-    @property
-    def kind(self) -> str:
-        """The message's kind."""
-        return self.event.kind
-
-    @property
-    def key(self) -> str | None:
-        """The message's ordering key."""
-        return self.event.key
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The message's headers."""
-        return self.event.headers
 
     def _do(self, what: str, body: Any = None) -> bytes:
         return self.queue._send("POST", "deliveries", self.token, what, body=body)
@@ -86,21 +59,3 @@ class RemoteDelivery:
         """Gives the message back at once without counting the attempt: for shutting down."""
         self._do("release")
         self._settled = True
-
-    def __enter__(self) -> RemoteDelivery:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._settled:
-            return
-        if error is None:
-            self.ack()
-        elif not isinstance(error, Exception):
-            self.release()
-        else:
-            try:
-                self.nack(error=describe(error))
-            except StaleDelivery:
-                return  # the caller's own failure matters more than that the lease is lost
