@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness import Table, versions
-from penstock.spark import java as javas
+from penstock.spark.startup import java as javas
 
 _STOCK = "from pyspark.sql import SparkSession; spark = SparkSession.builder.master('local[*]').getOrCreate()"
 _PENSTOCK = "import penstock.spark; spark = penstock.spark.session()"
@@ -25,7 +25,7 @@ import time; start = time.perf_counter()
 {session}
 assert spark.range(1000).selectExpr("sum(id)").first()[0] == 499500
 result = time.perf_counter() - start
-from penstock.spark.warm import _rehearsal_source
+from penstock.spark.startup.warm import _rehearsal_source
 spark.dataSource.register(_rehearsal_source())
 query = (spark.readStream.format("penstock-rehearsal").load().writeStream.format("penstock-rehearsal")
     .option("checkpointLocation", {checkpoint!r}).trigger(availableNow=True).start())
@@ -50,7 +50,9 @@ def main() -> None:
     )
     on_found, on_bundled = {"JAVA_HOME": str(found.home)}, {"JAVA_HOME": str(bundled)}
     for environment in (on_found, on_bundled):
-        subprocess.run([sys.executable, "-m", "penstock.spark.warm"], env={**os.environ, **environment}, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "penstock.spark.startup.warm"], env={**os.environ, **environment}, check=True
+        )
     ways: dict[str, tuple[str, Mapping[str, str]]] = {
         "without an archive": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "off"}),
         "warm": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "use"}),

@@ -29,7 +29,7 @@ Made from the OpenAPI document by `python scripts/http_page.py`.
 
 def page() -> str:
     """The page as it should be."""
-    from penstock.server.openapi import document
+    from penstock.server.api.openapi import document
 
     said = json.loads(document())
     lines = [INTRODUCTION]

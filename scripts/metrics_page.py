@@ -28,12 +28,12 @@ def page() -> str:
 
 def table() -> str:
     """Every metric of a process that uses everything."""
-    from penstock.buffer.measures import Measures
-    from penstock.metrics import REGISTRY, Registry, prometheus_name
-    from penstock.observing import GAUGES
-    from penstock.server.metrics import own
+    from penstock.buffer.counters import Measures
+    from penstock.observe.collect import GAUGES
+    from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
+    from penstock.server.api.metrics import own
 
-    for module in ("penstock.journal.measures", "penstock.queue.metrics"):
+    for module in ("penstock.journal.commit.counters", "penstock.queue.metrics"):
         importlib.import_module(module)
     found: dict[str, tuple[str, tuple[str, ...], str]] = {}
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Draft, Event, Receipt
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.event import format_id, parse_id
-from penstock.journal.block import Columns, build_block, read_block
+from penstock.events import format_id, parse_id
+from penstock.journal.storage.block import Columns, build_block, read_block
 
 
 def make(count: int = 3, **columns: Any) -> list[Event]:

@@ -4,158 +4,80 @@ Append events to topics in-process, follow them, take them as a queue, fold them
 them exactly once. Start with `penstock.open()`.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from penstock import errors
-    from penstock.api import Journal, Topic, Transaction, current, open, use
-    from penstock.clock import Clock, ManualClock
-    from penstock.entity.chain import CheckReport, VerifyReport
-    from penstock.entity.exporting import ExportReport
-    from penstock.entity.fence import Fence
-    from penstock.entity.importing import ImportReport
-    from penstock.entity.outbox import Outbox
-    from penstock.entity.projection import Projection, on
-    from penstock.entity.rebuild import RebuildReport
-    from penstock.entity.watch import Watch
-    from penstock.event import Draft, Event, Receipt
-    from penstock.journal.catalog import Settings
-    from penstock.journal.compaction import CompactReport
-    from penstock.journal.journal import Description, Pressure
-    from penstock.journal.subscription import Subscription
-    from penstock.journal.worker import Worker
-    from penstock.queue.delivery import Delivery
-    from penstock.queue.inspect import Consumer as QueueConsumer
-    from penstock.queue.inspect import PendingDelivery, QueueStats
-    from penstock.queue.middleware import Middleware
-    from penstock.queue.policy import QueuePolicy
-    from penstock.queue.queue import Queue
-    from penstock.queue.retry import Retry
-    from penstock.queue.schedule import Schedule
-    from penstock.schema import event, upcast
-    from penstock.ticket import Ticket
-
-__all__ = [
-    "CheckReport",
-    "Clock",
-    "CompactReport",
-    "Delivery",
-    "Description",
-    "Draft",
-    "Event",
-    "ExportReport",
-    "Fence",
-    "ImportReport",
-    "Journal",
-    "ManualClock",
-    "Middleware",
-    "Outbox",
-    "PendingDelivery",
-    "Pressure",
-    "Projection",
-    "Queue",
-    "QueueConsumer",
-    "QueuePolicy",
-    "QueueStats",
-    "RebuildReport",
-    "Receipt",
-    "Retry",
-    "Schedule",
-    "Settings",
-    "Subscription",
-    "Ticket",
-    "Topic",
-    "Transaction",
-    "VerifyReport",
-    "Watch",
-    "Worker",
-    "current",
-    "errors",
-    "event",
-    "on",
-    "open",
-    "upcast",
-    "use",
-]
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "CheckReport": ("penstock.entity.chain", "CheckReport"),
-    "Clock": ("penstock.clock", "Clock"),
-    "CompactReport": ("penstock.journal.compaction", "CompactReport"),
-    "Delivery": ("penstock.queue.delivery", "Delivery"),
-    "Description": ("penstock.journal.journal", "Description"),
-    "Draft": ("penstock.event", "Draft"),
-    "Event": ("penstock.event", "Event"),
-    "ExportReport": ("penstock.entity.exporting", "ExportReport"),
-    "Fence": ("penstock.entity.fence", "Fence"),
-    "ImportReport": ("penstock.entity.importing", "ImportReport"),
-    "Journal": ("penstock.api", "Journal"),
-    "ManualClock": ("penstock.clock", "ManualClock"),
-    "Middleware": ("penstock.queue.middleware", "Middleware"),
-    "Outbox": ("penstock.entity.outbox", "Outbox"),
-    "PendingDelivery": ("penstock.queue.inspect", "PendingDelivery"),
-    "Pressure": ("penstock.journal.journal", "Pressure"),
-    "Projection": ("penstock.entity.projection", "Projection"),
-    "Queue": ("penstock.queue.queue", "Queue"),
-    "QueueConsumer": ("penstock.queue.inspect", "Consumer"),
-    "QueuePolicy": ("penstock.queue.policy", "QueuePolicy"),
-    "QueueStats": ("penstock.queue.inspect", "QueueStats"),
-    "RebuildReport": ("penstock.entity.rebuild", "RebuildReport"),
-    "Receipt": ("penstock.event", "Receipt"),
-    "Retry": ("penstock.queue.retry", "Retry"),
-    "Schedule": ("penstock.queue.schedule", "Schedule"),
-    "Settings": ("penstock.journal.catalog", "Settings"),
-    "Subscription": ("penstock.journal.subscription", "Subscription"),
-    "Ticket": ("penstock.ticket", "Ticket"),
-    "Topic": ("penstock.api", "Topic"),
-    "Transaction": ("penstock.api", "Transaction"),
-    "VerifyReport": ("penstock.entity.chain", "VerifyReport"),
-    "Watch": ("penstock.entity.watch", "Watch"),
-    "Worker": ("penstock.journal.worker", "Worker"),
-    "current": ("penstock.api", "current"),
-    "event": ("penstock.schema", "event"),
-    "on": ("penstock.entity.projection", "on"),
-    "open": ("penstock.api", "open"),
-    "upcast": ("penstock.schema", "upcast"),
-    "use": ("penstock.api", "use"),
+_NAMES = {
+    "CheckReport": "penstock.entity.chain",
+    "Clock": "penstock.clock",
+    "CompactReport": "penstock.journal.upkeep.compaction",
+    "Delivery": "penstock.queue.delivery",
+    "Description": "penstock.journal.journal",
+    "Draft": "penstock.events",
+    "Event": "penstock.events",
+    "ExportReport": "penstock.entity.copying.exporting",
+    "Fence": "penstock.entity.staging.fence",
+    "ImportReport": "penstock.entity.copying.importing",
+    "Journal": "penstock.api",
+    "ManualClock": "penstock.clock",
+    "Middleware": "penstock.queue.run.middleware",
+    "Outbox": "penstock.entity.staging.outbox",
+    "PendingDelivery": "penstock.queue.inspect",
+    "Pressure": "penstock.journal.journal",
+    "Projection": "penstock.entity.projection.projection",
+    "Queue": "penstock.queue.queue",
+    "QueueConsumer": "penstock.queue.inspect",
+    "QueuePolicy": "penstock.queue.policy",
+    "QueueStats": "penstock.queue.inspect",
+    "RebuildReport": "penstock.entity.projection.rebuild",
+    "Receipt": "penstock.events",
+    "Retry": "penstock.queue.retry",
+    "Schedule": "penstock.queue.run.schedule",
+    "Settings": "penstock.journal.commit.catalog",
+    "Subscription": "penstock.journal.subscription",
+    "Ticket": "penstock.ticket",
+    "Topic": "penstock.api",
+    "Transaction": "penstock.api",
+    "VerifyReport": "penstock.entity.chain",
+    "Watch": "penstock.entity.projection.watch",
+    "Worker": "penstock.journal.worker",
+    "current": "penstock.api",
+    "event": "penstock.schema",
+    "on": "penstock.entity.projection.projection",
+    "open": "penstock.api",
+    "upcast": "penstock.schema",
+    "use": "penstock.api",
 }
 """Where each public name lives. They are fetched when first asked for: a command that only prints its help, or a Spark
-worker that decodes a block, should not pay for the rest."""
+worker that decodes a block, should not pay for the rest. `__init__.pyi` says the same to type checkers."""
+
+_MODULES = {
+    "errors": "penstock.errors",
+    "metrics": "penstock.observe.metrics",
+    "pipelines": "penstock.observe.pipelines",
+    "tracing": "penstock.observe.tracing",
+}
+"""Modules that are part of the public surface under a name of their own."""
+
+__all__ = sorted([*_NAMES, "errors"])
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+def __getattr__(name: str) -> object:
+    if name in _NAMES:
+        value: object = getattr(import_module(_NAMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(_MODULES[name])
+    else:
         try:
-            return import_module(f"penstock.{name}")  # penstock.errors, penstock.metrics …
+            return import_module(f"penstock.{name}")  # penstock.buffer, penstock.spark …
         except ModuleNotFoundError as error:
             if error.name != f"penstock.{name}":
                 raise
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    module, original = home
-    value = globals()[name] = getattr(import_module(module), original)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """`penstock.event` is the decorator, also after somebody imported the module of that name."""
-
-    @property
-    def event(self) -> Any:
-        return import_module("penstock.schema").event
-
-    @event.setter
-    def event(self, module: ModuleType) -> None:
-        """Importing the module would put it here."""
-
-
-sys.modules[__name__].__class__ = _Package

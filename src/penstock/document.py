@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.event import Draft, Event, Receipt
+from penstock.events import Draft, Event, Receipt
 
 PROBLEM_ATTRIBUTES = (
     "expected",

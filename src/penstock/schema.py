@@ -26,7 +26,7 @@ import msgspec
 from penstock.errors import ConfigError, PoisonMessage
 
 if TYPE_CHECKING:
-    from penstock.event import Event
+    from penstock.events import Event
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -84,7 +84,7 @@ _by_type: dict[type[Any], Schema] = {}
 
 def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
     """Declares a class (msgspec Struct, dataclass, pydantic model) as the payload of a kind, in its newest version."""
-    from penstock.journal.names import check_kind
+    from penstock.names import check_kind
 
     check_kind(kind)
     _check_version(version)
@@ -111,7 +111,7 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
 
 def upcast(kind: str, *, version: int) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Declares a function that turns a plain payload of `version` into one of `version + 1`."""
-    from penstock.journal.names import check_kind
+    from penstock.names import check_kind
 
     check_kind(kind)
     _check_version(version)

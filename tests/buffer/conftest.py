@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from penstock.buffer import Consumer, Descriptor, Metadata
+from penstock.buffer.counters import Measures
 from penstock.buffer.format import encode_batch, parse_manifest
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.measures import Measures
 from penstock.buffer.store import Store, open_store
 from penstock.buffer.store.contract import VersionConflict
 from penstock.clock import ManualClock, SystemClock
-from penstock.metrics import Registry
+from penstock.observe.metrics import Registry
 
 from .azure_emulator import AzureEmulator, azurite
 from .emulator import Emulator

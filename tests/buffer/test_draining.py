@@ -17,7 +17,7 @@ import penstock
 from penstock.buffer import Consumer, Metadata, Producer, drain
 from penstock.buffer.store import Store, open_store
 from penstock.errors import OutOfOrder
-from penstock.event import Draft
+from penstock.events import Draft
 
 from .conftest import MANIFEST, Buffer
 from .faults import FaultyStore, Killed

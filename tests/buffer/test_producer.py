@@ -13,7 +13,7 @@ from penstock.buffer.format import decode_batch, parse_manifest
 from penstock.buffer.store import Store, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
-from penstock.metrics import Registry
+from penstock.observe.metrics import Registry
 
 from .conftest import MANIFEST, Buffer
 from .faults import FaultyStore

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.buffer import Consumer, Metadata
+from penstock.buffer.counters import Measures
 from penstock.buffer.format import Manifest, append, encode_entries, parse_manifest
 from penstock.buffer.format.arrow import arrow_to_block
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.measures import Measures
 from penstock.buffer.naming import Place
-from penstock.buffer.publishing import Publisher, Staged
+from penstock.buffer.produce.publishing import Publisher, Staged
 from penstock.buffer.store import Store
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.metrics import Registry
+from penstock.observe.metrics import Registry
 
 from .conftest import Buffer
 from .faults import FaultyStore, Killed

@@ -17,7 +17,7 @@ from penstock.buffer import Batch, Consumer, Producer
 from penstock.buffer.store import Store, open_store
 from penstock.clock import ManualClock
 from penstock.errors import Closed, Fenced, PenstockError, StorageError
-from penstock.metrics import Registry
+from penstock.observe.metrics import Registry
 
 from .audit import Audit
 from .azure_emulator import azurite

@@ -9,7 +9,7 @@ from pathlib import Path
 import penstock
 from cli.commandline import Cli
 from penstock.clock import ManualClock
-from penstock.pipelines import FlowStatus, report, status
+from penstock.observe.pipelines import FlowStatus, report, status
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from penstock.journal import indexer, keybuild, keymerge, keyrows
+from penstock.journal.index import builder as keybuild
+from penstock.journal.index import indexer
+from penstock.journal.index import merge as keymerge
+from penstock.journal.index import rows as keyrows
 
 SIZES = [
     (indexer, "INDEX_RUN_EVENTS", 16),

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.engine import sorted_map
 from penstock.engine.contract import Durability, Engine, ReadTx, WriteTx
-from penstock.engine.sorted_map import Frozen, SortedMap
+from penstock.engine.memory import sorted_map
+from penstock.engine.memory.sorted_map import Frozen, SortedMap
 from penstock.engine.url import open_engine
 
 END = b"\xff" * 600

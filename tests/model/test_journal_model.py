@@ -19,7 +19,7 @@ from journal_model import Known, Refused, TopicModel
 import penstock
 from penstock import Draft, Journal, ManualClock, Receipt, Topic
 from penstock.errors import Conflict, PositionTrimmed
-from penstock.journal import tail
+from penstock.journal.commit import recent as tail
 
 SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file")
 TOPICS = st.sampled_from(["a", "b"])

@@ -7,8 +7,8 @@ from openapi_spec_validator import validate
 from starlette.routing import Mount, Route
 
 import penstock
+from penstock.server.api.openapi import OPERATIONS, document
 from penstock.server.application import make_app
-from penstock.server.openapi import OPERATIONS, document
 from server.serving import Served
 
 

@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 import penstock
-from penstock.pipelines import FlowStatus, report
+from penstock.observe.pipelines import FlowStatus, report
 from server.serving import ADMIN, READ, TOKENS, Served, serving, wait_until
 
 SLOW = 60_000

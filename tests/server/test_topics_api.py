@@ -137,7 +137,7 @@ def test_reads_are_filtered(served: Served, orders: penstock.Topic) -> None:
 def test_a_rare_condition_ends_a_page_early_and_says_where_to_go_on(
     served: Served, orders: penstock.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.server.topics.SCANNED", 3)
+    monkeypatch.setattr("penstock.server.api.topics.SCANNED", 3)
     page = served.get("/v1/topics/orders/events", where="payload.n = 10", limit=2)
     assert seqs(page) == [] and page.json["next"] == 5
     assert seqs(served.get("/v1/topics/orders/events", where="payload.n = 10", limit=2, after=5)) == [10]
@@ -323,7 +323,7 @@ def test_a_defect_is_logged_and_not_shown(
     def broken(*args: object) -> None:
         raise RuntimeError("secret details")
 
-    monkeypatch.setattr("penstock.server.topics.topic_of", broken)
+    monkeypatch.setattr("penstock.server.api.topics.topic_of", broken)
     answer = served.get("/v1/topics/t")
     assert (answer.status, answer.json["error"]) == (500, "InternalError")
     assert b"secret" not in answer.data and "secret details" in caplog.text

@@ -9,8 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from penstock.spark import java as javas
-from penstock.spark.launch import spark_folder
+from penstock.spark.startup import java as javas
+from penstock.spark.startup.launch import spark_folder
 
 
 class Cluster:

@@ -27,12 +27,12 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from penstock.buffer.manifest import ManifestObject
-from penstock.spark import sink
 from penstock.spark.buffer import sink as buffer_sink
 from penstock.spark.buffer.source import BufferSource
 from penstock.spark.buffer.stream import StreamReader as BufferReader
-from penstock.spark.source import PenstockSource
-from penstock.spark.stream import StreamReader
+from penstock.spark.sink import sink
+from penstock.spark.source.source import PenstockSource
+from penstock.spark.source.stream import StreamReader
 
 STAGES = ("planned", "reading", "writing", "publishing", "published")
 _PATIENCE_SECONDS = 600

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark import archive as archives
-from penstock.spark import java as javas
-from penstock.spark.archive import Archive, cache_folder, mode
+from penstock.spark.startup import archive as archives
+from penstock.spark.startup import java as javas
+from penstock.spark.startup.archive import Archive, cache_folder, mode
 
 
 class Workshop:
@@ -145,7 +145,7 @@ def test_the_archive_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigError, match="on, use or off"):
         mode({"PENSTOCK_SPARK_ARCHIVE": "maybe"})
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.spark.warm"],
+        [sys.executable, "-m", "penstock.spark.startup.warm"],
         env={**os.environ, "PENSTOCK_SPARK_ARCHIVE": "off"},
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock import Draft
-from penstock.spark import java
+from penstock.spark.startup import java
 
 DEPENDENCIES = Path(sys.prefix) / "declarative"
 SPARK = Path(pyspark.__file__).parent

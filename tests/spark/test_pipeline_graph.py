@@ -10,9 +10,9 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, InvalidName
 from penstock.spark import buffer_at, external, flow, queue, topic
-from penstock.spark.faults import fault_of
-from penstock.spark.flows import Flow, Pipeline, load_pipeline
-from penstock.spark.graph import Graph
+from penstock.spark.pipeline.faults import fault_of
+from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
+from penstock.spark.pipeline.graph import Graph
 
 
 @pytest.fixture

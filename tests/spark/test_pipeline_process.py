@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock import Draft
-from penstock.pipelines import status
+from penstock.observe.pipelines import status
 
 PIPELINE = """
 from penstock.spark import flow, topic

@@ -19,13 +19,14 @@ from penstock import Draft
 from penstock.buffer import Producer
 from penstock.buffer.naming import DEFAULT_MANIFEST
 from penstock.errors import ConfigError, FlowFailed, Locked
-from penstock.pipelines import FlowStatus, status
-from penstock.spark import buffer_at, flow, queue, running, topic
-from penstock.spark.alone import alone
-from penstock.spark.flows import Flow, Pipeline
-from penstock.spark.graph import Bound
-from penstock.spark.lag import Lag
-from penstock.spark.running import Runner, run
+from penstock.observe.pipelines import FlowStatus, status
+from penstock.spark import buffer_at, flow, queue, topic
+from penstock.spark.pipeline import running
+from penstock.spark.pipeline.alone import alone
+from penstock.spark.pipeline.flows import Flow, Pipeline
+from penstock.spark.pipeline.graph import Bound
+from penstock.spark.pipeline.lag import Lag
+from penstock.spark.pipeline.running import Runner, run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 import penstock
 import penstock.spark
 from penstock import Draft, Projection, on
-from penstock.entity.snapshot import load_saved
+from penstock.entity.projection.snapshot import load_saved
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -358,7 +358,8 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
     program = textwrap.dedent("""
         import os, signal, sys
         import penstock
-        from penstock.spark import sealfile, sealing
+        from penstock.journal.sealed import sealing
+        from penstock.journal.sealed import writing as sealfile
 
         stage, hits = sys.argv[2], [0]
         def killing(name, function, first):
@@ -377,7 +378,7 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
         sealing.save_segment = killing("named", sealing.save_segment, True)
         sealing._Sealing._record = killing("recorded", sealing._Sealing._record, False)
         journal = penstock.open(sys.argv[1] + "/shop.db")
-        sealing.seal(journal, "orders", lake=sys.argv[1] + "/lake", through=800, file_events=200)
+        sealing.seal_topic(journal, "orders", lake=sys.argv[1] + "/lake", through=800, file_events=200)
     """)
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path), stage], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -19,10 +19,10 @@ import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError
-from penstock.spark import java as javas
-from penstock.spark.launch import goes_direct, heap
-from penstock.spark.scratch import Scratch, sweep
-from penstock.spark.settings import defaults, from_keywords, merged, threads, with_identity
+from penstock.spark.startup import java as javas
+from penstock.spark.startup.launch import goes_direct, heap
+from penstock.spark.startup.scratch import Scratch, sweep
+from penstock.spark.startup.settings import defaults, from_keywords, merged, threads, with_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -264,7 +264,7 @@ def test_a_folder_goes_with_everything_in_it(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: Path) -> None:
     program = (
-        "import sys, time, pathlib; from penstock.spark.scratch import Scratch\n"
+        "import sys, time, pathlib; from penstock.spark.startup.scratch import Scratch\n"
         "print(Scratch(pathlib.Path(sys.argv[1])).path, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True) as owner:
@@ -339,7 +339,7 @@ def test_the_process_of_a_streaming_source_ends_quietly_when_spark_hangs_up(shal
         listening.listen()
         listening.settimeout(PATIENCE_SECONDS)
         served = subprocess.Popen(
-            [sys.executable, "-m", "penstock.spark.serving"],
+            [sys.executable, "-m", "penstock.spark.startup.serving"],
             env={**os.environ, "PYTHON_WORKER_FACTORY_SOCK_PATH": str(path)},
             stderr=subprocess.PIPE,
         )
@@ -368,8 +368,8 @@ def test_the_secret_of_the_gateway_is_not_left_in_the_environment(spark: SparkSe
 LIFE = """
 import json, os, signal
 import penstock.spark
-from penstock.spark import sessions
-from penstock.spark.warm import _rehearsal_source
+from penstock.spark.startup import sessions
+from penstock.spark.startup.warm import _rehearsal_source
 
 def state(spark):
     arguments = list(spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
@@ -413,7 +413,7 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     assert home is not None
     environment = {"JAVA_HOME": str(home), "XDG_CACHE_HOME": str(shallow_path / "cache"), "TMPDIR": str(shallow_path)}
     sealed_but_broken = (
-        "from penstock.spark import java, sessions; import json, os\n"
+        "from penstock.spark.startup import java, sessions; import json, os\n"
         "archive = sessions.archive_for(java.find()); archive.path.parent.mkdir(parents=True)\n"
         "archive.path.write_bytes(os.urandom(1 << 20)); status = archive.path.stat()\n"
         "seal = {'size': status.st_size, 'mtime_ns': status.st_mtime_ns}\n"
@@ -444,7 +444,7 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
 @pytest.mark.slow
 def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(shallow_path: Path) -> None:
     program = (
-        "import time, penstock.spark; from penstock.spark import sessions\n"
+        "import time, penstock.spark; from penstock.spark.startup import sessions\n"
         "spark = penstock.spark.session(master='local[2]'); assert spark.range(9).repartition(3).count() == 9\n"
         "print(sessions._running.jvm.process.pid, flush=True); time.sleep(600)"
     )

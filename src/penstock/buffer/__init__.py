@@ -17,14 +17,14 @@ What holds:
 `collector` what a consumer does beside reading, and `draining` the way into a journal, exactly once.
 """
 
-from penstock.buffer.batch import Batch
-from penstock.buffer.consumer import Consumer
-from penstock.buffer.draining import DrainReport, drain
-from penstock.buffer.fetcher import Fetcher
+from penstock.buffer.consume.batch import Batch
+from penstock.buffer.consume.consumer import Consumer
+from penstock.buffer.consume.draining import DrainReport, drain
+from penstock.buffer.consume.fetcher import Fetcher
+from penstock.buffer.consume.running import RunReport
 from penstock.buffer.format.descriptor import Descriptor, Metadata
-from penstock.buffer.outgoing import Produced, UnflushedBatch
-from penstock.buffer.producer import Producer
-from penstock.buffer.running import RunReport
+from penstock.buffer.produce.outgoing import Produced, UnflushedBatch
+from penstock.buffer.produce.producer import Producer
 
 __all__ = [
     "Batch",

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from penstock.buffer.counters import ManifestMeasures
 from penstock.buffer.format import Manifest, append, parse_manifest
 from penstock.buffer.format.descriptor import Metadata
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.marks import Marks
-from penstock.buffer.measures import ManifestMeasures
 from penstock.buffer.store import Store, Stored, VersionConflict
 from penstock.buffer.store.contract import Buffer
 from penstock.buffer.trail import Trail

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from penstock.buffer import Batch, Consumer, Fetcher, Producer
-from penstock.buffer.collector import collect
+from penstock.buffer.consume.collector import collect
 from penstock.buffer.format import Manifest, parse_manifest
 from penstock.buffer.format.manifest import VERSION
 from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, batch_time_ms, place, shard_place

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from penstock.api import Topic
-    from penstock.event import Event
-    from penstock.where import Where
+    from penstock.conditions import Where
+    from penstock.events import Event
 
 CHOICES: tuple[Option, ...] = (
     option(

@@ -14,7 +14,7 @@ from penstock.cli.show import event_line
 from penstock.document import event_json
 
 if TYPE_CHECKING:
-    from penstock.event import Event
+    from penstock.events import Event
 
 
 @command(
@@ -52,7 +52,7 @@ def graph(run: Run, correlation: str, format: str, out: str | None) -> None:
     if format == "tree":
         text = "\n".join(_tree_lines(events, color=run.color and out is None))
     else:
-        from penstock.entity.graph import graph_of
+        from penstock.entity.causality.graph import graph_of
 
         text = graph_of(events).render(format)  # type: ignore[arg-type]
     if out is None:
@@ -69,7 +69,7 @@ def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
 
 def tree(events: list[Event]) -> Iterator[tuple[str, Event]]:
     """Each event below its cause, with the stems that lead to it."""
-    from penstock.entity.causality import branches
+    from penstock.entity.causality.walk import branches
 
     starts, effects = branches(events)
     seen: set[str] = set()

@@ -248,7 +248,7 @@ def _java_version(path: str) -> int | None:
 
 def _journal(run: Run) -> list[Finding]:
     """The journal, if there is one, and the disk it lies on."""
-    from penstock.quantities import show_size
+    from penstock.units import show_size
 
     try:
         with run.journal(read_only=True) as journal:

@@ -14,10 +14,10 @@ from penstock.cli.failure import UsageError
 from penstock.cli.run import Run
 from penstock.document import DraftDocument, draft_from_json, event_json
 from penstock.errors import ConfigError
-from penstock.quantities import show_size
+from penstock.units import show_size
 
 if TYPE_CHECKING:
-    from penstock.event import Draft
+    from penstock.events import Draft
 
 FORMATS = ("jsonl", "arrow", "parquet")
 
@@ -123,7 +123,7 @@ def _write_batches(batches: Iterator[Any], path: Path, kind: str) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from penstock.journal.arrow import arrow_schema
+    from penstock.journal.storage.to_arrow import arrow_schema
 
     count = 0
     schema = arrow_schema()

@@ -13,11 +13,11 @@ from penstock.cli.command import argument, command, flag, option
 from penstock.cli.failure import Nothing, UsageError
 from penstock.cli.output import table
 from penstock.cli.run import Run
-from penstock.quantities import show_duration
+from penstock.units import show_duration
 
 if TYPE_CHECKING:
-    from penstock.pipelines import FlowStatus
-    from penstock.spark.running import Runner
+    from penstock.observe.pipelines import FlowStatus
+    from penstock.spark.pipeline.running import Runner
 
 _COLUMNS = ("Flow", "State", "Rows", "Rows/s", "Lag", "Batch", "Batch time", "Restarts", "Error")
 
@@ -83,8 +83,8 @@ def run(
         raise UsageError("give --once or --continuous, not both")
     if dry and reset:
         raise UsageError("--dry changes nothing, and --reset does: give one of them")
-    from penstock.spark.flows import load_pipeline
-    from penstock.spark.running import Runner, journal_url
+    from penstock.spark.pipeline.flows import load_pipeline
+    from penstock.spark.pipeline.running import Runner, journal_url
 
     pipeline = load_pipeline(file, name=name)
     if flow:
@@ -216,7 +216,7 @@ def _frame(flows: list[FlowStatus], *, color: bool) -> str:
     details="A flow that claims to run and has not reported for a minute is `silent`: it was killed, or hangs.",
 )
 def pipelines(run: Run, pipeline: str | None) -> None:
-    from penstock.pipelines import status
+    from penstock.observe.pipelines import status
 
     now = datetime.now(UTC)
     with run.journal(read_only=True) as journal:

@@ -14,13 +14,13 @@ from penstock.cli.run import Run
 from penstock.cli.show import event_line, payload_text
 from penstock.document import event_document, event_json
 from penstock.errors import ConfigError
-from penstock.quantities import show_duration
+from penstock.units import show_duration
 
 if TYPE_CHECKING:
     from penstock.api import Journal
-    from penstock.observed import Failure
+    from penstock.conditions import Where
+    from penstock.observe.sample import Failure
     from penstock.queue.queue import Queue
-    from penstock.where import Where
 
 
 def existing_queue(journal: Journal, name: str) -> Queue:

@@ -9,7 +9,7 @@ from penstock.cli.command import argument, command, option
 from penstock.cli.failure import UsageError
 from penstock.cli.progress import Progress
 from penstock.cli.run import Run
-from penstock.quantities import show_size
+from penstock.units import show_size
 
 
 @command(

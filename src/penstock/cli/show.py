@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import paint, safe
 from penstock.errors import PoisonMessage
-from penstock.quantities import show_moment, show_size
+from penstock.units import show_moment, show_size
 
 if TYPE_CHECKING:
-    from penstock.event import Event
+    from penstock.events import Event
 
 WIDEST = 4000
 """Characters of a payload on one line, at the most; `show` and --json give all of it."""

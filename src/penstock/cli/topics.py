@@ -16,12 +16,12 @@ from penstock.cli.run import Run
 from penstock.cli.show import event_line, event_record, pretty_payload
 from penstock.document import draft_from_json, event_json, receipt_document
 from penstock.errors import ConfigError
-from penstock.event import Draft
+from penstock.events import Draft
 
 if TYPE_CHECKING:
     from penstock.api import Topic
-    from penstock.event import Event, Receipt
-    from penstock.where import Where
+    from penstock.conditions import Where
+    from penstock.events import Event, Receipt
 
 
 @command(

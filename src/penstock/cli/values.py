@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.quantities import parse_duration, parse_moment, parse_size
+from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
-    from penstock.where import Where
+    from penstock.conditions import Where
 
 __all__ = ["count", "duration", "header", "json_value", "moment", "position", "size", "where"]
 
@@ -47,7 +47,7 @@ def header(text: str) -> tuple[str, str]:
 
 def where(text: str) -> Where:
     """A condition on events."""
-    from penstock.where import Where
+    from penstock.conditions import Where
 
     return Where(text)
 

@@ -12,10 +12,10 @@ from penstock.cli.command import command, flag, option
 from penstock.cli.output import table
 from penstock.cli.run import Run
 from penstock.errors import ConfigError, PenstockError
-from penstock.quantities import parse_duration, show_duration
+from penstock.units import parse_duration, show_duration
 
 if TYPE_CHECKING:
-    from penstock.observed import Sample
+    from penstock.observe.sample import Sample
 
 FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """What monitoring systems expect a check to exit with."""

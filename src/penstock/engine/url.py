@@ -22,11 +22,11 @@ from penstock.errors import ConfigError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 
 ENGINES: dict[str, tuple[str, str, str | None]] = {
-    "memory": ("penstock.engine.memory", "MemoryEngine", None),
-    "sqlite": ("penstock.engine.sqlite", "SqliteEngine", None),
-    "lmdb": ("penstock.engine.lmdb", "LmdbEngine", "lmdb"),
-    "rocksdb": ("penstock.engine.rocksdb", "RocksdbEngine", "rocksdb"),
-    "file": ("penstock.engine.file", "FileEngine", None),
+    "memory": ("penstock.engine.memory.engine", "MemoryEngine", None),
+    "sqlite": ("penstock.engine.sqlite.engine", "SqliteEngine", None),
+    "lmdb": ("penstock.engine.lmdb.engine", "LmdbEngine", "lmdb"),
+    "rocksdb": ("penstock.engine.rocksdb.engine", "RocksdbEngine", "rocksdb"),
+    "file": ("penstock.engine.file.engine", "FileEngine", None),
 }
 """Scheme → the module and class of its engine, and the extra that brings its package."""
 

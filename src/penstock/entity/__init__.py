@@ -17,6 +17,6 @@
     exporting.py    whole journals to files: JSON Lines, Parquet
     importing.py    and back
 
-Entities are keys: `read(key=…)` and `generation(key)` go through the index in `penstock.journal.keyindex`. Snapshots
+Entities are keys: `read(key=…)` and `generation(key)` go through the index in `penstock.journal.index.index`. Snapshots
 lie under the prefix `p` (see `snapshot.py`). A gate or a handler that raises leaves the store as it was.
 """

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import ConfigError, Corrupt
-from penstock.event import Receipt
-from penstock.journal import keys
-from penstock.journal.block import Block, columns_of
-from penstock.journal.catalog import load_state
-from penstock.journal.chain import GENESIS, link_of, load_blake3, name_of, said_by, stored_link
+from penstock.events import Receipt
+from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed import check_sealed
+from penstock.journal.sealed.files import check_sealed
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Block, columns_of
+from penstock.journal.storage.links import GENESIS, link_of, load_blake3, name_of, said_by, stored_link
 
 if TYPE_CHECKING:
     from penstock.entity.topic import EntityTopic

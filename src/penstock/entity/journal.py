@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.entity.causality import correlated
-from penstock.entity.fence import Fence, Fences
-from penstock.entity.gate import Gates
-from penstock.entity.outbox import Outbox
-from penstock.entity.project import States
-from penstock.event import Event
+from penstock.entity.causality.walk import correlated
+from penstock.entity.projection.states import States
+from penstock.entity.staging.fence import Fence, Fences
+from penstock.entity.staging.gate import Gates
+from penstock.entity.staging.outbox import Outbox
+from penstock.events import Event
 from penstock.journal.journal import BaseJournal, Description
 
 if TYPE_CHECKING:
-    from penstock.entity.exporting import CopyFormat, ExportReport
-    from penstock.entity.graph import GraphFormat
-    from penstock.entity.importing import ImportReport
+    from penstock.entity.causality.graph import GraphFormat
+    from penstock.entity.copying.exporting import CopyFormat, ExportReport
+    from penstock.entity.copying.importing import ImportReport
 
 # What few programs call is imported when it is called: a command line starts a good deal sooner without it.
 
@@ -49,7 +49,7 @@ class EntityJournal(BaseJournal):
 
     def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
         """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
-        from penstock.entity.graph import graph_of
+        from penstock.entity.causality.graph import graph_of
 
         return graph_of(correlated(self, correlation_id)).render(format)
 
@@ -65,7 +65,7 @@ class EntityJournal(BaseJournal):
 
         `progress` is called now and then with how many of how many events are done.
         """
-        from penstock.entity.exporting import export
+        from penstock.entity.copying.exporting import export
 
         self._check_open()
         return export(self, path, topics=topics, format=format, progress=progress)
@@ -81,7 +81,7 @@ class EntityJournal(BaseJournal):
 
         Events that are there already, from an import that was interrupted, are skipped.
         """
-        from penstock.entity.importing import import_
+        from penstock.entity.copying.importing import import_
 
         self._check_open()
         return import_(self, path, topics=topics, progress=progress)

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import Seconds
-from penstock.entity.causality import ancestors, correlated, effects
+from penstock.entity.causality.walk import ancestors, correlated, effects
 from penstock.entity.chain import CheckReport, VerifyReport, check, verify
-from penstock.entity.project import Freshness, project
-from penstock.entity.projection import Projection, check_projection
-from penstock.event import Draft, Event, Receipt
-from penstock.journal.commit import Commit
-from penstock.journal.keyruns import drop_index
-from penstock.journal.names import check_consumer, check_position, check_text
+from penstock.entity.projection.projection import Projection, check_projection
+from penstock.entity.projection.states import Freshness, project
+from penstock.events import Draft, Event, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Operation
+from penstock.journal.index.directory import drop_index
 from penstock.journal.reading import TopicView
 from penstock.journal.topic import BaseTopic
 from penstock.journal.worker import Worker
-from penstock.journal.writer import Operation
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.names import check_consumer, check_position, check_text
 
 if TYPE_CHECKING:
     from penstock.entity.journal import EntityJournal
-    from penstock.entity.rebuild import RebuildReport
-    from penstock.entity.watch import Watch
+    from penstock.entity.projection.rebuild import RebuildReport
+    from penstock.entity.projection.watch import Watch
 
 P = TypeVar("P", bound=Projection)
 
@@ -85,7 +85,7 @@ class EntityTopic(BaseTopic):
 
     def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
         """The entity's state now, and again whenever it has new events."""
-        from penstock.entity.watch import Watch
+        from penstock.entity.projection.watch import Watch
 
         return Watch(self, projection, key)
 
@@ -100,7 +100,7 @@ class EntityTopic(BaseTopic):
 
         `progress` is called now and then with how many of how many events are done.
         """
-        from penstock.entity.rebuild import rebuild
+        from penstock.entity.projection.rebuild import rebuild
 
         return rebuild(self, projection, whole=whole, progress=progress)
 
@@ -141,7 +141,7 @@ class EntityTopic(BaseTopic):
         A draft goes to the topic it names, else to this one. `start()` or `run()` it, like `worker`.
         """
         check_consumer(consumer)
-        from penstock.entity.reactor import Reactor
+        from penstock.entity.staging.reactor import Reactor
 
         reactor = Reactor(self, consumer, handler, batch=batch, idle=idle, restarts=restarts)
         self.journal._workers.add(reactor)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
-from penstock.journal import keys
-from penstock.journal.commit import Commit
+from penstock.journal.commit.commit import Commit
+from penstock.journal.storage import keys
 
 
 def read_cursor(snap: Snapshot, number: int, consumer: str) -> int | None:

@@ -14,21 +14,22 @@ import msgspec
 from penstock.clock import Clock, SystemClock
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, ConfigError
-from penstock.event import Draft, Event
-from penstock.journal import interrupts, keys
-from penstock.journal.commit import Commit
-from penstock.journal.compaction import Hold, cursor_holds
-from penstock.journal.indexer import Indexer
-from penstock.journal.keeper import Keeper
-from penstock.journal.keyindex import KeyIndex
-from penstock.journal.names import check_name
+from penstock.events import Draft, Event
+from penstock.journal.commit import interrupts
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Operation, Writer
+from penstock.journal.index.index import KeyIndex
+from penstock.journal.index.indexer import Indexer
 from penstock.journal.reading import find_event
 from penstock.journal.signal import Hub
+from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic
 from penstock.journal.transaction import BaseTransaction
+from penstock.journal.upkeep.compaction import Hold, cursor_holds
+from penstock.journal.upkeep.housekeeper import Keeper
 from penstock.journal.worker import Worker
-from penstock.journal.writer import Operation, Writer
 from penstock.limits import INDEX_RUN_EVENTS
+from penstock.names import check_name
 
 FORMAT = 1
 """The key layout and block format of this version; written into every store."""

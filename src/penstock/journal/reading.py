@@ -8,10 +8,8 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt, PositionTrimmed
-from penstock.event import Event, parse_id
-from penstock.journal import keys
-from penstock.journal.block import Block
-from penstock.journal.catalog import (
+from penstock.events import Event, parse_id
+from penstock.journal.commit.catalog import (
     TopicRecord,
     TopicState,
     first_block,
@@ -20,7 +18,9 @@ from penstock.journal.catalog import (
     load_state,
     open_block,
 )
-from penstock.journal.sealed import sealed_block_holding, sealed_blocks, sealed_blocks_back
+from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Block
 
 
 class Filter(msgspec.Struct, frozen=True):

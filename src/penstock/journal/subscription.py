@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError, Lagged
-from penstock.event import Event
-from penstock.journal import keys
+from penstock.events import Event
 from penstock.journal.reading import TopicView
+from penstock.journal.storage import keys
 from penstock.limits import SUBSCRIPTION_BUFFER
 
 if TYPE_CHECKING:

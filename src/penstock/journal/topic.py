@@ -10,22 +10,22 @@ import msgspec
 
 from penstock.clock import Seconds, seconds, to_ms
 from penstock.errors import ConfigError
-from penstock.event import Draft, Event, Receipt, parse_id
-from penstock.journal import keys
-from penstock.journal.catalog import Settings, TopicRecord, load_record, save_record
-from penstock.journal.chain import load_blake3
-from penstock.journal.commit import Commit
-from penstock.journal.compaction import CompactReport, compact, compact_by_key
+from penstock.events import Draft, Event, Receipt, parse_id
+from penstock.journal.commit.catalog import Settings, TopicRecord, load_record, save_record
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.dedup import change_window
+from penstock.journal.commit.prepare import Batch, FindCause, prepare, prepare_one
+from penstock.journal.commit.writer import Operation
 from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
-from penstock.journal.dedup import change_window
-from penstock.journal.keylook import Look, entity_events
-from penstock.journal.names import check_consumer, check_limit, check_position
-from penstock.journal.prepare import Batch, FindCause, prepare, prepare_one
+from penstock.journal.index.lookup import Look, entity_events
 from penstock.journal.reading import Filter, TopicView
+from penstock.journal.storage import keys
+from penstock.journal.storage.links import load_blake3
 from penstock.journal.subscription import OnLag, Subscription
+from penstock.journal.upkeep.compaction import CompactReport, compact, compact_by_key
 from penstock.journal.worker import TopicWorker, Worker
-from penstock.journal.writer import Operation
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.names import check_consumer, check_limit, check_position
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class BaseTopic:
         Payloads are a column of JSON text; `payload="binary"` makes it one of bytes, which a topic needs whose payloads
         are bytes that are not text.
         """
-        from penstock.journal.arrow import read_batches
+        from penstock.journal.storage.to_arrow import read_batches
 
         check_position(after, "after")
         check_limit(limit)

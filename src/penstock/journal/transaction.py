@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, StorageError
-from penstock.event import Draft, Event, Receipt
-from penstock.journal import keys
-from penstock.journal.commit import Commit
+from penstock.events import Draft, Event, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.interrupts import Shield, is_inside
 from penstock.journal.cursors import move_cursor, read_cursor
-from penstock.journal.interrupts import Shield, is_inside
-from penstock.journal.keylook import Look
-from penstock.journal.names import check_consumer, check_limit, check_name, check_position
+from penstock.journal.index.lookup import Look
 from penstock.journal.reading import TopicView, find_event
+from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic, _filter, read_view
+from penstock.names import check_consumer, check_limit, check_name, check_position
 
 if TYPE_CHECKING:
-    from penstock.journal.exclusive import Exclusive
+    from penstock.journal.commit.exclusive import Exclusive
     from penstock.journal.journal import BaseJournal
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError
-from penstock.event import Event
+from penstock.events import Event
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.logs import Log
+from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
     import asyncio

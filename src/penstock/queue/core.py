@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds
 from penstock.errors import ConfigError
-from penstock.event import Draft, Receipt
-from penstock.journal.commit import Commit
-from penstock.journal.prepare import Batch, FindCause
-from penstock.journal.writer import Operation
+from penstock.events import Draft, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.prepare import Batch, FindCause
+from penstock.journal.commit.writer import Operation
 from penstock.queue import metrics
 from penstock.queue.delivery import Delivery, Hold, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
-from penstock.queue.push import Wish, draft_fields, plain_batch, push, read_wish
-from penstock.queue.settle import Held, ack, ack_mask, find_held
-from penstock.queue.state import QueueState
+from penstock.queue.operations.push import Wish, draft_fields, plain_batch, push, read_wish
+from penstock.queue.operations.settle import Held, ack, ack_mask, find_held
+from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
 
 if TYPE_CHECKING:
-    from penstock.queue.desk import Desk
+    from penstock.queue.registry import Desk
 
 
 class QueueCore:

@@ -9,13 +9,13 @@ import msgspec
 
 from penstock.clock import Seconds, from_ms
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.event import Event
-from penstock.journal.commit import Commit
+from penstock.events import Event
+from penstock.journal.commit.commit import Commit
 from penstock.queue.inhand import InHand
+from penstock.queue.operations.settle import Held, Outcome, extend, find_held, nack, release, stale
 from penstock.queue.policy import duration, duration_ms
-from penstock.queue.records import NEVER, Lease
-from penstock.queue.settle import Held, Outcome, extend, find_held, nack, release, stale
-from penstock.queue.state import QueueState
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.records import NEVER, Lease
 from penstock.queue.token import make_token
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.errors import StaleDelivery
 
 if TYPE_CHECKING:
-    from penstock.event import Event
+    from penstock.events import Event
 
 
 class InHand:

@@ -13,14 +13,15 @@ import msgspec
 
 from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
-from penstock.event import Event
-from penstock.journal.catalog import TopicRecord, load_state
+from penstock.events import Event
+from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
-from penstock.queue import keys, metrics
-from penstock.queue.blocks import Blocks
-from penstock.queue.group import Group
-from penstock.queue.records import NEVER, read_special
-from penstock.queue.state import WORK, QueueState, unknown_queue
+from penstock.queue import metrics
+from penstock.queue.state import keys
+from penstock.queue.state.blocks import Blocks
+from penstock.queue.state.cache import WORK, QueueState, unknown_queue
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import NEVER, read_special
 from penstock.queue.token import make_token
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class PendingDelivery(msgspec.Struct, frozen=True):
     key: str | None = None
 
 
-class Consumer(msgspec.Struct, frozen=True):
+class QueueConsumer(msgspec.Struct, frozen=True):
     """A consumer that gave its name when it took something."""
 
     name: str
@@ -297,7 +298,7 @@ def groups(queue: Queue) -> list[str]:
         return _names(state)
 
 
-def consumers(queue: Queue) -> list[Consumer]:
+def consumers(queue: Queue) -> list[QueueConsumer]:
     found = []
     with looking(queue) as (snap, state):
         now = queue.journal.clock.now_ms()
@@ -307,7 +308,7 @@ def consumers(queue: Queue) -> list[Consumer]:
             seen = keys.unpack_seq(value)
             age = (now - seen) / 1000
             presence = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
-            found.append(Consumer(name, labels.get(number, "default"), from_ms(seen), presence))
+            found.append(QueueConsumer(name, labels.get(number, "default"), from_ms(seen), presence))
     return found
 
 

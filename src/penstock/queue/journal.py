@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds
 from penstock.errors import ConfigError
-from penstock.event import Receipt
+from penstock.events import Receipt
 from penstock.journal.journal import BaseJournal
 from penstock.journal.transaction import BaseTransaction
-from penstock.queue.desk import Desk
+from penstock.queue.registry import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.metrics import REGISTRY, Counter
+from penstock.observe.metrics import REGISTRY, Counter
 
 pushed = REGISTRY.counters("queue.pushed", "messages pushed", ("queue",))
 delivered = REGISTRY.counters("queue.delivered", "messages handed out", ("queue",))

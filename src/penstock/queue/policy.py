@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError, PolicyMismatch
-from penstock.journal.names import check_name
+from penstock.names import check_name
 from penstock.queue.retry import Retry
 
 Mode = Literal["work", "fanout"]

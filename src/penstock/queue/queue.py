@@ -10,22 +10,24 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
-from penstock.event import Event, Receipt
-from penstock.journal.commit import Commit
-from penstock.journal.names import check_consumer, check_limit, check_position
-from penstock.journal.writer import Operation
-from penstock.queue import inspect, repair, schedule
-from penstock.queue.choice import Request
+from penstock.events import Event, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Operation
+from penstock.names import check_consumer, check_limit, check_position
+from penstock.queue import inspect
 from penstock.queue.core import QueueCore
 from penstock.queue.delivery import Delivery
-from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
-from penstock.queue.middleware import Middleware
-from penstock.queue.modes import add_group, change_mode, remove_group
+from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+from penstock.queue.operations import repair
+from penstock.queue.operations.choice import Request
+from penstock.queue.operations.groups import add_group, change_mode, remove_group
 from penstock.queue.policy import QueuePolicy, checked, duration_ms
-from penstock.queue.schedule import Schedule
-from penstock.queue.state import unknown_queue
-from penstock.queue.waiting import take_waiting, take_waiting_async
-from penstock.queue.worker import QueueWorker
+from penstock.queue.run import schedule
+from penstock.queue.run.middleware import Middleware
+from penstock.queue.run.schedule import Schedule
+from penstock.queue.run.waiting import take_waiting, take_waiting_async
+from penstock.queue.run.worker import QueueWorker
+from penstock.queue.state.cache import unknown_queue
 from penstock.ticket import Ticket
 
 DEFAULT_GROUP = "default"
@@ -224,7 +226,7 @@ class Queue(QueueCore):
         """Messages given up that have no dead-letter queue to go to, in order of position."""
         return inspect.failed(self, check_consumer(group, "group"))
 
-    def consumers(self) -> list[Consumer]:
+    def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
         return inspect.consumers(self)
 

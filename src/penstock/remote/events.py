@@ -10,9 +10,9 @@ import msgspec
 
 from penstock.clock import to_ms
 from penstock.document import RawEvent, ReceiptDocument
-from penstock.event import Draft, Event, Receipt, parse_id
-from penstock.journal.payload import encode_payload, is_binary
-from penstock.journal.prepare import prepare
+from penstock.events import Draft, Event, Receipt, parse_id
+from penstock.journal.commit.prepare import prepare
+from penstock.journal.storage.payload import encode_payload, is_binary
 
 
 class DocumentRows:
@@ -66,7 +66,7 @@ class DocumentRows:
 
     def extract(self, row: int) -> bytes:
         """A block of this one event, for pickling."""
-        from penstock.journal.block import Columns, build_block
+        from penstock.journal.storage.block import Columns, build_block
 
         columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
         columns.binary = [self.is_binary(row)]

@@ -12,11 +12,11 @@ import msgspec
 
 from penstock.clock import Clock, SystemClock
 from penstock.document import RawEvent, ReceiptDocument
-from penstock.entity.staging import stage
+from penstock.entity.staging.plan import stage
 from penstock.errors import Closed, ConfigError, ReadOnly
-from penstock.event import Draft, Event, Receipt
+from penstock.events import Draft, Event, Receipt
 from penstock.journal.journal import Description, Pressure
-from penstock.journal.names import check_name
+from penstock.names import check_name
 from penstock.remote.events import draft_document, events_of, receipt_of
 from penstock.remote.http import Http
 from penstock.remote.queue import RemoteQueue
@@ -127,7 +127,7 @@ class RemoteJournal:
 
     def graph(self, correlation_id: str, format: Any = "mermaid") -> str:
         """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
-        from penstock.entity.graph import graph_of
+        from penstock.entity.causality.graph import graph_of
 
         return graph_of(self.correlated(correlation_id)).render(format)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from penstock.clock import Seconds, seconds
+from penstock.conditions import Where
 from penstock.errors import ConfigError, PenstockError
-from penstock.event import Draft, Event, Receipt
-from penstock.journal.names import check_consumer, check_limit, check_position
-from penstock.observed import Failure
-from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
+from penstock.events import Draft, Event, Receipt
+from penstock.names import check_consumer, check_limit, check_position
+from penstock.observe.sample import Failure
+from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
 from penstock.queue.policy import QueuePolicy
-from penstock.queue.schedule import Schedule
+from penstock.queue.run.schedule import Schedule
 from penstock.remote.delivery import RemoteDelivery
 from penstock.remote.events import draft_documents, event_of, events_of, payload_fields, receipt_of
 from penstock.remote.queue_documents import (
@@ -40,7 +41,6 @@ from penstock.remote.queue_documents import (
     push_fields,
 )
 from penstock.ticket import Ticket
-from penstock.where import Where
 
 if TYPE_CHECKING:
     from penstock.remote.journal import RemoteJournal
@@ -242,7 +242,7 @@ class RemoteQueue:
         """The queue's dead letters, with the reason each was given up for."""
         return failures_of(decode_failures(self._get("dead", limit=10_000)).dead)
 
-    def consumers(self) -> list[Consumer]:
+    def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
         return decode_consumers(self._get("consumers")).consumers
 

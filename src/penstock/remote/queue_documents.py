@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SystemClock
+from penstock.conditions import Where
 from penstock.document import RawEvent, ReceiptDocument
 from penstock.errors import ConfigError
-from penstock.event import Event, Receipt
-from penstock.observed import Failure
-from penstock.queue.inspect import Consumer, PendingDelivery, QueueStats
+from penstock.events import Event, Receipt
+from penstock.observe.sample import Failure
+from penstock.observe.tracing import trace_headers, with_trace
+from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+from penstock.queue.operations.push import read_wish
 from penstock.queue.policy import QueuePolicy, checked
-from penstock.queue.push import read_wish
-from penstock.queue.schedule import Schedule
+from penstock.queue.run.schedule import Schedule
 from penstock.remote.events import event_of
-from penstock.tracing import trace_headers, with_trace
-from penstock.where import Where
 
 
 class HeldDocument(msgspec.Struct):
@@ -56,7 +56,7 @@ class _Pending(msgspec.Struct):
 
 
 class _Consumers(msgspec.Struct):
-    consumers: list[Consumer]
+    consumers: list[QueueConsumer]
 
 
 class _Schedules(msgspec.Struct):

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.observed import Sample
+from penstock.observe.sample import Sample
 
 decode_sample = msgspec.json.Decoder(Sample).decode

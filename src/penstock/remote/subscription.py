@@ -20,7 +20,7 @@ import msgspec
 from penstock.clock import Seconds, seconds
 from penstock.document import RawEvent
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
-from penstock.event import Event
+from penstock.events import Event
 from penstock.journal.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.remote.events import event_of

@@ -11,12 +11,12 @@ import msgspec
 from penstock.clock import Seconds, to_ms
 from penstock.document import RawEvent, ReceiptDocument
 from penstock.errors import ConfigError, PenstockError
-from penstock.event import Draft, Event, Receipt, parse_id
-from penstock.journal.catalog import Settings
-from penstock.journal.compaction import CompactReport
-from penstock.journal.names import check_consumer, check_limit, check_position
+from penstock.events import Draft, Event, Receipt, parse_id
+from penstock.journal.commit.catalog import Settings
 from penstock.journal.topic import _checked_settings, _filter
+from penstock.journal.upkeep.compaction import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.names import check_consumer, check_limit, check_position
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.remote.http import error_of
 from penstock.remote.subscription import RemoteSubscription
@@ -146,7 +146,7 @@ class RemoteTopic:
     ) -> Iterator[Event]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
-        `where` is a condition the server asks (see `penstock.where`), so that only what fulfils it travels.
+        `where` is a condition the server asks (see `penstock.conditions`), so that only what fulfils it travels.
         """
         check_position(after, "after")
         check_limit(limit)
@@ -364,7 +364,7 @@ class RemoteTopic:
 
     def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
         """(generation, state) when there is something newer than `generation`, else None."""
-        from penstock.entity.folding import folder_of
+        from penstock.entity.projection.folding import folder_of
 
         newest = self.generation(key) if key is not None else self.latest
         if newest <= generation:
@@ -374,7 +374,7 @@ class RemoteTopic:
 
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         """The event, its cause, its cause's cause, … as far as they are stored."""
-        from penstock.entity.causality import id_of
+        from penstock.entity.causality.walk import id_of
 
         by_id = {found.id: found for found in self._chain(event)}
         at: str | None = id_of(event)
@@ -385,7 +385,7 @@ class RemoteTopic:
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         """What an event caused directly, in the order it was recorded."""
-        from penstock.entity.causality import id_of
+        from penstock.entity.causality.walk import id_of
 
         id = id_of(event)
         return (found for found in self._chain(event) if found.causation_id == id)

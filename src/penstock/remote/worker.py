@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.clock import Seconds
-from penstock.event import Event
+from penstock.events import Event
 from penstock.journal.worker import TopicWorker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 
 from penstock.errors import ConfigError
-from penstock.server.problems import Refused
+from penstock.server.api.problems import Refused
 
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")

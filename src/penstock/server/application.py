@@ -13,12 +13,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
-from penstock.server import deliveries, failures, live, messages, openapi, queues, stats, topics
 from penstock.server.access import Access, Role
+from penstock.server.api import deliveries, failures, live, messages, openapi, queues, stats, topics
+from penstock.server.api.problems import Refused
 from penstock.server.limits import Limits
 from penstock.server.pages import page_routes
 from penstock.server.pages.buffers import Buffers
-from penstock.server.problems import Refused
 from penstock.server.sampler import Sampler
 from penstock.server.service import Service
 

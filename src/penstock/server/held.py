@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import from_ms
 from penstock.errors import StaleDelivery
-from penstock.event import Event
-from penstock.observed import Failure
-from penstock.queue import keys
-from penstock.queue.blocks import Blocks
-from penstock.queue.dead import origin
+from penstock.events import Event
+from penstock.observe.sample import Failure
 from penstock.queue.delivery import Delivery, Hold
 from penstock.queue.inspect import _group, looking
-from penstock.queue.settle import stale
+from penstock.queue.operations.dead import origin
+from penstock.queue.operations.settle import stale
+from penstock.queue.state import keys
+from penstock.queue.state.blocks import Blocks
 from penstock.queue.token import fits, read_token
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Closed, PenstockError
-from penstock.observed import Sample
-from penstock.observing import look
+from penstock.observe.collect import look
+from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:
     from penstock.api import Journal

@@ -16,7 +16,7 @@ from penstock.server.limits import Limits
 
 if TYPE_CHECKING:
     from penstock.api import Journal
-    from penstock.server.live import Lives
+    from penstock.server.api.live import Lives
     from penstock.server.pages.buffers import Buffers
     from penstock.server.sampler import Sampler
 

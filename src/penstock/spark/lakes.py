@@ -10,13 +10,13 @@ from urllib.parse import parse_qs, urlsplit
 import penstock
 from penstock.api import Journal
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.arrow import arrow_schema
-from penstock.journal.catalog import load_state
-from penstock.journal.names import check_name
+from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed import open_lake
-from penstock.journal.segments import Segment, load_segments
-from penstock.spark.options import absolute_url
+from penstock.journal.sealed.files import open_lake
+from penstock.journal.sealed.segments import Segment, load_segments
+from penstock.journal.storage.to_arrow import arrow_schema
+from penstock.names import check_name
+from penstock.spark.source.options import absolute_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,73 +1,18 @@
-"""`seal`: settled history becomes Parquet in a lake, verified, before the journal lets go of it.
-
-    lake/orders/_penstock.json                                    whose history this is
-    lake/orders/date=2026-03-01/<first>-<last>-<seal>.parquet
-
-For every file: write it under a name that readers skip, read it back and compare it with the journal, give it its name,
-and then, in one commit of the journal, record it as a segment and drop its hot blocks. Killed before the commit, a file
-is an orphan that the next `seal` removes; killed after it, the file is the history. Reads see either, never neither.
-
-A seal begins with a commit that makes its token the topic's; an older seal that is still at work cannot record
-anything any more. Files carry the token in their names, and nobody removes a file unless the journal says that its
-seal is over and it is no segment: neither a copy of the journal nor a second seal can take away what another relies on.
-"""
+"""`seal`: settled history becomes Parquet in a lake; with a master, Spark's tasks write the files."""
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from datetime import timedelta
-from functools import partial
-
-import msgspec
-import pyarrow.fs
-from msgspec.structs import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import penstock
 from penstock.api import Journal
-from penstock.clock import to_ms
-from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.journal.catalog import load_state, save_state
-from penstock.journal.commit import Commit
-from penstock.journal.compaction import remove_blocks
-from penstock.journal.names import check_name, check_position
-from penstock.journal.reading import TopicView
-from penstock.journal.sealed import open_lake
-from penstock.journal.segments import Seals, Segment, load_seals, load_segments, save_seals, save_segment, shown_lake
-from penstock.spark.sealfile import day_of, make_folder, settle, write_segment
-
-_FILE_EVENTS = 1_000_000
-"""Events in one file, at the most."""
-_MARKER = "_penstock.json"
-
-Progress = Callable[[int, int], None]
-"""Called with how many events are sealed, and how many will be."""
-
-
-class SealReport(msgspec.Struct, frozen=True):
-    """What a seal did."""
-
-    topic: str
-    lake: str
-    """Where the files are; without the options and credentials that its url may have."""
-    events: int
-    """Events sealed by this call."""
-    files: int
-    bytes: int
-    through: int
-    """Everything at or before this position is sealed now."""
-
-
-class _Marker(msgspec.Struct, frozen=True):
-    """Whose history a folder holds, and which seal was the last to work on it."""
-
-    journal: str
-    topic: str
-    seal: str
+from penstock.errors import ConfigError
+from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealReport, WriteSegments, seal_topic
+from penstock.journal.sealed.segments import Segment
+from penstock.journal.sealed.writing import write_segment
+from penstock.spark.source.options import absolute_url
+from penstock.spark.source.stores import reading
 
 
 def seal(
@@ -77,7 +22,7 @@ def seal(
     lake: str,
     through: int | None = None,
     master: str | None = None,
-    file_events: int = _FILE_EVENTS,
+    file_events: int = FILE_EVENTS,
     progress: Progress | None = None,
 ) -> SealReport:
     """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
@@ -86,18 +31,13 @@ def seal(
     go on, also after a kill: what was sealed stays, what was half done is done again. With `master`, Spark's tasks
     write the files.
     """
-    check_name(topic)
-    if through is not None:
-        check_position(through, "through")
-    if not isinstance(file_events, int) or isinstance(file_events, bool) or file_events < 1:
-        raise ConfigError(f"file_events must be a whole number of at least 1, not {file_events!r}")
-    if not lake:
-        raise ConfigError("lake is empty: name a folder, or a url like s3://bucket/prefix")
-    lake = lake.rstrip("/") if "://" in lake else os.path.abspath(lake)  # noqa: PTH100
     with _opened(journal) as opened:
         if not isinstance(opened, Journal):
             raise ConfigError("a served journal is sealed where its store is: run seal there, with its path")
-        return _Sealing(opened, topic, lake, file_events).run(through, master, progress)
+        write = None if master is None else _on_spark(opened, master)
+        return seal_topic(
+            opened, topic, lake=lake, through=through, file_events=file_events, progress=progress, write=write
+        )
 
 
 @contextmanager
@@ -110,261 +50,22 @@ def _opened(journal: Journal | str) -> Iterator[Journal]:
         yield journal
 
 
-class _Sealing:
-    def __init__(self, journal: Journal, topic: str, lake: str, file_events: int) -> None:
-        self.journal = journal
-        self.topic = topic
-        self.lake = lake
-        self.file_events = file_events
-        self.token = uuid.uuid4().hex[:12]
-        self.filesystem, self.root = open_lake(lake)
-        self.folder = f"{self.root}/{topic}"
+def _on_spark(journal: Journal, master: str) -> WriteSegments:
+    url = absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
 
-    def run(self, through: int | None, master: str | None, progress: Progress | None) -> SealReport:
-        if self.topic in self.journal.queues():
-            raise ConfigError(f"{self.topic!r} is a queue: its messages go when they are settled, and are not sealed")
-        with self.journal._engine.read() as snap:
-            view = TopicView.open(snap, self.topic)
-            if view is None:
-                raise ConfigError(f"there is no topic {self.topic!r} to seal")
-            if view.record.settings.by_key:
-                raise ConfigError(
-                    f"topic {self.topic!r} keeps only the newest event of every key, so its history is never settled"
-                )
-            state = load_state(snap, view.number, self.topic)
-            seals = load_seals(snap, view.number)
-            ranges = self._plan(view, max(state.sealed, state.trimmed), through)
-        sealed = max(state.sealed, state.trimmed)
-        total = sum(stop - after for after, stop in ranges)
-        events = size = 0
-        if ranges or seals.gone or any(lake == self.lake for lake, _ in seals.unfinished):
-            self._begin()
-            with self._in_turn(), closing(self._write(ranges, master)) as segments:
-                for segment in segments:
-                    self._record(segment)
-                    events += segment.count
-                    size += segment.size
-                    sealed = segment.last
-                    if progress is not None:
-                        progress(sealed - ranges[0][0], total)
-            self.journal.run(self._finish)
-        if events:
-            self.journal._engine.reclaim()
-        return SealReport(self.topic, shown_lake(self.lake), events, len(ranges), size, sealed)
+    def write(topic: str, lake: str, token: str, ranges: list[Range]) -> Iterator[Segment]:
+        from penstock.spark.startup.sessions import session
 
-    # ── what to seal ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _plan(self, view: TopicView, after: int, through: int | None) -> list[tuple[int, int]]:
-        """Ranges of positions, one per file: of at most so many events, and of one day each."""
-        latest = view.latest()
-        if through is None:
-            block = view.block_holding(latest) if latest > after else None
-            through = block.first - 1 if block else latest
-        through = min(through, latest)
-        ranges: list[tuple[int, int]] = []
-        while after < through:
-            stop = min(after + self.file_events, through)
-            ranges.extend(self._by_day(view, after, stop))
-            after = stop
-        return ranges
-
-    def _by_day(self, view: TopicView, after: int, through: int) -> Iterator[tuple[int, int]]:
-        while after < through:
-            midnight = day_of(view, after + 1, through) + timedelta(days=1)
-            stop = min(through, max(view.position_before(to_ms(midnight, "date")), after))
-            if stop == after:
-                stop = through
-            yield after, stop
-            after = stop
-
-    # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _begin(self) -> None:
-        """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
-        marker = self._marker()
-        before, known = self.journal.run(partial(self._take_turn, marker))
-        unfinished = [one for one in before.unfinished if one[0] == self.lake]
-        try:
-            self._sign()
-            for lake, token in unfinished:
-                _remove_orphans(lake, self.topic, token, known)
-            gone = [one for one in before.gone if self._removed(*one)]
-        except OSError as error:
-            raise StorageError(f"sealing to {shown_lake(self.lake)} failed: {error}", retryable=True) from error
-        self._cleaned = replace(before, unfinished=tuple(unfinished), gone=tuple(gone))
-
-    def _removed(self, lake: str, path: str) -> bool:
-        """Removes a file whose events are gone; False when it is in another lake that cannot be reached now.
-
-        A lake that was given up must not stand in the way of the one that is used.
-        """
-        try:
-            filesystem, root = open_lake(lake)
-            with suppress(FileNotFoundError):
-                filesystem.delete_file(f"{root}/{path}")
-        except (OSError, ConfigError):
-            if lake == self.lake:
-                raise
-            return False
-        return True
-
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Removes what a failed seal has written in vain, and says so when the reason is that a newer one took over."""
-        try:
-            yield
-        except (OSError, PenstockError) as error:
-            with self.journal._engine.read() as snap:
-                view = TopicView.open(snap, self.topic)
-                assert view is not None
-                taken = load_seals(snap, view.number).token != self.token
-                known = frozenset((one.lake, one.path) for one in load_segments(snap, view.number))
-            with suppress(OSError):
-                _remove_orphans(self.lake, self.topic, self.token, known)
-            if taken:
-                raise ConfigError(
-                    f"somebody else has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
-                    "the rest is theirs"
-                ) from error
-            if isinstance(error, OSError):
-                raise StorageError(f"sealing to {shown_lake(self.lake)} failed: {error}", retryable=True) from error
-            raise
-
-    def _marker(self) -> _Marker | None:
-        try:
-            with self.filesystem.open_input_file(f"{self.folder}/{_MARKER}") as file:
-                found = msgspec.json.decode(file.read(), type=_Marker)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StorageError(f"{shown_lake(self.lake)}/{self.topic}/{_MARKER} cannot be read: {error}") from error
-        if (found.journal, found.topic) != (self.journal._record.id, self.topic):
-            raise ConfigError(
-                f"{shown_lake(self.lake)}/{self.topic} holds the sealed history of another journal: use another lake"
-            )
-        return found
-
-    def _take_turn(self, marker: _Marker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
-        head = commit.head(self.topic)
-        assert head is not None
-        seals = load_seals(commit.tx, head.number)
-        known = frozenset((one.lake, one.path) for one in load_segments(commit.tx, head.number))
-        if marker is None and any(lake == self.lake for lake, _ in known):
-            raise StorageError(
-                f"{shown_lake(self.lake)}/{self.topic} should hold sealed history, and its {_MARKER} is not there: "
-                "is the right folder mounted?"
-            )
-        if marker is not None and marker.seal not in self._own_tokens(seals):
-            raise ConfigError(
-                f"{shown_lake(self.lake)}/{self.topic} was sealed to by a copy of this journal, or this one was "
-                "restored from a backup older than that: use another lake"
-            )
-        markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
-        unfinished = (*seals.unfinished, (self.lake, self.token))
-        save_seals(commit.tx, head.number, replace(seals, token=self.token, markers=markers, unfinished=unfinished))
-        commit.writes += 1
-        return seals, known
-
-    def _own_tokens(self, seals: Seals) -> set[str | None]:
-        """The seals of this journal that may have been the last to sign the lake: its last one, and any cut off."""
-        cut_off = {token for lake, token in seals.unfinished if lake == self.lake}
-        return {seals.markers.get(self.lake), seals.token, *cut_off}
-
-    def _sign(self) -> None:
-        text = msgspec.json.encode(_Marker(self.journal._record.id, self.topic, self.token))
-        target = f"{self.folder}/{_MARKER}"
-        if not isinstance(self.filesystem, pyarrow.fs.LocalFileSystem):
-            with self.filesystem.open_output_stream(target) as out:
-                out.write(text)
+        if not ranges:
             return
-        make_folder(self.folder)
-        path = f"{target}.{self.token}"
-        with self.filesystem.open_output_stream(path) as out:
-            out.write(text)
-        settle(path, target)
-
-    def _finish(self, commit: Commit) -> None:
-        """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
-        head = commit.head(self.topic)
-        assert head is not None
-        seals = load_seals(commit.tx, head.number)
-        done = {*self._cleaned.unfinished, (self.lake, self.token)}
-        gone = set(self._cleaned.gone)
-        seals = replace(
-            seals,
-            markers={**seals.markers, self.lake: self.token},
-            unfinished=tuple(one for one in seals.unfinished if one not in done),
-            gone=tuple(one for one in seals.gone if one not in gone),
-        )
-        save_seals(commit.tx, head.number, seals)
-        commit.writes += 1
-
-    # ── the work ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _write(self, ranges: list[tuple[int, int]], master: str | None) -> Generator[Segment]:
-        """Writes the files, several at once, and hands them over in order."""
-        if master is not None and ranges:
-            yield from self._write_on_spark(ranges, master)
-            return
-        engine = self.journal._engine
-        workers = min(os.cpu_count() or 1, 4)
-        with ThreadPoolExecutor(workers, thread_name_prefix="penstock-seal") as pool:
-            waiting: deque[Future[Segment]] = deque()
-            try:
-                for after, stop in ranges:
-                    waiting.append(pool.submit(write_segment, engine, self.topic, after, stop, self.lake, self.token))
-                    if len(waiting) > workers:  # more would only fill the disk before anything is dropped
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for one in waiting:
-                    one.cancel()
-
-    def _write_on_spark(self, ranges: list[tuple[int, int]], master: str) -> Iterator[Segment]:
-        from penstock.spark.options import absolute_url
-        from penstock.spark.sessions import session
-
-        url = absolute_url(f"{self.journal._engine.scheme}:{self.journal._engine.location}")
         context = session("penstock seal", master=master).sparkContext
-        task = _SegmentTask(url, self.topic, self.lake, self.token)
+        task = _SegmentTask(url, topic, lake, token)
         step = max(1, context.defaultParallelism)
         for start in range(0, len(ranges), step):
             some = ranges[start : start + step]
             yield from context.parallelize(some, len(some)).map(task).collect()
 
-    def _record(self, segment: Segment) -> None:
-        """From now on the file is the history."""
-        info = self.filesystem.get_file_info(f"{self.root}/{segment.path}")
-        if info.size != segment.size:
-            raise StorageError(f"{segment.place} was there a moment ago, and is not any more: seal again")
-        self.journal.run(partial(self._adopt, segment))
-
-    def _adopt(self, segment: Segment, commit: Commit) -> None:
-        head = commit.head(self.topic)
-        assert head is not None
-        state = load_state(commit.tx, head.number, self.topic)
-        mine = load_seals(commit.tx, head.number).token == self.token
-        if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
-            raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
-        save_segment(commit.tx, head.number, segment)
-        remove_blocks(commit, self.topic, head.number, state, segment.last)
-        state = replace(
-            state,
-            sealed=segment.last,
-            latest=head.latest,
-            recorded_ms=head.recorded_ms,
-            last_id=head.last_id.to_bytes(16),
-        )
-        save_state(commit.tx, head.number, state)
-        commit.writes += 1
-
-
-def _remove_orphans(lake: str, topic: str, token: str, known: frozenset[tuple[str, str]]) -> None:
-    """Deletes the files of a seal that is over which did not become segments."""
-    filesystem, root = open_lake(lake)
-    selector = pyarrow.fs.FileSelector(f"{root}/{topic}", allow_not_found=True, recursive=True)
-    for info in filesystem.get_file_info(selector):
-        path = info.path.removeprefix(f"{root}/")
-        if info.type == pyarrow.fs.FileType.File and token in info.base_name and (lake, path) not in known:
-            filesystem.delete_file(info.path)
+    return write
 
 
 class _SegmentTask:
@@ -376,7 +77,5 @@ class _SegmentTask:
         self.lake = lake
         self.token = token
 
-    def __call__(self, bounds: tuple[int, int]) -> Segment:
-        from penstock.spark.stores import reading
-
+    def __call__(self, bounds: Range) -> Segment:
         return write_segment(reading(self.url)._engine, self.topic, *bounds, self.lake, self.token)

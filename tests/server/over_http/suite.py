@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 CONTRACT = Path(__file__).resolve().parents[2] / "contract"
-if str(CONTRACT) not in sys.path:
-    sys.path.insert(0, str(CONTRACT))
+for room in sorted(CONTRACT.iterdir()):
+    if room.is_dir() and str(room) not in sys.path:
+        sys.path.append(str(room))
 
 WRITER = "it looks into the writer or the engine, which are the server's"
 TRANSACTION = "transactions hold the writer, which nobody may from afar"

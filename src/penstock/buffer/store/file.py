@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.buffer.slabs import Slabs
+from penstock.buffer.produce.slabs import Slabs
 from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, check_path
 from penstock.errors import StorageError
 

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import PenstockError
-from penstock.observed import Sample
+from penstock.observe.sample import Sample
+from penstock.server.api.stats import sse
 from penstock.server.pages import parts
 from penstock.server.pages.html import el
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
-from penstock.server.stats import sse
 
 if TYPE_CHECKING:
     from penstock.buffer.store import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from penstock.entity.causality import branches
-from penstock.event import Event
+from penstock.entity.causality.walk import branches
+from penstock.events import Event
 from penstock.server.pages.html import Html, el
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 190, 46, 46, 14

@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock.server import parameters
 from penstock.server.access import COOKIE, SESSION_SECONDS
+from penstock.server.api import parameters
 from penstock.server.pages import parts
 from penstock.server.pages.html import Html, el
 from penstock.server.service import Service

@@ -7,12 +7,12 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.observed import QueueSample, Sample, TopicSample
+from penstock.observe.sample import QueueSample, Sample, TopicSample
+from penstock.server.api.stats import sse
 from penstock.server.pages import parts
 from penstock.server.pages.html import Html, el
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
-from penstock.server.stats import sse
 
 ROWS = 50
 """Rows of a table on one page: a thousand topics must not cost more to look at than fifty."""

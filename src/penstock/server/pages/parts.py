@@ -14,10 +14,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from penstock.quantities import show_duration
 from penstock.server.access import ROLES
 from penstock.server.pages.html import Html, el, join
 from penstock.server.service import Service
+from penstock.units import show_duration
 
 CHART_WIDTH, CHART_HEIGHT = 600, 120
 

@@ -8,13 +8,13 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.observed import Sample
-from penstock.pipelines import FlowStatus, status
+from penstock.observe.pipelines import FlowStatus, status
+from penstock.observe.sample import Sample
+from penstock.server.api.stats import sse
 from penstock.server.pages import parts
 from penstock.server.pages.html import el
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
-from penstock.server.stats import sse
 
 FOLLOWERS = 100
 """Cursors that are shown, those furthest behind."""

@@ -9,15 +9,15 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.observed import Failure, QueueSample, Sample
+from penstock.observe.sample import Failure, QueueSample, Sample
+from penstock.server.api.queues import groups_of, policy_document, queue_of
+from penstock.server.api.stats import sse
 from penstock.server.held import failures, letters
 from penstock.server.pages import parts
 from penstock.server.pages.html import Html, el
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.pages.topic import event_item, preview
-from penstock.server.queues import groups_of, policy_document, queue_of
 from penstock.server.service import Service, guarded
-from penstock.server.stats import sse
 
 if TYPE_CHECKING:
     from penstock.queue.queue import Queue

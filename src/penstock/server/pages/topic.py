@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import ConfigError, PenstockError, PoisonMessage
-from penstock.event import Event
-from penstock.observed import Sample
-from penstock.quantities import show_size
-from penstock.server import parameters
+from penstock.events import Event
+from penstock.observe.sample import Sample
+from penstock.server.api import parameters
+from penstock.server.api.problems import Refused
+from penstock.server.api.stats import sse
+from penstock.server.api.topics import existing
 from penstock.server.pages import parts
 from penstock.server.pages.html import Html, el, join
 from penstock.server.pages.parts import Row, Table, Update
-from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
-from penstock.server.stats import sse
-from penstock.server.topics import existing
+from penstock.units import show_size
 
 if TYPE_CHECKING:
     from penstock.api import Topic

@@ -16,8 +16,8 @@ from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
 from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, place, shard_place
 from penstock.buffer.store import CLOUD_SCHEMES, Store, open_store
 from penstock.errors import ConfigError
-from penstock.journal.names import check_consumer
-from penstock.spark.options import SPARK_OPTIONS, number, switch
+from penstock.names import check_consumer
+from penstock.spark.source.options import SPARK_OPTIONS, number, switch
 
 _PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
 _READ = (

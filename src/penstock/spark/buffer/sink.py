@@ -26,7 +26,7 @@ from penstock.buffer.format.arrow import arrow_to_block
 from penstock.buffer.format.batch import MAX_BATCH_BYTES
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.naming import shard_of
-from penstock.buffer.publishing import Publisher, Staged
+from penstock.buffer.produce.publishing import Publisher, Staged
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark.buffer.options import WriteOptions

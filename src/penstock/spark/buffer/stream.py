@@ -22,7 +22,7 @@ from penstock.buffer.format import Manifest
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.spark.buffer.options import ReadOptions
 from penstock.spark.buffer.rows import Layout, Run, cut, read_run
-from penstock.spark.ranges import Offsets, limited
+from penstock.spark.source.ranges import Offsets, limited
 
 _POLL = 0.1
 """Seconds between looks at a manifest in which nothing was new; Spark itself would ask a hundred times a second."""

@@ -1,0 +1,153 @@
+"""From a buffer into a journal, exactly once.
+
+Each batch becomes one transaction: its entries are appended and its sequence is kept as a mark, together or not at all.
+A batch whose sequence is not above the mark was appended before (by a life that died before it could acknowledge, or by
+a consumer that was fenced meanwhile) and is skipped. The mark decides inside the transaction, so even two drains at
+once append every batch once.
+
+The journal is known here only by what it must be able to do (`Journal`, `Topic`, `Transaction`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from penstock.buffer.consume.batch import Batch
+from penstock.buffer.consume.consumer import Consumer
+from penstock.buffer.format.descriptor import Metadata
+from penstock.clock import Seconds, from_ms
+from penstock.errors import Fenced, OutOfOrder
+from penstock.events import Draft
+
+_LONGEST_NAME = 200
+
+
+class Transaction(Protocol):
+    """All or nothing: events appended, and marks set."""
+
+    def append_many(self, topic: Any, drafts: Iterable[Draft]) -> Any: ...
+    def get_mark(self, name: str) -> int | None: ...
+    def set_mark(self, name: str, value: int) -> None: ...
+
+
+class Journal(Protocol):
+    """What keeps the marks."""
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+    def mark(self, name: str) -> int | None: ...
+
+
+class Topic(Protocol):
+    """Where the entries go."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def journal(self) -> Any: ...
+
+
+class DrainReport(NamedTuple):
+    """What a drain did."""
+
+    batches: int  # appended
+    entries: int
+    skipped: int  # batches that had been appended before
+    fenced: Fenced | None  # set when another consumer took over
+
+
+def drain(
+    consumer: Consumer,
+    topic: Topic,
+    *,
+    kind: str = "entry",
+    draft: Callable[[bytes, Metadata | None], Draft] | None = None,
+    name: str | None = None,
+    until_empty: bool = False,
+    concurrency: int = 8,
+    ahead: int = 8,
+    poll: Seconds = 0.1,
+) -> DrainReport:
+    """Appends every batch of a buffer to a topic, exactly once however often it is killed and started again.
+
+    An entry becomes an event of this `kind` with the entry's bytes as payload, the producer's time and, if there is
+    any, its metadata as a header; or whatever `draft(entry, metadata)` makes of it. `name` is what the journal
+    remembers the buffer's progress under; without it, the store and the manifest decide, so give one if their url may
+    change.
+
+    Runs like `Consumer.run`: until `consumer.stop()`, until another consumer takes over, or until nothing is left.
+    """
+    mark = name or _mark_name(consumer, topic)
+    done = topic.journal.mark(mark)
+    if done is not None and (consumer.acked is None or consumer.acked < done):
+        try:
+            consumer.ack_through(done)
+        except OutOfOrder as error:
+            raise OutOfOrder(
+                f"{topic.name} has batch {done} of {consumer.place.manifest}, but the manifest is not that far: it "
+                f"began anew. Drain it under another name= ({error})"
+            ) from None
+    make = draft or _drafts_of(kind)
+    entries = skipped = 0
+
+    def append(batch: Batch) -> None:
+        nonlocal entries, skipped
+        drafts = _drafts(batch, make)
+        with topic.journal.transaction() as transaction:
+            last = transaction.get_mark(mark)
+            if last is not None and batch.sequence <= last:
+                skipped += 1
+                return
+            transaction.append_many(topic, drafts)
+            transaction.set_mark(mark, batch.sequence)
+        entries += len(batch)
+
+    report = consumer.run(append, until_empty=until_empty, concurrency=concurrency, ahead=ahead, poll=poll)
+    return DrainReport(report.batches - skipped, entries, skipped, report.fenced)
+
+
+def _mark_name(consumer: Consumer, topic: Topic) -> str:
+    name = f"drain {consumer.identity} into {topic.name}"
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    return f"drain {hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+def _drafts(batch: Batch, make: Callable[[bytes, Metadata | None], Draft]) -> list[Draft]:
+    """Every entry with the metadata range that covers it."""
+    drafts: list[Draft] = []
+    ranges = iter(batch.metadata)
+    covering: Metadata | None = None
+    following = next(ranges, None)
+    for index, entry in enumerate(batch):
+        while following is not None and following.start_index <= index:
+            covering, following = following, next(ranges, None)
+        drafts.append(make(entry, covering))
+    return drafts
+
+
+def _drafts_of(kind: str) -> Callable[[bytes, Metadata | None], Draft]:
+    last: Metadata | None = None
+    shared: dict[str, Any] = {}
+
+    def make(entry: bytes, metadata: Metadata | None) -> Draft:
+        nonlocal last, shared
+        if metadata is not last:  # entries of one call share their range: what is made of it is made once
+            last = metadata
+            shared = {} if metadata is None else _fields(metadata)
+        return Draft(kind, entry, **shared)
+
+    return make
+
+
+def _fields(metadata: Metadata) -> dict[str, Any]:
+    fields: dict[str, Any] = {"occurred_at": from_ms(metadata.ingested_at_ms)}
+    if metadata.payload:
+        try:
+            fields["headers"] = {"metadata": metadata.payload.decode()}
+        except UnicodeDecodeError:
+            fields["headers"] = {"metadata-base64": base64.b64encode(metadata.payload).decode()}
+    return fields

@@ -1,0 +1,148 @@
+"""Publisher: objects uploaded by many, put into the queue by one, at once and once.
+
+A `Producer` uploads and appends in one process. Where many processes work on one result (the tasks of a Spark job),
+each of them uploads its share with `stage`, and one of them then publishes all shares with one conditional put. With a
+mark, work that is done again finds itself done: see `format.mark`. Shares that are never published are garbage that the
+consumer's collector deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from penstock.buffer.backoff import Backoff, Contention
+from penstock.buffer.counters import Measures
+from penstock.buffer.format.batch import Compression, batch_footer, compress_entries
+from penstock.buffer.format.descriptor import Metadata
+from penstock.buffer.format.mark import Mark
+from penstock.buffer.manifest import ManifestObject
+from penstock.buffer.naming import Place, batch_time_ms
+from penstock.buffer.store import Store, VersionConflict, probe_conditional_puts
+from penstock.clock import Clock, SystemClock
+from penstock.errors import StorageError
+
+log = logging.getLogger("penstock.buffer")
+
+#: An object that no manifest names yet is uploaded again after this share of the collector's grace.
+_RENEW_SHARE = 0.4
+_COPIES = 8
+_PATIENCE = 60.0
+
+
+class Staged(NamedTuple):
+    """An object that is stored and that no manifest names yet."""
+
+    location: str
+    metadata: tuple[Metadata, ...]
+    entries: int
+    size: int
+
+
+class Publisher:
+    """Uploads objects, and appends them to one manifest. Made anew wherever it is needed; it holds nothing."""
+
+    def __init__(
+        self,
+        store: Store,
+        place: Place,
+        *,
+        gc_grace: float = 600,
+        clock: Clock | None = None,
+        patience: float = _PATIENCE,
+        pause: Callable[[float], None] = sleep,
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._clock = clock or SystemClock()
+        self._renew_after_ms = int(gc_grace * 1000 * _RENEW_SHARE)
+        self._patience = patience
+        self._pause = pause
+        self._measures = Measures()
+
+    def stage(self, block: memoryview, metadata: Sequence[Metadata], count: int, compression: Compression) -> Staged:
+        """Stores encoded entries as an object, to be published later."""
+        body = block if compression == "none" else compress_entries(block)
+        data = b"".join((body, batch_footer(count, compression)))
+        location = self._place.new_batch(self._clock.now_ms())
+        self._store.put(location, data)
+        self._measures.bytes_written.inc(len(data))
+        return Staged(location, tuple(metadata), count, len(block))
+
+    def publish(self, staged: Sequence[Staged], mark: Mark | None = None) -> bool:
+        """Appends all of it in one conditional put; False when the mark says that it was done before.
+
+        Fails without having changed anything, or, when the store stops answering, with an error that says so: then the
+        same call, with a mark, finds out what became of it.
+        """
+        if not staged:
+            return False
+        probe_conditional_puts(self._store, self._place.manifest)
+        manifest = ManifestObject(self._store, self._place.manifest, self._clock, self._measures.for_role("producer"))
+        contention, errors = Contention(), Backoff(first=0.05, most=5.0)
+        deadline = monotonic() + self._patience
+        uncertain: int | None = None
+        tried: list[set[str]] = [set() for _ in staged]
+        shares = list(staged)
+        for attempt in range(1 << 62):
+            try:
+                if uncertain is not None and mark is None:
+                    found = manifest.find(uncertain, tried)
+                    if found:
+                        break
+                    if found == 0:
+                        uncertain = None
+                if mark is not None and self._is_done(manifest, mark):
+                    return False
+                manifest.latest_known()  # before the names are looked at, as in `Lane`
+                shares = self._renewed(shares)
+                for share, names in zip(shares, tried, strict=True):
+                    names.add(share.location)
+                started = monotonic()
+                try:
+                    manifest.append([(share.location, share.metadata) for share in shares], mark)
+                finally:
+                    contention.took(monotonic() - started)
+                break
+            except VersionConflict:
+                uncertain = manifest.expected_sequence
+                self._pause(contention.delay(attempt + 1))
+            except StorageError as error:
+                if manifest.expected_sequence is not None:
+                    uncertain = manifest.expected_sequence
+                if not error.retryable or monotonic() > deadline:
+                    raise
+                log.warning("cannot write %s; trying again: %s", self._place.manifest, error)
+                self._pause(errors.delay(attempt))
+        self._measures.batches_flushed.inc(len(shares))
+        self._measures.entries_flushed.inc(sum(share.entries for share in shares))
+        self._measures.bytes_flushed.inc(sum(share.size for share in shares))
+        return True
+
+    def _is_done(self, manifest: ManifestObject, mark: Mark) -> bool:
+        latest = manifest.latest_mark(mark.name)
+        return latest is not None and latest >= mark.number
+
+    def _renewed(self, shares: list[Staged]) -> list[Staged]:
+        """The shares, those so old that a collector may soon take them stored again under new names."""
+        oldest = self._clock.now_ms() - self._renew_after_ms
+        stale = [share for share in shares if (batch_time_ms(share.location) or 0) <= oldest]
+        if not stale:
+            return shares
+        with ThreadPoolExecutor(min(_COPIES, len(stale))) as pool:
+            fresh = dict(zip((share.location for share in stale), pool.map(self._copied, stale), strict=True))
+        return [fresh.get(share.location, share) for share in shares]
+
+    def _copied(self, share: Staged) -> Staged:
+        data = self._store.get(share.location)
+        if data is None:
+            raise StorageError(
+                f"{share.location} was collected as garbage before it was published: the work took longer than the "
+                "consumer's gc_grace. Nothing was published; raise gc_grace there and here, and run it again"
+            )
+        location = self._place.new_batch(self._clock.now_ms())
+        self._store.put(location, bytes(data))
+        return share._replace(location=location)

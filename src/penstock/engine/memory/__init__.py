@@ -1,0 +1,1 @@
+"""The engine without a disk: a sorted map in this process."""

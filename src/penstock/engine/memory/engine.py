@@ -1,0 +1,152 @@
+"""The engine without a disk: a sorted map in this process. For tests, and for journals nobody needs to keep."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import ClassVar, Self
+
+from penstock.engine.base import BaseEngine, transaction_is_over
+from penstock.engine.contract import Durability, Snapshot
+from penstock.engine.memory.sorted_map import Frozen, SortedMap
+from penstock.engine.overlay import END, OverlayWrite
+from penstock.errors import ConfigError
+
+
+class _Store:
+    """What several engine objects opened under one name share."""
+
+    def __init__(self) -> None:
+        self.map: SortedMap[bytes] = SortedMap()
+        self.lock = threading.Lock()
+        self.turn = threading.Lock()
+        self.commits = 0
+        self.bytes = 0
+        self.last_writer: object = None
+
+
+_named: dict[str, _Store] = {}
+_naming = threading.Lock()
+
+
+class MemoryRead:
+    """A snapshot of the map."""
+
+    __slots__ = ("_engine", "_frozen")
+
+    def __init__(self, engine: MemoryEngine, frozen: Frozen[bytes]) -> None:
+        self._engine = engine
+        self._frozen: Frozen[bytes] | None = frozen
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._usable().get(key)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        for item in self._usable().scan(start, stop, reverse=reverse):
+            yield item
+            self._usable()
+
+    def _usable(self) -> Frozen[bytes]:
+        if self._frozen is None or self._engine._closed:
+            raise transaction_is_over()
+        return self._frozen
+
+    def close(self) -> None:
+        frozen, self._frozen = self._frozen, None
+        if frozen is not None:
+            frozen.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MemoryEngine(BaseEngine):
+    """A store in this process's memory: its own, or one shared by name with other engine objects."""
+
+    scheme: ClassVar[str] = "memory"
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
+        if not path:
+            return cls(_Store(), read_only=read_only, durability=durability)
+        with _naming:
+            if path not in _named:
+                if read_only:
+                    raise ConfigError(f"there is no store memory:{path}; open it for writing once to make it")
+                _named[path] = _Store()
+            return cls(_named[path], read_only=read_only, durability=durability)
+
+    def __init__(self, store: _Store, *, read_only: bool, durability: Durability) -> None:
+        super().__init__(None, read_only=read_only, durability=durability)
+        self._store = store
+        # Engine objects of one name take turns as the threads of one do.
+        self._turn = store.turn
+
+    def read(self) -> MemoryRead:
+        self._check_usable()
+        with self._store.lock:
+            return MemoryRead(self, self._store.map.snapshot())
+
+    def write(self, *, sync: bool = True) -> OverlayWrite:
+        self._check_writable()
+        return OverlayWrite(self, sync)
+
+    def _begin(self) -> tuple[Snapshot, bool]:
+        self._take_turn()
+        return self._store.map, self._store.last_writer is not self
+
+    def _commit(self, changes: OverlayWrite) -> None:
+        store = self._store
+        with store.lock:
+            for start, stop in changes.ranges:
+                for key, gone in store.map.delete_range(start, stop):
+                    store.bytes -= len(key) + len(gone)
+            for key, value in changes.changes.items():
+                old = store.map.delete(key) if value is None else store.map.put(key, value)
+                if old is not None:
+                    store.bytes -= len(key) + len(old)
+                if value is not None:
+                    store.bytes += len(key) + len(value)
+            store.commits += 1
+            store.last_writer = self
+
+    def changes(self) -> int:
+        self._check_usable()
+        return self._store.commits
+
+    def flush(self) -> None:
+        self._check_usable()
+
+    def reclaim(self) -> None:
+        self._check_writable()
+
+    def size(self) -> int:
+        self._check_usable()
+        return self._store.bytes
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Copies the store to another name: `backup("memory:copy")` makes what `open("memory:copy")` opens."""
+        self._check_usable()
+        scheme, _, name = os.fspath(destination).partition(":")
+        if scheme != "memory" or not name:
+            raise ConfigError(f"a memory store is backed up to memory:<name>, not to {os.fspath(destination)!r}")
+        copy = _Store()
+        with self.read() as snapshot:
+            for key, value in snapshot.scan(b"", END):
+                copy.map.put(key, value)
+                copy.bytes += len(key) + len(value)
+        with _naming:
+            if name in _named:
+                raise ConfigError(f"memory:{name} exists already; a backup never overwrites: give it a new name")
+            _named[name] = copy
+
+    def close(self) -> None:
+        self._closed = True

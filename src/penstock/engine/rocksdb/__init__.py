@@ -1,0 +1,1 @@
+"""The log-structured engine: RocksDB through rocksdict, for one writing process."""

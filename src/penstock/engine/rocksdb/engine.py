@@ -1,0 +1,366 @@
+"""The log-structured engine: RocksDB through rocksdict, for one writing process.
+
+RocksDB has write batches but no transactions here, so a write transaction is an overlay (`overlay`) that becomes one
+batch. Reading from another process goes through "secondary" instances, which follow the writer's files: a reader's
+`read` costs about a millisecond when only the log has grown, and about five when files have changed. A deleted key
+stays in the way of scans until RocksDB has compacted it away: whoever takes from the head of a range should remember
+where the head was and scan from there, or every take walks over all that were taken before. `delete_range` is one
+marker however many keys it covers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+import rocksdict
+
+from penstock.engine.base import BaseEngine, check_backup_target, sync_folder, transaction_is_over
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
+from penstock.engine.overlay import END, OverlayWrite
+from penstock.engine.rocksdb.files import Secondary, make_options
+from penstock.engine.rocksdb.view import PinnedView, View, explain
+from penstock.errors import ConfigError, PenstockError, StorageError
+
+FORMAT = b"penstock rocksdb 1"
+FORMAT_KEY = b"\xff" * 505
+"""Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
+IDLE_READERS = 2
+"""Secondary instances a reader keeps for its next snapshot."""
+ATTEMPTS = 20
+"""How often a reader tries to open the files of a writer that is just changing them."""
+
+
+class RocksdbRead:
+    """A snapshot of the database, or a secondary instance held still."""
+
+    __slots__ = ("__weakref__", "_engine", "_instance", "_view")
+
+    def __init__(self, engine: RocksdbEngine, view: View, instance: Secondary | None) -> None:
+        self._engine = engine
+        self._view: View | None = view
+        self._instance = instance
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._usable().get(key)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        for row in self._usable().scan(start, stop, reverse=reverse):
+            yield row
+            self._usable()
+
+    def _usable(self) -> View:
+        if self._view is None or self._engine._closed:
+            raise transaction_is_over()
+        return self._view
+
+    def close(self) -> None:
+        view, self._view = self._view, None
+        instance, self._instance = self._instance, None
+        if view is not None:
+            view.drop()
+        if instance is not None:
+            self._engine._end_read(instance)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RocksdbEngine(BaseEngine):
+    """A store in a RocksDB database, for one writing process; readers in other processes follow it."""
+
+    scheme: ClassVar[str] = "rocksdb"
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
+        return cls(path, read_only=read_only, durability=durability)
+
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
+        self._folder = Path(path).absolute()
+        super().__init__(str(self._folder), read_only=read_only, durability=durability)
+        self._foreign = True
+        self._unflushed = False
+        self._reads: weakref.WeakSet[RocksdbRead] = weakref.WeakSet()
+        self._idle: list[Secondary] = []
+        self._facts: tuple[int, ...] = ()
+        self._log: Path | None = None
+        self._version = 0
+        self._watch = threading.Lock()
+        self._synced = rocksdict.WriteOptions()
+        self._synced.sync = True
+        self._unsynced = rocksdict.WriteOptions()
+        if self._folder.exists() and not self._folder.is_dir():
+            raise ConfigError(f"{self._folder} is a file; a rocksdb store is a folder: give it a name of its own")
+        new = not (self._folder / "CURRENT").exists()
+        if new and read_only:
+            raise ConfigError(f"there is no store at {self._folder}; open it for writing once to make it")
+        if new:
+            self._check_folder_is_free()
+        try:
+            if read_only:
+                secondary = self._open_secondary()
+                self._idle.append(secondary)
+                self._check_format(View(secondary.db, self._name))
+            else:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._db = rocksdict.Rdict(str(self._folder), make_options(durability))
+                self._check_format(View(self._db, self._name))
+        except PenstockError:
+            self._abandon()
+            raise
+        except Exception as error:
+            self._abandon()
+            raise explain(error, self._name) from error
+
+    def _check_folder_is_free(self) -> None:
+        if not self._folder.is_dir():
+            return
+        others = sorted(entry.name for entry in self._folder.iterdir() if not _is_rocksdbs(entry.name))
+        if others:
+            raise ConfigError(
+                f"{self._folder} holds other things ({', '.join(others[:3])}) and no rocksdb store; "
+                "give the store a folder of its own"
+            )
+
+    def _check_format(self, view: View) -> None:
+        found = view.get(FORMAT_KEY)
+        if found == FORMAT:
+            return
+        if found is not None:
+            raise ConfigError(
+                f"{self._folder} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
+                f"{FORMAT.decode()!r}; use the version that made it, or copy its events over"
+            )
+        if next(view.scan(b"", END), None) is not None:
+            raise ConfigError(f"{self._folder} is a RocksDB database of another program; give the store its own folder")
+        if self.read_only:
+            raise ConfigError(f"{self._folder} is empty, not a store; open it for writing once to make it one")
+        self._db.put(FORMAT_KEY, FORMAT, self._synced)
+        sync_folder(self._folder)
+        sync_folder(self._folder.parent)
+
+    def _abandon(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+        if not self.read_only and hasattr(self, "_db"):
+            self._db.close()
+
+    # transactions
+
+    def read(self) -> RocksdbRead:
+        self._check_usable()
+        try:
+            if self.read_only:
+                instance = self._take_secondary()
+                reading = RocksdbRead(self, View(instance.db, self._name), instance)
+            else:
+                reading = RocksdbRead(self, PinnedView(self._db, self._name), None)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise explain(error, self._name) from error
+        self._reads.add(reading)
+        return reading
+
+    def _take_secondary(self) -> Secondary:
+        """An instance of its own for every open snapshot: catching up moves all that is read through one."""
+        while self._idle:
+            instance = self._idle.pop()
+            if instance.catch_up():
+                return instance
+            instance.close()
+        return self._open_secondary()
+
+    def _open_secondary(self) -> Secondary:
+        for _ in range(ATTEMPTS):
+            try:
+                instance = Secondary(self._folder)
+            except Exception as error:  # most likely a file that the writer has just removed
+                failed: PenstockError = explain(error, self._name)
+                continue
+            if instance.is_whole():
+                return instance
+            instance.close()
+            failed = StorageError(f"the files of {self._name} change too quickly to be read", retryable=True)
+        raise failed
+
+    def _end_read(self, instance: Secondary) -> None:
+        if self._closed or len(self._idle) >= IDLE_READERS:
+            instance.close()
+        else:
+            self._idle.append(instance)
+
+    def write(self, *, sync: bool = True) -> OverlayWrite:
+        self._check_writable()
+        return OverlayWrite(self, sync)
+
+    def _begin(self) -> tuple[Snapshot, bool]:
+        self._take_turn()
+        return View(self._db, self._name), self._foreign
+
+    def _commit(self, changes: OverlayWrite) -> None:
+        relaxed = changes.relaxed or self.durability == "process"
+        if not changes.changes and not changes.ranges:
+            if self._unflushed and not relaxed:
+                self.flush()
+        else:
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            for start, stop in changes.ranges:
+                batch.delete_range(start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1])
+            for key, value in changes.changes.items():
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            try:
+                self._db.write(batch, self._unsynced if relaxed else self._synced)
+            except Exception as error:
+                raise explain(error, self._name) from error
+            self._unflushed = relaxed
+        self._foreign = False
+
+    # the rest
+
+    def changes(self) -> int:
+        self._check_usable()
+        if not self.read_only:
+            return self._db.latest_sequence_number()
+        with self._watch:
+            facts = self._file_facts()
+            if facts != self._facts:
+                self._facts = facts
+                self._version += 1
+            return self._version
+
+    def _file_facts(self) -> tuple[int, ...]:
+        """What tells from outside that the writer has written: the newest log's size, and which files there are."""
+        try:
+            folder = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - several times faster than Path.stat
+            if self._log is None or not self._facts or folder != self._facts[0]:
+                self._log = max(self._folder.glob("[0-9]*.log"), default=None)
+            if self._log is None:
+                return (folder,)
+            log = os.stat(self._log)  # noqa: PTH116
+        except FileNotFoundError:
+            self._log = None
+            return (-1, self._version)  # the files are changing just now: anything but the same facts
+        except OSError as error:
+            raise StorageError(f"{self._name} cannot be read: {error}") from error
+        return folder, log.st_ino, log.st_size
+
+    def flush(self) -> None:
+        self._check_usable()
+        if self.read_only:
+            return
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:
+            raise explain(error, self._name) from error
+        self._unflushed = False
+
+    def reclaim(self) -> None:
+        """Compacts the whole database, which removes what was deleted from the files."""
+        self._check_writable()
+        force = rocksdict.CompactOptions()
+        force.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
+        try:
+            self._db.flush()
+            self._db.compact_range(None, None, force)
+        except Exception as error:
+            raise explain(error, self._name) from error
+
+    def size(self) -> int:
+        """Bytes of all files in the store's folder."""
+        self._check_usable()
+        total = 0
+        for entry in self._folder.iterdir():
+            try:
+                total += entry.stat().st_size
+            except FileNotFoundError:  # removed by a compaction meanwhile
+                continue
+        return total
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        self._check_usable()
+        target = check_backup_target(destination)
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            if self.read_only:
+                self._copy_to(partial)
+            else:
+                rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
+            sync_folder(partial)
+            partial.rename(target)
+            sync_folder(target.parent)
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise StorageError(f"the backup could not be written to {target}: {error}") from error
+        except Exception as error:
+            raise explain(error, self._name) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _copy_to(self, folder: Path) -> None:
+        """A secondary instance makes no checkpoints: its keys are written into a new store."""
+        with self.read() as snapshot:
+            copy = RocksdbEngine(str(folder), durability="process")
+            try:
+                waiting: list[tuple[bytes, bytes]] = []
+                bytes_waiting = 0
+                for row in snapshot.scan(b"", END):
+                    waiting.append(row)
+                    bytes_waiting += len(row[1])
+                    if bytes_waiting > 1 << 20:
+                        _put_all(copy, waiting)
+                        waiting, bytes_waiting = [], 0
+                _put_all(copy, waiting)
+                copy.flush()
+            finally:
+                copy.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if os.getpid() != self._pid:
+            self._closed = True
+            return
+        self._take_turn()
+        self._closed = True
+        self._end_turn()
+        for reading in list(self._reads):
+            reading.close()
+        try:
+            if not self.read_only:
+                self._db.flush_wal(True)
+        except Exception as error:
+            raise explain(error, self._name) from error
+        finally:
+            self._abandon()
+
+
+def _put_all(engine: RocksdbEngine, rows: list[tuple[bytes, bytes]]) -> None:
+    with engine.write() as tx:
+        for key, value in rows:
+            tx.put(key, value)
+
+
+def _is_rocksdbs(name: str) -> bool:
+    return name.startswith(("LOCK", "LOG", "MANIFEST-", "OPTIONS-", "IDENTITY", "rocksdict")) or name.endswith(".dbtmp")

@@ -1,0 +1,1 @@
+"""The default engine: one SQLite database in write-ahead mode, through apsw."""

@@ -1,0 +1,436 @@
+"""The default engine: one SQLite database in write-ahead mode, through apsw.
+
+One table, `kv(k, v)`, with an index of the keys. One connection writes (threads take turns, processes wait for
+SQLite's own lock), a pool of connections reads, one more is asked for `changes`. A commit is one or two writes and one
+fdatasync of the write-ahead log, which is preallocated: fdatasync of bytes inside a file is cheaper than of bytes that
+grow it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, Self
+
+import apsw
+
+from penstock.engine.base import BaseEngine, check_backup_target, sync_file, sync_folder
+from penstock.engine.contract import Durability
+from penstock.engine.sqlite.errors import explain
+from penstock.engine.sqlite.format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
+from penstock.engine.sqlite.transaction import SqliteRead, SqliteWrite
+from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+
+PAGE_BYTES = 4096
+CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
+"""The log is copied into the database after so many pages; after fewer when they came in this many small commits,
+because a log short enough to be written over again and again syncs faster than one that grows."""
+LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
+"""A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
+LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
+"""How much of the write-ahead log is allocated in advance: as much as is filled between two checkpoints."""
+LOG_LIMIT_BYTES = 64 << 20
+"""A log that a long read made larger than this is cut back when it starts over."""
+CACHE_KIB = 8000
+VACUUM_PAGES = 1000
+"""Free pages given back in one transaction of `reclaim`."""
+IDLE_READERS = 8
+"""Read connections kept open for the next reader."""
+
+"""With rowids on purpose: without them SQLite reads a whole value for every key it compares on the way to another one,
+which makes a look-up among blocks of 256 KB a hundred times slower."""
+BEGIN_WRITE = "BEGIN IMMEDIATE"
+COMMIT = "COMMIT"
+ROLLBACK = "ROLLBACK"
+BEGIN_READ = "BEGIN; SELECT 1 FROM kv LIMIT 1"
+END_READ = "COMMIT"
+SYNC = "PRAGMA synchronous=FULL"
+NO_SYNC = "PRAGMA synchronous=NORMAL"
+DATA_VERSION = "PRAGMA data_version"
+
+
+class SqliteEngine(BaseEngine):
+    """A store in one SQLite database that several processes may read and write at once."""
+
+    scheme: ClassVar[str] = "sqlite"
+    shared: ClassVar[bool] = True
+
+    @classmethod
+    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
+        return cls(path, read_only=read_only, durability=durability)
+
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk", vfs: str = "") -> None:
+        self._path = Path(path).absolute()
+        self._file = str(self._path)
+        self._log = Path(self._file + "-wal")
+        super().__init__(self._file, read_only=read_only, durability=durability)
+        self._vfs = vfs
+        self._idle: list[apsw.Connection] = []
+        self._reading: set[apsw.Connection] = set()
+        self._watch = threading.Lock()
+        self._foreign = True
+        self._version = -1
+        self._immutable = False
+        if read_only:
+            self._open_to_read()
+        else:
+            self._open_to_write()
+
+    # opening
+
+    def _connect(self, flags: int) -> apsw.Connection:
+        name = self._file
+        if self._immutable:
+            name = self._path.as_uri() + "?immutable=1"
+            flags |= apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(name, flags=flags, vfs=self._vfs or None)
+        connection.set_busy_handler(_wait_a_little)
+        return connection
+
+    def _connect_reader(self) -> apsw.Connection:
+        connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
+        run_all(connection, "PRAGMA query_only=ON; PRAGMA wal_autocheckpoint=0")
+        return connection
+
+    def _open_to_read(self) -> None:
+        if not self._path.is_file():
+            raise ConfigError(f"there is no store at {self._file}; open it for writing once to make it")
+        try:
+            try:
+                self._watcher = self._connect_reader()
+                made = is_made(self._watcher, self._file)
+            except (apsw.CantOpenError, apsw.ReadOnlyError):
+                # A folder that may not be written has no room for SQLite's shared memory. Without a log beside the
+                # database there is nothing in it either, so the file alone is the store.
+                if self._log.exists() or os.access(self._path.parent, os.W_OK):
+                    raise
+                self._immutable = True
+                self._watcher = self._connect_reader()
+                made = is_made(self._watcher, self._file)
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        if not made:
+            self._watcher.close()
+            raise ConfigError(f"{self._file} is empty, not a store; open it for writing once to make it one")
+
+    def _open_to_write(self) -> None:
+        if self._path.is_dir():
+            raise ConfigError(f"{self._file} is a folder; a sqlite store is one file: name the file")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            try:
+                self._prepare_writer()
+                self._watcher = self._connect_reader()
+            except BaseException:
+                self._writer.close(True)
+                raise
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        except OSError as error:
+            raise StorageError(f"cannot make the folder of {self._file}: {error}") from error
+
+    def _prepare_writer(self) -> None:
+        writer = self._writer
+        made = is_made(writer, self._file)
+        if not made:
+            run_all(writer, f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
+        switch_to_log(writer)
+        writer.execute(
+            f"PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit={LOG_LIMIT_BYTES};PRAGMA cache_size=-8000; {SYNC}"
+        )
+        self._log_pages = self._checked_pages = self._unchecked_commits = 0
+        writer.set_wal_hook(self._note_log_pages)
+        self._syncing = True
+        self._unsynced = self._logged = False
+        if not made:
+            run_all(writer, MAKE)
+            sync_folder(self._path.parent)
+        self._writer_execute = writer.cursor().execute
+        self._allocate_log()
+
+    def _allocate_log(self) -> None:
+        """Grows the log file to its working size; inside SQLite's write lock, so that nobody else is writing to it."""
+        if not hasattr(os, "posix_fallocate"):
+            return
+        self._writer.execute(BEGIN_WRITE)
+        try:
+            descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(descriptor, 0, LOG_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            pass  # a full disk, or a file system without it: the log grows as it is written
+        finally:
+            self._writer.execute(ROLLBACK)
+
+    # reading
+
+    def read(self) -> SqliteRead:
+        self._check_usable()
+        try:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._connect_reader()
+            self._reading.add(connection)
+            try:
+                connection.execute(BEGIN_READ).get  # noqa: B018 - the first read fixes the snapshot
+            except BaseException:
+                self._reading.discard(connection)
+                connection.close(True)
+                raise
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        reading = SqliteRead(self, connection)
+        if self._closed:
+            reading.close()
+            raise Closed(f"{self._name} is closed")
+        return reading
+
+    def _end_read(self, connection: apsw.Connection) -> None:
+        # No lock here, the collector may call this in the middle of anything: who removes it from the set ends it.
+        try:
+            self._reading.remove(connection)
+        except KeyError:
+            return
+        try:
+            if len(self._idle) >= IDLE_READERS:
+                connection.close(True)
+                return
+            connection.execute(END_READ)
+        except apsw.Error:
+            # Broken, or in the middle of a call on another thread, which then closes it by dropping it.
+            with suppress(apsw.ThreadingViolationError):
+                connection.close(True)
+            return
+        self._idle.append(connection)
+        if self._closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        for connections in (self._idle, self._reading):
+            while connections:
+                try:
+                    connection = connections.pop()
+                except (IndexError, KeyError):
+                    break
+                with suppress(apsw.ThreadingViolationError):  # busy on another thread, which closes it by dropping it
+                    connection.close(True)
+
+    # writing
+
+    def write(self, *, sync: bool = True) -> SqliteWrite:
+        self._check_writable()
+        return SqliteWrite(self, sync)
+
+    def _begin(self, sync: bool) -> bool:
+        """Starts a transaction on the writing connection and says whether anybody else has committed meanwhile."""
+        execute = self._writer_execute
+        sync = sync and self.durability == "disk"
+        try:
+            if sync is not self._syncing:
+                execute(SYNC if sync else NO_SYNC)
+                self._syncing = sync
+            execute(BEGIN_WRITE)
+            self._logged = False
+            if self._writer.data_version() != self._version:
+                self._foreign = True
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        return self._foreign
+
+    def _commit(self) -> None:
+        try:
+            self._writer_execute(COMMIT)
+        except BaseException as error:
+            self._rollback()
+            if isinstance(error, apsw.Error):
+                raise self._explain(error) from error
+            raise
+        self._version = self._writer.data_version()
+        self._foreign = False
+        if not self._syncing:
+            self._unsynced = True
+        elif self._unsynced:
+            # SQLite syncs nothing when nothing changed, as when a relaxed commit wrote the very same before.
+            if not self._logged:
+                self._sync_log()
+            self._unsynced = False
+        self._checkpoint_in_passing()
+
+    def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._log_pages, self._logged = pages, True
+        return apsw.SQLITE_OK
+
+    def _checkpoint_in_passing(self) -> None:
+        """Copies the log into the database now and then, so that it can start over."""
+        pages = self._log_pages
+        self._unchecked_commits += 1
+        if pages < self._checked_pages:
+            self._checked_pages = 0
+        grown = pages - self._checked_pages
+        # A commit that is not synced gains nothing from a short log, and a checkpoint costs two syncs.
+        enough = CHECKPOINT_COMMITS if self._syncing else 8 * CHECKPOINT_COMMITS
+        if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self._unchecked_commits < enough):
+            return
+        self._checked_pages, self._unchecked_commits = pages, 0
+        with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write
+            if pages < LONG_LOG_PAGES:
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            else:
+                self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_RESTART, milliseconds=50)
+
+    def _checkpoint_waiting(self, mode: int, *, milliseconds: int) -> None:
+        self._writer.set_busy_timeout(milliseconds)
+        try:
+            with suppress(apsw.BusyError):
+                self._writer.wal_checkpoint(mode=mode)
+        finally:
+            self._writer.set_busy_handler(_wait_a_little)
+
+    def _rollback(self) -> None:
+        try:
+            if self._writer.in_transaction:
+                self._writer_execute(ROLLBACK)
+            self._version = self._writer.data_version()
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    # the rest
+
+    def changes(self) -> int:
+        self._check_usable()
+        try:
+            with self._watch:
+                return self._watcher.execute(DATA_VERSION).get  # type: ignore[no-any-return]
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    def flush(self) -> None:
+        """Syncs the log; what left the log for the database was synced on the way."""
+        self._check_usable()
+        if not self.read_only:
+            self._sync_log()
+
+    def _sync_log(self) -> None:
+        try:
+            descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            sync_file(descriptor)
+        except OSError as error:
+            raise StorageError(f"{self._file}-wal could not be synced: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def reclaim(self) -> None:
+        """Moves pages from the end of the file into free ones, a few at a time, cuts the file and empties the log."""
+        self._check_writable()
+        try:
+            while self._vacuum_some():
+                pass
+            self._take_turn()
+            try:
+                self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=500)
+                self._allocate_log()
+            finally:
+                self._end_turn()
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    def _vacuum_some(self) -> bool:
+        """One short transaction, so that other writers get their turns; False when there is nothing left to do."""
+        self._take_turn()
+        try:
+            foreign = self._begin(True)
+            try:
+                free: int = self._writer_execute("PRAGMA freelist_count").get
+                for _ in self._writer_execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})"):
+                    pass
+            except BaseException:
+                self._rollback()
+                raise
+            self._commit()
+            self._foreign = foreign  # whoever writes next has not heard of it yet
+            return free > VACUUM_PAGES
+        finally:
+            self._end_turn()
+
+    def size(self) -> int:
+        """Bytes of the database, with what is still in the log; the log's preallocated part is not counted."""
+        self._check_usable()
+        try:
+            with self._watch:
+                pages = self._watcher.execute("PRAGMA page_count").get
+                page_bytes = self._watcher.execute("PRAGMA page_size").get
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        try:
+            log = self._log.stat().st_size
+        except FileNotFoundError:
+            log = 0
+        return int(pages * page_bytes + max(0, log - LOG_BYTES))
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        self._check_usable()
+        target = check_backup_target(destination)
+        partial = target.with_name(target.name + ".partial")
+        partial.unlink(missing_ok=True)
+        try:
+            connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
+            try:
+                connection.execute("VACUUM INTO ?", (str(partial),))
+            finally:
+                connection.close(True)
+            descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            partial.rename(target)
+            sync_folder(target.parent)
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        except OSError as error:
+            raise StorageError(f"the backup could not be written to {target}: {error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if os.getpid() != self._pid:
+            self._closed = True  # the connections are the parent's; closing them here could take its locks away
+            return
+        if not self.read_only:
+            self._take_turn()
+        try:
+            self._closed = True
+            self._close_idle()
+            with self._watch:
+                self._watcher.close(True)
+            if not self.read_only:
+                self._writer.close(True)
+        finally:
+            if not self.read_only:
+                self._end_turn()
+
+    def _explain(self, error: apsw.Error) -> PenstockError:
+        if self._closed:
+            return Closed(f"{self._name} is closed")
+        return explain(error, self._file)
+
+
+def _wait_a_little(calls: int) -> bool:
+    """SQLite's busy handler: short sleeps first, because most commits of other processes take under a millisecond."""
+    pause = min(0.0002 * (calls + 1), 0.005)
+    if calls * 0.005 > WAIT_SECONDS:
+        return False
+    time.sleep(pause)
+    return True

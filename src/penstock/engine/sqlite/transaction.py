@@ -1,0 +1,161 @@
+"""Read and write transactions on a SQLite connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import apsw
+
+from penstock.engine.base import check_key, transaction_is_over
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.engine.sqlite.engine import SqliteEngine
+
+GET = "SELECT v FROM kv WHERE k=?"
+PUT = "INSERT INTO kv(k,v) VALUES(?,?) ON CONFLICT(k) DO UPDATE SET v=excluded.v"
+DELETE = "DELETE FROM kv WHERE k=?"
+DELETE_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
+SCAN = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k"
+SCAN_REVERSE = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k DESC"
+
+
+def _refuse(*_: object) -> Any:
+    raise transaction_is_over()
+
+
+class _Transaction:
+    """Reading, which read and write transactions do alike."""
+
+    __slots__ = ("_connection", "_engine", "_execute", "_scans")
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+        self._connection: apsw.Connection | None = None
+        self._execute: Callable[..., Any] = _refuse
+        self._scans: set[apsw.Cursor] = set()
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._execute(GET, (key,)).get  # type: ignore[no-any-return]
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        if self._connection is None or self._engine._closed:
+            raise transaction_is_over()
+        cursor = self._connection.cursor()
+        self._scans.add(cursor)
+        try:
+            yield from cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop))
+        except (apsw.CursorClosedError, apsw.ConnectionClosedError) as error:
+            raise transaction_is_over() from error
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+        finally:
+            self._scans.discard(cursor)
+            cursor.close(True)
+
+    def _let_go(self) -> apsw.Connection | None:
+        """Ends every use of the connection: an unfinished scan would keep its snapshot alive after the commit."""
+        connection, self._connection = self._connection, None
+        self._execute = _refuse
+        while self._scans:
+            with suppress(apsw.ThreadingViolationError):  # being read by another thread, which closes it at its end
+                self._scans.pop().close(True)
+        return connection
+
+
+class SqliteRead(_Transaction):
+    """A read transaction on a connection of its own."""
+
+    __slots__ = ()
+
+    def __init__(self, engine: SqliteEngine, connection: apsw.Connection) -> None:
+        super().__init__(engine)
+        self._connection = connection
+        self._execute = connection.execute
+
+    def close(self) -> None:
+        connection = self._let_go()
+        if connection is not None:
+            self._engine._end_read(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SqliteWrite(_Transaction):
+    """A write transaction on the engine's one writing connection."""
+
+    __slots__ = ("_sync", "foreign")
+
+    def __init__(self, engine: SqliteEngine, sync: bool) -> None:
+        super().__init__(engine)
+        self._sync = sync
+        self.foreign = False
+
+    def __enter__(self) -> Self:
+        engine = self._engine
+        engine._take_turn()
+        try:
+            self.foreign = engine._begin(self._sync)
+        except BaseException:
+            engine._end_turn()
+            raise
+        self._connection = engine._writer
+        self._execute = engine._writer_execute
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        engine = self._engine
+        try:
+            self._let_go()
+            if kind is None:
+                engine._commit()
+            else:
+                engine._rollback()
+        finally:
+            engine._end_turn()
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        # Walking backwards, SQLite shows a row again that was replaced just after it was shown.
+        last = stop if reverse else b""
+        for row in super().scan(start, stop, reverse=reverse):
+            if row[0] < last if reverse else row[0] > last:
+                last = row[0]
+                yield row
+
+    def put(self, key: bytes, value: bytes) -> None:
+        check_key(key)
+        try:
+            self._execute(PUT, (key, value))
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+        except OverflowError as error:
+            raise ConfigError(f"a value of {len(value)} bytes is too large: sqlite takes 1,000,000,000") from error
+
+    def delete(self, key: bytes) -> None:
+        try:
+            self._execute(DELETE, (key,))
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        try:
+            self._execute(DELETE_RANGE, (start, stop))
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error

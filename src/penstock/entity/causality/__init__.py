@@ -1,0 +1,1 @@
+"""What caused what: walks over causes, effects and correlations, and their picture."""

@@ -1,0 +1,282 @@
+"""Whole journals to files: a folder with a manifest and, for each topic, JSON Lines or Parquet parts.
+
+    export.json               the manifest: format, and each topic's settings and what compaction had removed
+    orders.jsonl              a topic as JSON Lines, one event's document a line, in order
+    orders/1-262144.parquet   a topic as Parquet: parts named by the positions they cover
+
+Run again, an export goes on where the last one ended, interrupted or not: a line torn off at the end is cut away, a
+part is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.document import event_json
+from penstock.errors import ConfigError
+from penstock.events import Event
+from penstock.journal.commit.catalog import Settings, load_state
+from penstock.journal.reading import TopicView
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Block
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.journal.journal import BaseJournal
+
+CopyFormat = Literal["jsonl", "parquet"]
+Progress = Callable[[int, int], None]
+"""Told how many of how many events are done."""
+
+MANIFEST = "export.json"
+FORMAT = 1
+_PART_EVENTS = 262_144
+_SYNC_BYTES = 8 << 20
+
+
+class TopicEntry(msgspec.Struct, omit_defaults=True):
+    """What a manifest says of a topic."""
+
+    settings: Settings = Settings()
+    trimmed: int = 0
+    through: int = 0
+
+
+class Manifest(msgspec.Struct):
+    """What an export is."""
+
+    penstock: int = FORMAT
+    format: str = "jsonl"
+    topics: dict[str, TopicEntry] = {}
+
+
+class ExportReport(msgspec.Struct, frozen=True):
+    """What an export wrote."""
+
+    topics: int
+    events: int
+    """Events written by this run; those that were there already are not counted."""
+
+
+def export(
+    journal: BaseJournal,
+    path: str | os.PathLike[str],
+    *,
+    topics: Iterable[str] | None,
+    format: CopyFormat,
+    progress: Progress | None,
+) -> ExportReport:
+    """Writes topics into a folder."""
+    if format not in ("jsonl", "parquet"):
+        raise ConfigError(f'an export is written as "jsonl" or "parquet", not {format!r}')
+    folder = Path(path)
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = _manifest(folder, format)
+    names = journal.topics() if topics is None else list(topics)
+    write = _write_lines if format == "jsonl" else _write_parts
+    with journal._engine.read() as snap:
+        views = [(name, TopicView.open(snap, name)) for name in names]
+        found = [(name, view) for name, view in views if view is not None]
+        total = sum(view.count() for _, view in found)
+        meter = _Meter(progress, total)
+        for name, view in found:
+            state = load_state(snap, view.number, name)
+            manifest.topics[name] = TopicEntry(view.record.settings, state.trimmed, view.latest())
+            save_manifest(folder, manifest)
+            write(folder, view, meter)
+    return ExportReport(len(found), meter.written)
+
+
+class _Meter:
+    """Counts what is done, and what of it was done by this run."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self.written = 0
+
+    def skip(self, count: int) -> None:
+        self._done += count
+
+    def add(self, count: int) -> None:
+        self._done += count
+        self.written += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """What a folder's manifest says, or None when it has none."""
+    try:
+        text = (folder / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{folder / MANIFEST} is not an export's manifest: {error}") from error
+    if manifest.penstock != FORMAT:
+        raise ConfigError(f"{folder} was exported in format {manifest.penstock}; this version reads format {FORMAT}")
+    return manifest
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    partial = folder / (MANIFEST + ".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    partial.replace(folder / MANIFEST)
+
+
+def _manifest(folder: Path, format: str) -> Manifest:
+    manifest = load_manifest(folder)
+    if manifest is None:
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty and holds no export: name another place")
+        return Manifest(format=format)
+    if manifest.format != format:
+        raise ConfigError(f"{folder} holds an export as {manifest.format}, not as {format}: name another place")
+    return manifest
+
+
+# ── JSON Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _write_lines(folder: Path, view: TopicView, meter: _Meter) -> None:
+    path = folder / f"{view.name}.jsonl"
+    after = _cut_torn_line(path)
+    meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
+    with path.open("ab", buffering=1 << 20) as out:
+        for block in view.blocks(after, keys.MAX_SEQ):
+            rows = range(block.row_after(after), block.count)
+            out.writelines(event_json(Event(block, row)) + b"\n" for row in rows)
+            meter.add(len(rows))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _cut_torn_line(path: Path) -> int:
+    """Removes what an interrupted export left of a line; returns the position of the last whole one."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        start, tail = end, b""
+        while start and tail.count(b"\n") < 2:
+            step = min(start, 1 << 16)
+            start -= step
+            file.seek(start)
+            tail = file.read(step) + tail
+        whole = tail.rfind(b"\n") + 1
+        file.truncate(start + whole)
+        line = tail[:whole].rstrip(b"\n").rpartition(b"\n")[2]
+    if not line:
+        return 0
+    try:
+        return msgspec.json.decode(line, type=_Position).seq
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} does not end with an event's line: {error}; export to another place") from error
+
+
+class _Position(msgspec.Struct):
+    seq: int
+
+
+# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def parts_of(folder: Path) -> list[tuple[int, int, Path]]:
+    """A topic's Parquet parts in order: first and last position, and the file."""
+    found = []
+    for path in folder.glob("*.parquet"):
+        first, _, last = path.stem.partition("-")
+        if first.isdigit() and last.isdigit():
+            found.append((int(first), int(last), path))
+    return sorted(found)
+
+
+def _write_parts(folder: Path, view: TopicView, meter: _Meter) -> None:
+    own = folder / view.name
+    own.mkdir(exist_ok=True)
+    parts = parts_of(own)
+    after = parts[-1][1] if parts else 0
+    meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
+    gathered: list[Block] = []
+    count = 0
+    for block in view.blocks(after, keys.MAX_SEQ):
+        gathered.append(block)
+        count += block.count
+        if count >= _PART_EVENTS:
+            _write_part(own, gathered, after, meter)
+            after, gathered, count = block.last, [], 0
+    if gathered:
+        _write_part(own, gathered, after, meter)
+
+
+def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = part_schema()
+    last = blocks[-1].last
+    partial = folder / ".partial"
+    first = 0
+    with pa.OSFile(str(partial), "wb") as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        for block in blocks:
+            rows = range(block.row_after(after), block.count)
+            first = first or block.seq(rows[0])
+            writer.write_batch(_part_batch(block, rows, schema))
+            meter.add(len(rows))
+    partial.replace(folder / f"{first}-{last}.parquet")
+
+
+def part_schema() -> pa.Schema:
+    """The columns of a Parquet part: those of `read_arrow`, with bytes and links besides."""
+    import pyarrow as pa
+
+    from penstock.journal.storage.to_arrow import arrow_schema
+
+    return (
+        arrow_schema()
+        .append(pa.field("payload_bytes", pa.binary()))
+        .append(pa.field("binary", pa.bool_()))
+        .append(pa.field("link", pa.binary()))
+    )
+
+
+def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from penstock.journal.storage.to_arrow import record_batch
+
+    columns: dict[str, Any] = {}
+    texts: list[str | None] = []
+    others: list[bytes | None] = []
+    for row in rows:
+        raw = bytes(block.raw_payload(row))
+        text = None if block.is_binary(row) else _as_text(raw)
+        texts.append(text)
+        others.append(raw if text is None else None)
+    batch = record_batch(block, "binary").slice(rows.start, len(rows))
+    for field in schema:
+        if field.name == "payload":
+            columns[field.name] = pa.array(texts, pa.string())
+        elif field.name == "payload_bytes":
+            columns[field.name] = pa.array(others, pa.binary())
+        elif field.name == "binary":
+            columns[field.name] = pa.array([block.is_binary(row) for row in rows], pa.bool_())
+        elif field.name == "link":
+            columns[field.name] = pa.array([block.chain(row) for row in rows], pa.binary())
+        else:
+            columns[field.name] = batch.column(field.name)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+
+
+def _as_text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None

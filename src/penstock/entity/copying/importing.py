@@ -1,0 +1,210 @@
+"""Exports back into a journal: events keep their positions, ids, times, causes and links.
+
+What a topic holds already is compared and skipped, so an import that was interrupted is simply run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.clock import to_ms
+from penstock.document import RawEvent, decode_binary
+from penstock.entity.copying.exporting import Manifest, Progress, TopicEntry, load_manifest, parts_of
+from penstock.errors import ConfigError, FenceActive
+from penstock.events import parse_id
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
+from penstock.journal.commit.writer import Operation
+from penstock.journal.storage.block import Columns
+from penstock.limits import BLOCK_BYTES
+from penstock.names import check_headers, check_kind, check_name, check_text
+
+if TYPE_CHECKING:
+    from penstock.entity.journal import EntityJournal
+
+_BATCH_EVENTS = 4096
+
+
+class ImportReport(msgspec.Struct, frozen=True):
+    """What an import did."""
+
+    topics: int
+    imported: int
+    present: int
+    """Events that were there already, from an earlier run."""
+
+
+_decode = msgspec.json.Decoder(RawEvent).decode
+
+
+def import_(
+    journal: EntityJournal, path: str | os.PathLike[str], *, topics: Iterable[str] | None, progress: Progress | None
+) -> ImportReport:
+    """Reads an export's folder into topics of the same names."""
+    folder = Path(path)
+    manifest = load_manifest(folder)
+    if manifest is None:
+        raise ConfigError(f"{folder} holds no export: there is no {folder / 'export.json'}")
+    wanted = list(manifest.topics) if topics is None else list(topics)
+    unknown = [name for name in wanted if name not in manifest.topics]
+    if unknown:
+        raise ConfigError(f"the export in {folder} has no topic {unknown[0]!r}")
+    total = sum(max(0, manifest.topics[name].through - manifest.topics[name].trimmed) for name in wanted)
+    imported = present = 0
+    for name in wanted:
+        check_name(name)
+        copying = _Import(journal, name, manifest.topics[name])
+        for batch in _batches(_rows(folder, manifest, name)):
+            copying.add(batch)
+            if progress is not None:
+                progress(imported + present + copying.imported + copying.present, total)
+        imported += copying.imported
+        present += copying.present
+    return ImportReport(len(wanted), imported, present)
+
+
+class _Import:
+    """One topic being filled."""
+
+    def __init__(self, journal: EntityJournal, name: str, entry: TopicEntry) -> None:
+        self._journal = journal
+        self._topic = journal.topic(name)
+        self._name = name
+        self.imported = self.present = 0
+        self._run(lambda commit: adopt_topic(commit, name, entry.settings))
+        self._latest = self._topic.latest
+
+    def add(self, rows: Copies) -> None:
+        known = sum(1 for seq in rows.seqs if seq <= self._latest)
+        if known:
+            self._compare(rows, known)
+            self.present += known
+            rows.drop_first(known)
+        if len(rows):
+            latest = self._latest
+            self._run(lambda commit: append_copies(commit, self._name, rows, latest))
+            self._latest = rows.seqs[-1]
+            self.imported += len(rows)
+
+    def _compare(self, rows: Copies, known: int) -> None:
+        """What is there must be the same history: it is enough to look at both ends of a batch, ids being unique."""
+        for row in {0, known - 1}:
+            if rows.seqs[row] < self._topic.oldest:
+                continue  # removed by compaction since
+            event = self._topic.get(rows.seqs[row])
+            if event is None or event._identity() != rows.ids[row]:
+                raise ConfigError(
+                    f"topic {self._name!r} holds other events than the export (at position {rows.seqs[row]}): "
+                    "import it into an empty journal, or append single topics with `penstock import --source`"
+                )
+
+    def _run(self, apply: Any) -> None:
+        if self._journal._fences.exclusive is not None:
+            raise FenceActive("an exclusive fence is open: nothing can be imported until it has ended")
+
+        def changed(commit: Commit) -> None:
+            apply(commit)
+
+        self._journal._writer.run(Operation(changed))
+
+
+def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
+    """Copies by the commit: of the usual size of a block."""
+    gathered = Copies.none()
+    size = 0
+    for part in rows:
+        gathered.extend(part)
+        size += sum(part.columns.weights())
+        if len(gathered) >= _BATCH_EVENTS or size >= BLOCK_BYTES:
+            yield gathered
+            gathered, size = Copies.none(), 0
+    if len(gathered):
+        yield gathered
+
+
+def _rows(folder: Path, manifest: Manifest, name: str) -> Iterator[Copies]:
+    if manifest.format == "parquet":
+        for _, _, path in parts_of(folder / name):
+            yield from _part_rows(path, name)
+        return
+    path = folder / f"{name}.jsonl"
+    if not path.exists():
+        return
+    with path.open("rb", buffering=1 << 20) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return  # torn off: the export will be finished, and imported, later
+            try:
+                yield _row(_decode(line), name)
+            except (msgspec.MsgspecError, ConfigError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+
+
+def _row(copy: RawEvent, name: str) -> Copies:
+    if copy.topic != name:
+        raise ConfigError(f"an event of topic {copy.topic!r} among those of {name!r}")
+    number = parse_id(copy.id)
+    if number is None:
+        raise ConfigError(f"{copy.id!r} is no event's id")
+    encoded = bytes(copy.payload)
+    if copy.binary:
+        encoded = decode_binary(msgspec.json.decode(encoded))
+    columns = Columns([check_kind(copy.kind)], [encoded])
+    if copy.binary and not copy.poison:
+        columns.binary = [True]
+    recorded, occurred = to_ms(copy.recorded_at, "recorded_at"), to_ms(copy.occurred_at, "occurred_at")
+    if occurred != recorded:
+        columns.occurred = [occurred]
+    for field, value in (("key", copy.key), ("scope", copy.scope)):
+        if value is not None:
+            setattr(columns, field, [check_text(value, field)])
+    for field, value in (("correlation", copy.correlation_id), ("causation", copy.causation_id)):
+        if value is not None:
+            setattr(columns, field, [check_text(value, field)])
+    if copy.headers:
+        columns.headers = [check_headers(copy.headers)]
+    if copy.link is not None:
+        columns.chain = [bytes.fromhex(copy.link)]
+    return Copies([copy.seq], [number], [recorded], columns)
+
+
+def _part_rows(path: Path, name: str) -> Iterator[Copies]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_BATCH_EVENTS):
+                for row in batch.to_pylist():
+                    yield _row(_copy_of(row), name)
+    except (pa.ArrowException, KeyError) as error:
+        raise ConfigError(f"{path} is not a part of an export: {error}") from error
+
+
+def _copy_of(row: dict[str, Any]) -> RawEvent:
+    import base64
+
+    text, other = row["payload"], row["payload_bytes"]
+    payload = text.encode() if text is not None else b'"' + base64.b64encode(other or b"") + b'"'
+    return RawEvent(
+        row["seq"],
+        row["topic"],
+        row["kind"],
+        row["id"],
+        row["recorded_at"],
+        row["occurred_at"],
+        msgspec.Raw(payload),
+        row["key"],
+        row["scope"],
+        dict(row["headers"] or ()),
+        row["correlation_id"],
+        row["causation_id"],
+        text is None,
+        text is None and not row["binary"],
+        row["link"].hex() if row["link"] is not None else None,
+    )

@@ -1,0 +1,1 @@
+"""State folded from events: declared as a class, folded, saved, rebuilt, watched."""

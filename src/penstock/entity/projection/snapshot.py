@@ -1,0 +1,127 @@
+"""Folded states kept in the store, so that a projection reads only what is new.
+
+    p topic name-length name version key        a saved state: the entity's, or (empty key) the whole topic's
+
+A saved state is used only when it is what folding would give: the projection has the same version, fields and kinds,
+and none of the events it was folded from has been removed since. Losing one loses time, nothing else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.entity.projection.projection import Declared, Projection
+from penstock.errors import ConfigError
+from penstock.journal.commit.catalog import TopicState
+from penstock.journal.storage.keys import prefix_end
+
+P = TypeVar("P", bound=Projection)
+
+SNAPSHOT = b"p"
+
+
+class Saved(msgspec.Struct, array_like=True, frozen=True):
+    """A state as it lies in the store."""
+
+    fingerprint: int
+    generation: int
+    """The position of the newest event in it."""
+    first: int
+    """The position of the oldest event in it."""
+    compacted: int
+    """How far compaction by key had come when it was folded."""
+    state: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Saved).decode
+
+
+def saved_key(topic: int, declared: Declared, key: str | None) -> bytes:
+    return _versions(topic, declared) + declared.version.to_bytes(4) + (key or "").encode()
+
+
+def _versions(topic: int, declared: Declared) -> bytes:
+    name = declared.name.encode()
+    return SNAPSHOT + topic.to_bytes(4) + len(name).to_bytes(1) + name
+
+
+def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) -> Saved | None:
+    """A saved state, or None where there is none that can be read."""
+    value = snap.get(saved_key(topic, declared, key))
+    if value is None or len(value) < 4 or zlib.crc32(memoryview(value)[:-4]) != int.from_bytes(value[-4:]):
+        return None
+    try:
+        return _decode(memoryview(value)[:-4])
+    except msgspec.DecodeError:
+        return None
+
+
+def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
+    """Whether folding from the beginning would still give this."""
+    return (
+        saved.fingerprint == declared.fingerprint and saved.first > state.trimmed and saved.compacted == state.compacted
+    )
+
+
+def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> bool:
+    """Keeps a state, unless a newer one is there already."""
+    known = load_saved(tx, topic, declared, key)
+    same = ("fingerprint", "compacted", "first")
+    if (
+        known is not None
+        and known.generation >= saved.generation
+        and all(getattr(known, name) == getattr(saved, name) for name in same)
+    ):
+        return False
+    body = _encode(saved)
+    tx.put(saved_key(topic, declared, key), body + zlib.crc32(body).to_bytes(4))
+    return True
+
+
+def drop_other_versions(tx: WriteTx, topic: int, declared: Declared) -> None:
+    """Removes the states of every version but the declared one."""
+    low = _versions(topic, declared)
+    own = low + declared.version.to_bytes(4)
+    tx.delete_range(low, own)
+    tx.delete_range(low + (declared.version + 1).to_bytes(4), prefix_end(low))
+
+
+def drop_version(tx: WriteTx, topic: int, declared: Declared) -> None:
+    """Removes every state of the declared version."""
+    own = _versions(topic, declared) + declared.version.to_bytes(4)
+    tx.delete_range(own, _versions(topic, declared) + (declared.version + 1).to_bytes(4))
+
+
+def pack_state(projection: Any) -> bytes:
+    """A state's bytes; ConfigError when a field holds something that has no form in the store."""
+    try:
+        return msgspec.msgpack.encode(projection)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"a state of projection {type(projection).__qualname__} cannot be saved: {error}; "
+            "let its fields hold plain values, dataclasses or msgspec Structs"
+        ) from error
+
+
+_decoders: dict[type[Any], Any] = {}
+
+
+def unpack_state(projection: type[P], state: bytes) -> P:
+    """A state of its own for the caller."""
+    decode = _decoders.get(projection)
+    if decode is None:
+        try:
+            decode = msgspec.msgpack.Decoder(projection).decode
+        except (TypeError, NameError) as error:
+            raise ConfigError(
+                f"the fields of projection {projection.__qualname__} cannot be read back: {error}; "
+                "annotate them with types that can be resolved where the class is defined"
+            ) from error
+        _decoders[projection] = decode
+    found: P = decode(state)
+    return found

@@ -1,0 +1,1 @@
+"""Drafts that become events together: outboxes, fences, gates, reactors."""

@@ -1,0 +1,263 @@
+"""Fences: events that stay hidden until the fence commits, and are never written when it is cancelled.
+
+Hidden events live in memory only; `commit` appends them in one transaction. So nobody, in whatever process, can see a
+part of them, and after a crash there is nothing to undo. The handle a user holds is thin: what it stands for is held by
+the journal, so that a handle that is dropped, collected or outlived by `Journal.close()` cancels at once.
+
+    open ──commit──▶ committed        tickets resolve
+      └────cancel──▶ cancelled        tickets raise FenceCancelled   (also: exception, garbage collection, close)
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
+
+from penstock.entity.staging.outbox import Outbox
+from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
+from penstock.errors import ConfigError, FenceActive, FenceCancelled, ReadOnly
+from penstock.events import Draft, Receipt
+from penstock.journal.commit.writer import Operation
+from penstock.ticket import Ticket, wake
+
+if TYPE_CHECKING:
+    from penstock.entity.journal import EntityJournal
+    from penstock.journal.journal import BaseJournal
+    from penstock.journal.topic import BaseTopic
+
+State = Literal["open", "committing", "committed", "cancelled"]
+
+
+class Fences:
+    """The live fences of a journal, and who may append meanwhile."""
+
+    def __init__(self, journal: EntityJournal) -> None:
+        self._journal = journal
+        self._live: set[_Hidden] = set()
+        # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
+        self._lock = journal._guards_lock
+        self.exclusive: _Hidden | None = None
+        self.ended = threading.Condition()
+        """Notified when an exclusive fence ends, for those who would rather wait than fail."""
+
+    def open(self, *, exclusive: bool) -> Fence:
+        journal = self._journal
+        journal._check_open()
+        if journal._engine.read_only:
+            raise ReadOnly("this journal was opened with read_only=True: it has nothing to fence")
+        hidden = _Hidden(self, exclusive)
+        with self._lock:
+            if exclusive:
+                if self.exclusive is not None:
+                    raise FenceActive("another exclusive fence is open: commit or cancel it first")
+                self.exclusive = hidden
+                # A new list each time: whoever is going through the old one must not skip a guard.
+                journal._guards = [self.refuse, *journal._guards]
+            self._live.add(hidden)
+        return Fence(journal, hidden)
+
+    def refuse(self, topic: str, drafts: Sequence[Draft]) -> None:
+        """The guard while an exclusive fence is open."""
+        if self.exclusive is not None:
+            raise FenceActive(
+                f"an exclusive fence is open: nothing else can be appended to {topic!r} until it has ended"
+            )
+
+    def ask_others(self, staged: Sequence[Staged]) -> None:
+        """Asks every guard but this one."""
+        ask_guards([guard for guard in self._journal._guards if guard != self.refuse], staged)
+
+    def end(self, hidden: _Hidden) -> None:
+        with self._lock:
+            self._live.discard(hidden)
+            if self.exclusive is not hidden:
+                return
+            self.exclusive = None
+            self._journal._guards = [guard for guard in self._journal._guards if guard != self.refuse]
+        with self.ended:
+            self.ended.notify_all()
+
+    def cancel_all(self) -> None:
+        """The journal closes: nothing hidden will be written."""
+        for hidden in list(self._live):
+            hidden.cancel("the journal was closed")
+
+    def wait(self, timeout: float) -> None:
+        """Waits until no exclusive fence is open, or for a while."""
+        with self.ended:
+            self.ended.wait_for(lambda: self.exclusive is None, timeout)
+
+
+class _Hidden:
+    """What a fence hides: the drafts and the tickets given for them."""
+
+    def __init__(self, fences: Fences, exclusive: bool) -> None:
+        self.fences = fences
+        self.exclusive = exclusive
+        self.state: State = "open"
+        self.staged: list[Staged] = []
+        self.tickets: list[tuple[Ticket[Any], int, int | None]] = []
+        """A ticket, the draft it is about, and for a batch how many drafts."""
+        self.lock = threading.RLock()
+
+    def add(self, staged: Sequence[Staged], *, batch: bool) -> Ticket[Any]:
+        ticket: Ticket[Any] = Ticket()
+        with self.lock:
+            self.check_open()
+            start = len(self.staged)
+            self.tickets.append((ticket, start, len(staged) if batch else None))
+            self.staged.extend((name, _shifted(draft, start if batch else 0)) for name, draft in staged)
+        return ticket
+
+    def check_open(self) -> None:
+        if self.state == "cancelled":
+            raise FenceCancelled("this fence was cancelled: nothing submitted through it will be written")
+        if self.state != "open":
+            raise ConfigError("this fence is committed: ask the journal for another one")
+
+    def settle(self, receipts: list[Receipt]) -> None:
+        self.state = "committed"
+        self.fences.end(self)
+        for ticket, start, count in self.tickets:
+            ticket.settle(receipts[start] if count is None else receipts[start : start + count], None)
+        wake([ticket for ticket, _, _ in self.tickets])
+
+    def cancel(self, why: str = "the fence was cancelled", error: BaseException | None = None) -> None:
+        with self.lock:
+            if self.state != "open" and error is None:
+                return
+            self.state = "cancelled"
+            self.staged.clear()
+        self.fences.end(self)
+        for ticket, _, _ in self.tickets:
+            ticket.settle(None, error or FenceCancelled(f"{why}: this event was never written"))
+        wake([ticket for ticket, _, _ in self.tickets])
+
+
+class Fence:
+    """Hides the events submitted through it until `commit`; cancelling, an exception or letting go of it discards them.
+
+    While an exclusive fence is open, every other append in this process raises FenceActive.
+    """
+
+    def __init__(self, journal: BaseJournal, hidden: _Hidden) -> None:
+        self._journal = journal
+        self._hidden = hidden
+        self._dropped = weakref.finalize(self, hidden.cancel, "the fence was dropped")
+        self._dropped.atexit = False
+
+    @property
+    def state(self) -> State:
+        """Whether it is open, committed or cancelled."""
+        return self._hidden.state
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nobody else may append while it is open."""
+        return self._hidden.exclusive
+
+    def __len__(self) -> int:
+        return len(self._hidden.staged)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<fence of {self._journal!r}, {self.state}>"
+
+    def submit(self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+        """Adds a hidden event; the ticket resolves when the fence commits, and raises FenceCancelled when it does not.
+
+        An integer `cause` counts the events submitted through this fence, from 0.
+        """
+        self._hidden.check_open()
+        staged = stage(self._journal, topic, kind, payload, draft)
+        self._check((staged,), len(self))
+        return self._hidden.add((staged,), batch=False)
+
+    def outbox(self) -> Outbox:
+        """An outbox whose `submit` goes through this fence; integer causes count its own drafts."""
+        return FencedOutbox(self._journal, self)
+
+    def commit(self) -> list[Receipt]:
+        """Appends everything submitted, in one transaction, and resolves the tickets; one receipt each, in order.
+
+        When the journal refuses (a Conflict, say), nothing is written, the fence is cancelled and every ticket raises
+        the same error.
+        """
+        hidden, journal = self._hidden, self._journal
+        with hidden.lock:
+            hidden.check_open()
+            other = hidden.fences.exclusive
+            if other is not None and other is not hidden:
+                raise FenceActive("an exclusive fence is open: commit this one when it has ended")
+            hidden.state = "committing"
+        try:
+            plan = Plan(journal, hidden.staged)
+            receipts = journal._writer.run(Operation(plan.apply, plan.size)) if len(hidden.staged) else []
+        except BaseException as error:
+            hidden.cancel(error=error)
+            raise
+        hidden.settle(receipts)
+        return receipts
+
+    def cancel(self) -> None:
+        """Discards everything submitted, for good; a fence that has ended already stays as it is."""
+        self._hidden.cancel()
+
+    def __enter__(self) -> Fence:
+        self._hidden.check_open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if self._hidden.state != "open":
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self._hidden.cancel("the fence's block raised an exception")
+
+    def _check(self, staged: Sequence[Staged], before: int) -> None:
+        """What is wrong with a draft is said when it is submitted, not when the fence commits."""
+        self._journal._check_open()
+        self._hidden.fences.ask_others(staged)
+        Plan(self._journal, staged, before=before)
+
+
+class FencedOutbox(Outbox):
+    """An outbox whose batches stay hidden until its fence commits."""
+
+    def __init__(self, journal: BaseJournal, fence: Fence) -> None:
+        super().__init__(journal)
+        self._fence = fence
+
+    def flush(self) -> list[Receipt]:
+        """Refused: receipts exist only when the fence has committed. Use `submit`."""
+        raise ConfigError(
+            "the outbox of a fence is written when the fence commits: use submit() and the ticket it gives"
+        )
+
+    def submit(self) -> Ticket[list[Receipt]]:
+        """Hands everything staged to the fence; the ticket resolves when it commits."""
+        self._fence._hidden.check_open()
+        self._fence._check(self._staged, 0)
+        ticket = self._fence._hidden.add(self._staged, batch=True)
+        self._staged.clear()
+        return ticket
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.submit()
+        else:
+            self.clear()
+
+
+def _shifted(draft: Draft, by: int) -> Draft:
+    """A draft whose integer cause counts from an outbox's first draft, as one that counts from the fence's first."""
+    if by and isinstance(draft.cause, int):
+        return replace(draft, cause=draft.cause + by)
+    return draft

@@ -1,0 +1,121 @@
+"""Drafts for several topics that one commit appends together: under outboxes, fences and reactors.
+
+A `Plan` is checked and encoded in the caller's thread; only what needs the store (expected generations, dedup keys, the
+ids of causes staged earlier) is left to the commit. Drafts keep the order they were staged in. Neighbours for one topic
+form a segment; every expectation is checked before the first segment is appended, so that it is about the entity as it
+was before the batch, and so that a refusal changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from penstock.errors import ConfigError
+from penstock.events import Draft, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.prepare import Batch, prepare
+from penstock.names import check_name
+
+if TYPE_CHECKING:
+    from penstock.journal.journal import BaseJournal, Guard
+    from penstock.journal.topic import BaseTopic
+
+Staged = tuple[str, Draft]
+"""A topic's name and a draft for it."""
+
+
+def stage(journal: BaseJournal, topic: BaseTopic | str, kind: Any, payload: Any, draft: dict[str, Any]) -> Staged:
+    """A draft and where it goes; ConfigError when the topic cannot be used."""
+    name = check_name(topic) if isinstance(topic, str) else topic.name
+    if not isinstance(topic, str) and topic.journal is not journal:
+        raise ConfigError(f"topic {name!r} belongs to another journal")
+    try:
+        return name, Draft(kind, payload, **draft)
+    except TypeError as error:
+        raise ConfigError(f"a draft cannot be made: {error}") from None
+
+
+def ask_guards(guards: Iterable[Guard], staged: Sequence[Staged]) -> None:
+    """Lets whoever may refuse drafts see them, topic by topic."""
+    guards = list(guards)
+    if not guards:
+        return
+    by_topic: dict[str, list[Draft]] = {}
+    for name, draft in staged:
+        by_topic.setdefault(name, []).append(draft)
+    for name, drafts in by_topic.items():
+        for guard in guards:
+            guard(name, drafts)
+
+
+class _Segment:
+    """Neighbouring drafts for one topic."""
+
+    __slots__ = ("batch", "causes", "checked", "topic")
+
+    def __init__(self, journal: BaseJournal, topic: str, first: int, drafts: Sequence[Draft]) -> None:
+        self.topic = topic
+        self.causes: dict[int, int] = {}
+        """Rows whose cause was staged before this segment, and which draft of the whole plan that is."""
+        own: list[Draft] = []
+        for row, draft in enumerate(drafts):
+            cause = draft.cause
+            if isinstance(cause, int) and not isinstance(cause, bool):
+                if not 0 <= cause < first + row:
+                    raise ConfigError(
+                        f"cause={cause} of draft {first + row} must be the index of a draft staged before it"
+                    )
+                if cause < first:
+                    self.causes[row] = cause
+                draft = replace(draft, cause=cause - first if cause >= first else None)
+            own.append(draft)
+        self.checked = prepare(own, topic, journal._find_cause)
+        self.batch = Batch(self.checked.columns, self.checked.size)
+        self.batch.dedups, self.batch.cause_rows = self.checked.dedups, self.checked.cause_rows
+
+    def append(self, commit: Commit, receipts: Sequence[Receipt]) -> list[Receipt]:
+        return commit.append(self.topic, self._linked(receipts) if self.causes else self.batch)
+
+    def _linked(self, receipts: Sequence[Receipt]) -> Batch:
+        """The batch with the ids of causes staged earlier; a copy, because the commit may be tried again."""
+        columns = self.batch.columns.pick(range(len(self.batch)))
+        columns.causation = columns.causation or [None] * len(columns)
+        columns.correlation = columns.correlation or [None] * len(columns)
+        for row, cause in self.causes.items():
+            receipt = receipts[cause]
+            columns.causation[row] = receipt.id
+            columns.correlation[row] = columns.correlation[row] or receipt.correlation_id or receipt.id
+        linked = Batch(columns, self.batch.size)
+        linked.dedups, linked.cause_rows = self.batch.dedups, self.batch.cause_rows
+        return linked
+
+
+class Plan:
+    """Staged drafts, checked and encoded, ready for a commit; `cause=` numbers count through the whole plan."""
+
+    __slots__ = ("_segments", "size")
+
+    def __init__(self, journal: BaseJournal, staged: Sequence[Staged], before: int = 0) -> None:
+        """`before` drafts came earlier and are not part of it: such a plan only checks, it cannot be applied."""
+        self._segments: list[_Segment] = []
+        start = 0
+        while start < len(staged):
+            stop = start + 1
+            while stop < len(staged) and staged[stop][0] == staged[start][0]:
+                stop += 1
+            drafts = [draft for _, draft in staged[start:stop]]
+            self._segments.append(_Segment(journal, staged[start][0], before + start, drafts))
+            start = stop
+        self.size = sum(segment.batch.size for segment in self._segments)
+
+    def apply(self, commit: Commit) -> list[Receipt]:
+        """Appends everything, or raises and changes nothing; one receipt each, in order."""
+        for segment in self._segments:
+            commit.check(segment.topic, segment.checked)
+        receipts: list[Receipt] = []
+        for segment in self._segments:
+            receipts.extend(segment.append(commit, receipts))
+        return receipts

@@ -1,0 +1,130 @@
+"""Reactors: events appended because of events, each input reacted to exactly once.
+
+The handler's drafts are appended with the triggering event as their cause, in the same transaction that moves the
+cursor. A crash loses both or neither; a second reactor under the same name finds the cursor moved and drops its own
+drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from penstock.entity.staging.plan import Plan, Staged, ask_guards
+from penstock.errors import ConfigError, FenceActive
+from penstock.events import Draft, Event
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Operation
+from penstock.journal.cursors import move_cursor, read_cursor
+from penstock.journal.worker import TopicWorker
+from penstock.names import check_name
+
+if TYPE_CHECKING:
+    from penstock.entity.topic import EntityTopic
+
+Reaction = Callable[[Event], Any]
+"""Gives a draft, several, or None; or an awaitable of these."""
+
+
+class Reactor(TopicWorker):
+    """Runs a handler over a topic's events and appends what it returns."""
+
+    def __init__(self, topic: EntityTopic, consumer: str, handler: Reaction, **options: Any) -> None:
+        super().__init__(topic, consumer, handler, **options)  # type: ignore[arg-type]
+        self._entity_topic = topic
+        self._react = handler
+
+    def _work(self) -> None:
+        topic, signal = self._entity_topic, self._entity_topic.journal._hub.signal(self._entity_topic.name)
+        while not self._stopping.is_set():
+            seen = signal.version
+            start = topic.cursor(self._consumer)
+            events = list(topic.read(start or 0, self._batch))
+            if events:
+                self._handle_from(start, events)
+                continue
+            with topic.journal._hub:
+                # The wait is for other processes' sake bounded; commits of this one signal at once.
+                signal.wait(seen, max(self._idle, 0.05))
+
+    def _handle_from(self, start: int | None, events: list[Event]) -> None:
+        """Reacts to events; when the handler fails, what it returned before that is kept."""
+        reactions: list[list[Staged]] = []
+        failure: Exception | None = None
+        for event in events:
+            try:
+                reactions.append(self._drafts(event))
+            except Exception as error:
+                error.add_note(f"in reactor {self.name!r}, for event {event.seq} of topic {event.topic!r}")
+                failure = error
+                break
+        done = events[: len(reactions)]
+        if done and not self._commit(start, done, reactions) and len(done) > 1:
+            for event, reaction in zip(done, reactions, strict=True):
+                self._commit(start, [event], [reaction], alone=True)
+                start = event.seq
+        if failure is not None:
+            raise failure
+
+    def _drafts(self, event: Event) -> list[Staged]:
+        outcome = self._react(event)
+        if isinstance(outcome, Awaitable):
+            outcome = self._wait_for(outcome)
+        drafts: Iterable[Any] = () if outcome is None else (outcome,) if isinstance(outcome, Draft) else outcome
+        staged: list[Staged] = []
+        for draft in drafts:
+            if not isinstance(draft, Draft):
+                raise ConfigError(f"a reactor's handler returns Drafts (or nothing), not {type(draft).__name__}")
+            name = check_name(draft.topic) if draft.topic is not None else self._topic.name
+            staged.append((name, draft if draft.cause is not None else replace(draft, cause=event)))
+        return staged
+
+    def _commit(
+        self, start: int | None, events: list[Event], reactions: list[list[Staged]], *, alone: bool = False
+    ) -> bool:
+        """Appends reactions and moves the cursor; False when one of several was refused."""
+        staged: list[Staged] = []
+        for reaction in reactions:
+            before = len(staged)
+            staged.extend((name, _counted_from(draft, before)) for name, draft in reaction)
+        try:
+            plan = self._plan(staged)
+            if plan is None:
+                return True
+            topic, consumer, last = self._topic.name, self._consumer, events[-1].seq
+
+            def apply(commit: Commit) -> None:
+                head = commit.head(topic)
+                if head is None or read_cursor(commit.tx, head.number, consumer) != start:
+                    return  # another reactor of this name was faster
+                plan.apply(commit)
+                move_cursor(commit, topic, consumer, last, back=False)
+
+            self._topic._writer.run(Operation(apply, plan.size))
+        except Exception as error:
+            if len(events) > 1 and not alone:
+                return False
+            error.add_note(f"in reactor {self.name!r}, appending its reaction to event {events[0].seq}")
+            raise
+        return True
+
+    def _plan(self, staged: list[Staged]) -> Plan | None:
+        """What is to be appended; None when the reactor was stopped while a fence was open."""
+        journal = self._entity_topic.journal
+        while True:
+            try:
+                ask_guards(journal._guards, staged)
+                return Plan(journal, staged)
+            except FenceActive:
+                journal._fences.wait(0.1)
+                if self._stopping.is_set():
+                    return None
+
+
+def _counted_from(draft: Draft, start: int) -> Draft:
+    """An integer cause counts the drafts one handler call returned; here it counts those of the whole batch."""
+    if start and isinstance(draft.cause, int):
+        return replace(draft, cause=draft.cause + start)
+    return draft

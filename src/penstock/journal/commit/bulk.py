@@ -1,0 +1,82 @@
+"""Appending whole blocks: for events that arrive as columns and have no need to be looked at one by one.
+
+Whoever makes the blocks (a Spark task, in another process) leaves positions, times and ids open; they are filled in
+here, when the events' place is known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.journal.commit.catalog import Head
+from penstock.journal.commit.commit import Commit, next_id
+from penstock.journal.commit.prepare import Batch
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import ID_BYTES, ID_MASK, Block, Wire, columns_of, seal
+
+_LARGE = 256 << 10
+"""Bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
+_BLOCKS_AHEAD = 3
+
+
+def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
+    """Adds blocks at the end of a topic; returns the positions their events have got."""
+    commit.flush()
+    head = commit.ensure(name)
+    if head.settings.chained:
+        return _append_rows(commit, name, wires)
+    recorded = max(commit.now_ms, head.recorded_ms)
+    first = seq = head.latest + 1
+    number = next_id(head.last_id, recorded)
+    for count, value in _ahead(_values(wires, seq, recorded, number)):
+        commit.tx.put(keys.block_key(head.number, seq), value)
+        seq += count
+        number += count
+    if seq > first:
+        commit.writes += 1
+        commit._new_heads[name] = Head(name, head.number, head.settings, seq - 1, recorded, number - 1)
+        commit.touched[name] = commit.touched.get(name, 0) + seq - first
+    return range(first, seq)
+
+
+def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """Blocks in their stored form, with how many events each has."""
+    for wire in wires:
+        stamp(wire, seq, recorded, number)
+        yield wire.count, seal(wire)
+        seq += wire.count
+        number += wire.count
+
+
+def _ahead(values: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The same, made in another thread while the store takes in the ones before, when they are large."""
+    for count, value in values:
+        yield count, value
+        if len(value) >= _LARGE:
+            break
+    with ThreadPoolExecutor(1, thread_name_prefix="penstock-bulk") as pool:
+        coming = deque(pool.submit(next, values, None) for _ in range(_BLOCKS_AHEAD))
+        while (made := coming.popleft().result()) is not None:
+            coming.append(pool.submit(next, values, None))
+            yield made
+
+
+def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
+    """Makes a block's events one run: at positions from `first` on, recorded together, with ids counting up."""
+    wire.first = first
+    wire.run_counts = wire.count
+    wire.run_time = recorded_ms
+    wire.run_times = 0
+    wire.run_ids = (number & ID_MASK).to_bytes(ID_BYTES)
+
+
+def _append_rows(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
+    """The way through the events themselves, where each one counts: a topic that keeps hash chains."""
+    first = commit.latest(name) + 1
+    for wire in wires:
+        stamp(wire, 1, 0, 0)
+        columns = columns_of(Block(wire, name), range(wire.count))
+        commit.append(name, Batch(columns, len(wire.payload)))
+    return range(first, commit.latest(name) + 1)

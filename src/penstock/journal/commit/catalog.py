@@ -1,0 +1,192 @@
+"""What the writer knows of each topic without asking the store: its number, its settings, where it ends.
+
+Only whoever holds the writer's lead touches a `Head`. When another process has committed, everything cached is
+forgotten and read again in the next transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import Corrupt
+from penstock.journal.commit.recent import Tail
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Block, read_block
+from penstock.limits import TOPIC_DEDUP_WINDOW
+
+
+class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a topic keeps and for how long. Values: compare, print, store."""
+
+    max_age: float | None = None
+    """Events recorded longer ago than this many seconds are removed in passing."""
+    max_events: int | None = None
+    """Only about the newest this many events are kept."""
+    max_bytes: int | None = None
+    """The oldest events are removed when the topic's blocks take more than this; the newest block always stays."""
+    by_key: bool = False
+    """A state topic: settled history keeps only the newest event of every key."""
+    dedup_window: float | None = TOPIC_DEDUP_WINDOW
+    """Seconds for which a dedup key is remembered; None for ever."""
+    chained: bool = False
+    """Whether each event carries the hash of its predecessor in its entity's stream."""
+    indexed: bool = True
+    """Whether events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
+
+
+class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    settings: Settings = Settings()
+
+
+class TopicState(msgspec.Struct, frozen=True, array_like=True):
+    """What compaction leaves behind so that nothing is forgotten with the events."""
+
+    trimmed: int = 0
+    """Every position up to this one was removed."""
+    removed: int = 0
+    """How many events were removed, ever."""
+    latest: int = 0
+    """The highest position assigned when the last block was removed; blocks, where there are any, know better."""
+    recorded_ms: int = 0
+    last_id: bytes = b""
+    compacted: int = 0
+    """Positions up to this one have been compacted by key."""
+    sealed: int = 0
+    """Positions up to this one lie in Parquet files of a lake; see `penstock.journal.sealed.files`."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(TopicRecord).decode
+_decode_state = msgspec.msgpack.Decoder(TopicState).decode
+
+
+def load_record(snap: Snapshot, name: str) -> TopicRecord | None:
+    value = snap.get(keys.topic_key(name))
+    return None if value is None else _checked(_decode_record, value, name)
+
+
+def save_record(tx: WriteTx, name: str, record: TopicRecord) -> None:
+    tx.put(keys.topic_key(name), _encode(record))
+
+
+def load_state(snap: Snapshot, number: int, name: str) -> TopicState:
+    value = snap.get(keys.state_key(number))
+    return TopicState() if value is None else _checked(_decode_state, value, name)
+
+
+def save_state(tx: WriteTx, number: int, state: TopicState) -> None:
+    tx.put(keys.state_key(number), _encode(state))
+
+
+def _checked(decode: Any, value: bytes, name: str) -> Any:
+    try:
+        return decode(value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the record of topic {name!r} does not decode: {error}", topic=name) from error
+
+
+def last_block(snap: Snapshot, number: int, name: str) -> Block | None:
+    """The newest block of a topic."""
+    for key, value in snap.scan(*keys.block_range(number), reverse=True):
+        return open_block(key, value, name)
+    return None
+
+
+def first_block(snap: Snapshot, number: int, name: str) -> Block | None:
+    """The oldest block of a topic."""
+    for key, value in snap.scan(*keys.block_range(number)):
+        return open_block(key, value, name)
+    return None
+
+
+def open_block(key: bytes, value: bytes, topic: str) -> Block:
+    """A stored block, checked against the key it lies under."""
+    first = keys.block_first(key)
+    try:
+        block = read_block(value, topic)
+    except Corrupt as error:
+        raise Corrupt(error.args[0].split(" (")[0], topic=topic, seq=first) from error
+    if block.first != first:
+        raise Corrupt(f"a block that begins at {block.first} lies where {first} should", topic=topic, seq=first)
+    return block
+
+
+class Head(msgspec.Struct, eq=False):
+    """Where a topic ends, as the writer knows it."""
+
+    name: str
+    number: int
+    settings: Settings
+    latest: int
+    recorded_ms: int
+    last_id: int
+    newest: dict[str, int] | None = None
+    """Once somebody has asked: the newest position of entities that were asked for or written after `since`."""
+    since: int = 0
+    links: dict[str, bytes] | None = None
+    """In a topic that keeps hash chains: the newest link of entities that were looked up or written after `linked`."""
+    linked: int = 0
+    tail: Tail | None = None
+    """The newest small blocks, while the writer still knows what is in them."""
+
+
+class Catalog:
+    """The heads of the topics this writer has touched."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, Head] = {}
+        self.epoch = 0
+        """Another number after every `forget`: the layers above know by it when to drop what they cached."""
+        self.reshaped = 0
+        """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
+        self.exchanged = 0
+        """Grows whenever blocks may have been exchanged by anybody but the writer itself."""
+
+    def forget(self) -> None:
+        """Everything cached may be wrong: another process wrote, or a commit failed."""
+        self._heads.clear()
+        self.epoch += 1
+        self.reshaped += 1
+        self.exchanged += 1
+
+    def head(self, tx: WriteTx, name: str) -> Head | None:
+        """The head of a topic, or None when it does not exist."""
+        head = self._heads.get(name)
+        if head is None:
+            record = load_record(tx, name)
+            if record is not None:
+                head = self._heads[name] = load_head(tx, name, record)
+        return head
+
+    def adopt(self, head: Head) -> None:
+        self._heads[head.name] = head
+
+    def update(self, name: str, settings: Settings) -> None:
+        if name in self._heads:
+            self._heads[name].settings = settings
+
+    def drop(self, name: str) -> None:
+        self._heads.pop(name, None)
+
+
+def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:
+    state = load_state(tx, record.number, name)
+    latest, recorded, last_id = state.latest, state.recorded_ms, int.from_bytes(state.last_id)
+    block = last_block(tx, record.number, name)
+    if block is not None and block.last >= latest:
+        latest, recorded, last_id = block.last, block.last_recorded_ms, block.last_id
+    return Head(name, record.number, record.settings, latest, recorded, last_id)
+
+
+def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> Head:
+    """Gives a new topic its number."""
+    value = tx.get(keys.NEXT_TOPIC)
+    number = keys.unpack_seq(value) if value else 1
+    tx.put(keys.NEXT_TOPIC, keys.pack_seq(number + 1))
+    record = TopicRecord(number, settings or Settings())
+    save_record(tx, name, record)
+    return Head(name, number, record.settings, 0, 0, 0)

@@ -1,0 +1,93 @@
+"""Events put into a topic as they were in another store: with their positions, ids, times and links.
+
+Only for copies: the topic must be empty, or hold the beginning of the same history.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.errors import ConfigError, Conflict
+from penstock.journal.commit.catalog import (
+    Head,
+    Settings,
+    TopicRecord,
+    create_topic,
+    load_state,
+    save_record,
+    save_state,
+)
+from penstock.journal.commit.commit import Commit
+from penstock.journal.index.rows import build_copies
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Columns
+
+
+class Copies:
+    """Events of another store: their positions, ids, times and everything else."""
+
+    __slots__ = ("columns", "ids", "seqs", "times")
+
+    def __init__(self, seqs: list[int], ids: list[int], times: list[int], columns: Columns) -> None:
+        self.seqs = seqs
+        self.ids = ids
+        self.times = times
+        self.columns = columns
+
+    @classmethod
+    def none(cls) -> Copies:
+        return cls([], [], [], Columns([], []))
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def extend(self, other: Copies) -> None:
+        self.seqs.extend(other.seqs)
+        self.ids.extend(other.ids)
+        self.times.extend(other.times)
+        self.columns.extend(other.columns)
+
+    def drop_first(self, count: int) -> None:
+        del self.seqs[:count], self.ids[:count], self.times[:count]
+        self.columns = self.columns.take(count, len(self.columns))
+
+
+def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
+    """Creates a topic with another one's settings, unless it is there; one that is empty takes them over."""
+    head = commit.head(name)
+    if head is None:
+        commit._new_heads[name] = create_topic(commit.tx, name, settings)
+        commit.writes += 1
+    elif not head.latest and head.settings != settings:
+        save_record(commit.tx, name, TopicRecord(head.number, settings))
+        head.settings = settings
+        commit.writes += 1
+
+
+def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
+    """Adds events that follow position `latest`, in order; Conflict when the topic does not end there."""
+    commit.flush()
+    head = commit.ensure(name)
+    if head.latest != latest:
+        raise Conflict(
+            f"topic {name!r} ends at {head.latest}, not at {latest}: somebody else appends to it while it is copied",
+            expected=latest,
+            actual=head.latest,
+        )
+    if rows.seqs[0] <= latest or rows.ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
+        raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
+    if head.settings.chained and (rows.columns.chain is None or None in rows.columns.chain):
+        raise ConfigError(f"topic {name!r} keeps hash chains; event {rows.seqs[0]} and its neighbours have no links")
+    first, last = rows.seqs[0], rows.seqs[-1]
+    holes = last - latest - len(rows)
+    if holes:
+        state = load_state(commit.tx, head.number, name)
+        if not latest:
+            state = replace(state, trimmed=first - 1)
+        if last - first + 1 > len(rows) or (latest and first > latest + 1):
+            state = replace(state, compacted=last)
+        save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
+    commit.writes += 1
+    commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
+    commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
+    commit.touched[name] = commit.touched.get(name, 0) + len(rows)

@@ -1,0 +1,469 @@
+"""Group commit: whoever finds the writer idle commits everybody's pending work itself.
+
+The *lead* is a lock. A caller that gets it at once commits alone: one fsync, no thread hop. A caller that does not
+leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller to lead the next
+commit, which then carries everything that gathered meanwhile. Submissions nobody waits for are led by a pump thread.
+
+No wake-up is lost: an operation is enqueued before its caller tries the lead, and a leader looks at `pending` after it
+has let go of the lead; one of the two must see the other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import get_ident
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from penstock.clock import Clock
+from penstock.engine.contract import Engine
+from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.journal.commit import interrupts
+from penstock.journal.commit.catalog import Catalog
+from penstock.journal.commit.commit import Commit, Entities
+from penstock.journal.commit.counters import ROLL
+from penstock.journal.commit.exclusive import Exclusive
+from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
+from penstock.observe.logs import Log
+from penstock.ticket import Ticket, wake
+
+T = TypeVar("T")
+
+log = Log("penstock.writer")
+
+
+class Operation(Generic[T]):
+    """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
+
+    # Class-level defaults: most operations are never parked, ticketed or led.
+    relaxed = False
+    value: T | None = None
+    error: BaseException | None = None
+    done = False
+    lead = False
+    parked: threading.Lock | None = None
+    ticket: Ticket[T] | None = None
+
+    def __init__(self, apply: Callable[[Commit], T], size: int = 0, *, relaxed: bool = False) -> None:
+        self.apply = apply
+        self.size = size
+        if relaxed:
+            self.relaxed = True
+
+
+class _Spoiled(Exception):
+    """An operation failed after it had changed something: the transaction must be rolled back and redone one by one."""
+
+
+class Writer:
+    """Commits operations to one engine, as few fsyncs as the callers' timing allows."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        entities: Entities,
+        *,
+        capacity: int,
+        pressure: float,
+        committed: Callable[[dict[str, int]], None],
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.catalog = Catalog()
+        self.capacity = capacity
+        self.threshold = max(1, math.ceil(capacity * pressure))
+        self._entities = entities
+        self._committed = committed
+        self._pending: deque[Operation[Any]] = deque()
+        self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
+        self._leader: int | None = None
+        self._pid = os.getpid()
+        self.shield = interrupts.Shield(lambda frame: self._leader == get_ident())
+        self._local = threading.local()
+        self._room = threading.Condition()
+        self._pump: threading.Thread | None = None
+        self._pump_wanted = threading.Event()
+        self._closed = False
+        self.measures = ROLL.enter()
+        """How many transactions were committed, with how many operations, how fast."""
+
+    # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, operation: Operation[T]) -> T:
+        """Does an operation and returns when it is as durable as the engine makes it."""
+        me = get_ident()
+        if self._leader == me:
+            raise self._nested()
+        if self._closed:
+            raise Closed("the journal is closed")
+        try:
+            if me == interrupts.main_thread:
+                with self.shield:
+                    self._do(operation)
+            else:
+                self._do(operation)
+        except BaseException:
+            self._abandon(operation)
+            raise
+        if operation.error is not None:
+            raise operation.error
+        return operation.value  # type: ignore[return-value]
+
+    def _do(self, operation: Operation[Any]) -> None:
+        if self._lead.acquire(False):
+            self._lead_until(operation)
+        else:
+            self._wait_for(operation)
+
+    def submit(self, operation: Operation[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
+        """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
+
+        `nested`: also from inside a transaction, after which it is done; its ticket must not be waited for there.
+        """
+        if self._closed:
+            raise Closed("the journal is closed")
+        if self.engine.read_only:
+            raise ReadOnly("the journal was opened with read_only=True")
+        if self._leader == get_ident() and not nested:
+            raise self._nested()
+        waiting = len(self._pending)
+        if not patient and waiting >= self.threshold:
+            raise Backpressure(
+                f"{waiting} submissions wait for the writer (limit {self.threshold} of {self.capacity}); "
+                f"try again in {BACKPRESSURE_RETRY * 1000:g} ms",
+                retry_after=BACKPRESSURE_RETRY,
+            )
+        if waiting >= self.capacity and not nested:
+            with self._room:
+                self._room.wait_for(lambda: len(self._pending) < self.capacity or self._closed)
+        ticket: Ticket[T] = Ticket()
+        operation.ticket = ticket
+        self._pending.append(operation)
+        if self._came_too_late(operation):
+            raise Closed("the journal is closed")
+        if not self._pump_wanted.is_set():
+            self._start_pump()
+            self._pump_wanted.set()
+        return ticket
+
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def exclusively(self) -> Exclusive:
+        """The lead, for a user's transaction: nobody else commits until it is let go of."""
+        if self._leader == get_ident():
+            raise self._nested()
+        try:
+            self._check_process()
+            self._lead.acquire()
+            return Exclusive(self)
+        except BaseException:
+            self.let_go()
+            raise
+
+    def drain(self) -> None:
+        """Returns when everything submitted so far is committed."""
+        self.run(Operation(lambda commit: None))
+
+    def reclaim(self) -> None:
+        """Gives freed space back to the disk, uninterrupted."""
+        with interrupts.Shield(interrupts.always):
+            self.engine.reclaim()
+
+    def check_idle_here(self) -> None:
+        """ConfigError when this thread is inside a transaction."""
+        if self._leader == get_ident():
+            raise self._nested()
+
+    def close(self) -> None:
+        """Commits what is pending and refuses everything after."""
+        self.check_idle_here()
+        try:
+            with self.shield:
+                with self._lead:
+                    self._closed = True
+                while self._pending:
+                    self._lead.acquire()
+                    self._lead_once()
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            self._pump_wanted.set()
+            with self._room:
+                self._room.notify_all()
+            ROLL.leave(self.measures)
+        if self._pump is not None and self._pump is not threading.current_thread():
+            self._pump.join()
+
+    # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _lead_until(self, operation: Operation[Any]) -> None:
+        """Commits, lead in hand, until `operation` is among what was committed."""
+        if not self._pending:
+            self._leader = get_ident()
+            try:
+                self._commit((operation,))
+            finally:
+                self._leader = None
+                self._lead.release()
+                if self._pending:
+                    self._pass_on()
+            return
+        self._pending.append(operation)
+        while True:
+            self._lead_once()
+            if operation.done:
+                return
+            if not self._lead.acquire(False):
+                self._park(operation)
+                return
+
+    def _lead_once(self) -> None:
+        self._leader = get_ident()
+        batch: list[Operation[Any]] = []
+        try:
+            self._gather(batch)
+            if batch:
+                self._commit(batch)
+        except BaseException as error:
+            # An interrupt, maybe in the middle of gathering: nobody may be left waiting for an answer.
+            for operation in batch:
+                self._withdraw(operation)
+            self._fail(batch, error)
+            raise
+        finally:
+            self._leader = None
+            self._lead.release()
+            if self._pending:
+                self._pass_on()
+            self._wake(batch)
+
+    def _gather(self, batch: list[Operation[Any]]) -> None:
+        pending, size = self._pending, 0
+        while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
+            operation = pending[0]  # only then removed: an interrupt in between must not lose it
+            batch.append(operation)
+            pending.popleft()
+            size += operation.size
+        if len(pending) + len(batch) >= self.capacity:
+            with self._room:
+                self._room.notify_all()
+
+    def _pass_on(self) -> None:
+        """Makes sure somebody commits what is pending."""
+        for operation in tuple(self._pending):
+            parked = operation.parked
+            if parked is not None:
+                operation.lead = True
+                _release(parked)
+                return
+        self._start_pump()
+        self._pump_wanted.set()
+
+    def _wake(self, batch: Sequence[Operation[Any]]) -> None:
+        tickets = []
+        for operation in batch:
+            parked = operation.parked
+            if parked is not None:
+                _release(parked)
+            elif operation.ticket is not None:
+                tickets.append(operation.ticket)
+        if tickets:
+            wake(tickets)
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _wait_for(self, operation: Operation[Any]) -> None:
+        self._check_process()
+        operation.parked = self._own_lock()
+        self._pending.append(operation)
+        if self._lead.acquire(False):
+            self._lead_from_queue(operation)
+        else:
+            self._park(operation)
+
+    def _own_lock(self) -> threading.Lock:
+        """The lock this thread parks on; it is held whenever nobody has released it to wake the thread."""
+        try:
+            return self._local.parked  # type: ignore[no-any-return]
+        except AttributeError:
+            parked = self._local.parked = threading.Lock()
+            parked.acquire()
+            return parked
+
+    def _park(self, operation: Operation[Any]) -> None:
+        if operation.parked is None:
+            operation.parked = self._own_lock()
+            if self._lead.acquire(False):  # the leader may have looked for parked callers before we were one
+                self._lead_from_queue(operation)
+                return
+        while not operation.done:
+            operation.parked.acquire()
+            if operation.lead and not operation.done:
+                operation.lead = False
+                if self._lead.acquire(False):
+                    self._lead_from_queue(operation)
+
+    def _lead_from_queue(self, operation: Operation[Any]) -> None:
+        """Leads once; whoever is still waiting afterwards parks again."""
+        if operation.done:
+            self._lead.release()
+            if self._pending:
+                self._pass_on()
+            return
+        self._lead_once()
+        if not operation.done:
+            self._park(operation)
+
+    def _abandon(self, operation: Operation[Any]) -> None:
+        """The caller was interrupted: its turn to lead, if it had one, goes to somebody who is still there."""
+        operation.parked = None
+        self._withdraw(operation)
+        self.let_go()
+        if self._pending:
+            self._pass_on()
+
+    def let_go(self) -> None:
+        """Gives the lead up if this thread has it, however it came to have it."""
+        if self._lead._is_owned():  # type: ignore[attr-defined]
+            self._leader = None
+            self._lead.release()
+            if self._pending:
+                self._pass_on()
+
+    def _came_too_late(self, operation: Operation[Any]) -> bool:
+        """Whether the writer was closed while an operation was handed over, and nobody will take it any more."""
+        return self._closed and self._withdraw(operation)
+
+    def _withdraw(self, operation: Operation[Any]) -> bool:
+        """Takes an operation back that nobody has begun with; False when it is too late."""
+        try:
+            self._pending.remove(operation)
+        except ValueError:
+            return False
+        return True
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"the journal was opened by process {self._pid} and this one was forked from it; "
+                "open the store again in the child"
+            )
+
+    def _nested(self) -> ConfigError:
+        return ConfigError(
+            "this thread is inside a transaction of this journal, which would wait for itself: "
+            "use the transaction's own methods"
+        )
+
+    # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _commit(self, batch: Sequence[Operation[Any]]) -> None:
+        try:
+            touched = self._attempt(batch)
+        except _Spoiled:
+            self._one_by_one(batch)
+            return
+        except BaseException as error:
+            self.catalog.forget()
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for operation in batch:
+            self._settle(operation)
+        if touched:
+            self.announce(touched)
+
+    def _attempt(self, batch: Sequence[Operation[Any]]) -> dict[str, int]:
+        # Said in advance: SQLite fixes at its start how a transaction syncs.
+        relaxed = batch[0].relaxed and all(operation.relaxed for operation in batch)
+        begun = perf_counter()
+        with self.engine.write(sync=not relaxed) as tx:
+            commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
+            for operation in batch:
+                before = commit.writes
+                try:
+                    operation.value = operation.apply(commit)
+                except Exception as error:
+                    if commit.writes != before and len(batch) > 1:
+                        raise _Spoiled from error
+                    if commit.writes != before:
+                        raise
+                    operation.error = error
+            commit.flush()
+        commit.publish()
+        synced = not relaxed and self.engine.durability == "disk"
+        self.measures.committed(len(batch), perf_counter() - begun, synced, commit.touched)
+        return commit.touched
+
+    def _one_by_one(self, batch: Sequence[Operation[Any]]) -> None:
+        self.catalog.forget()
+        for operation in batch:
+            operation.error = None
+            self._commit((operation,))
+
+    def _fail(self, batch: Sequence[Operation[Any]], error: BaseException) -> None:
+        """Nothing of this transaction was kept; those who failed by themselves keep their own reason."""
+        for operation in batch:
+            if operation.done:
+                continue
+            if operation.error is None:
+                operation.error = error if len(batch) == 1 else _for_others(error)
+            self._settle(operation)
+
+    def _settle(self, operation: Operation[Any]) -> None:
+        if operation.ticket is not None:
+            operation.ticket.settle(operation.value, operation.error)
+        operation.done = True
+
+    def announce(self, touched: dict[str, int]) -> None:
+        """Tells whoever follows these topics; what goes wrong there cannot undo the commit."""
+        try:
+            self._committed(touched)
+        except Exception:
+            log.exception("a commit was kept, but not everybody who waits for it could be told")
+
+    # ── the pump ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _start_pump(self) -> None:
+        if self._pump is None:
+            with self._room:
+                if self._pump is None:
+                    pump = threading.Thread(target=self._pump_loop, name="penstock-writer", daemon=True)
+                    pump.start()
+                    self._pump = pump
+
+    def _pump_loop(self) -> None:
+        while True:
+            self._pump_wanted.wait()
+            self._pump_wanted.clear()
+            while self._pending:
+                self._lead.acquire()
+                try:
+                    self._lead_once()
+                except BaseException:  # those it concerned were told; whoever comes next still needs a pump
+                    log.exception("a commit was interrupted")
+            if self._closed:
+                return
+
+
+def _for_others(error: BaseException) -> BaseException:
+    """What a group's other members are told: an error of their own, since each raises it in a thread of its own."""
+    if isinstance(error, PenstockError):
+        import copy
+
+        own = copy.copy(error)
+    elif isinstance(error, Exception):
+        own = StorageError(f"the commit failed: {error!r}")
+    else:
+        own = StorageError("the thread that was committing was interrupted; whether the commit was kept is not known")
+    own.__cause__ = error
+    return own
+
+
+def _release(lock: threading.Lock) -> None:
+    with suppress(RuntimeError):  # woken already
+        lock.release()

@@ -1,0 +1,117 @@
+"""The index of a journal's entities, causes and correlations, as those who read and commit see it.
+
+`look` begins a look-up (see `keylook`); a commit asks for an entity's generation and for its newest link. What is kept
+in memory (tails and filters) is kept here. Reading is all that happens here; `indexer` builds the runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.engine.contract import Engine, Snapshot
+from penstock.events import Event
+from penstock.journal.commit.catalog import Head, TopicRecord
+from penstock.journal.index.directory import FILTER, Run, run_key
+from penstock.journal.index.lookup import Look
+from penstock.journal.index.memtable import Tail
+from penstock.journal.index.rows import Filter
+from penstock.journal.reading import TopicView
+from penstock.journal.storage.links import GENESIS, stored_link
+
+if TYPE_CHECKING:
+    from penstock.journal.commit.commit import Commit
+
+_FILTERS = 64
+"""Run filters kept in memory."""
+_KNOWN_ENTITIES = 100_000
+"""The most entities of a topic whose newest position (or link) the writer remembers."""
+
+
+class KeyIndex:
+    """The index of a journal's topics, with what is kept of it in memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tails: dict[str, Tail] = {}
+        self._lock = threading.Lock()
+        self._filters: OrderedDict[tuple[int, int], Filter] = OrderedDict()
+        self.crowded: Callable[[str], None] = lambda topic: None
+        """Told of a topic in which a look-up had to ask many runs."""
+        self.looks = 0
+        """How many look-ups there were, more or less: whoever works in the background makes way for them."""
+
+    def look(self, name: str) -> Look:
+        """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
+        self.looks += 1
+        return Look(self, name, self._engine.changes(), self._tails.get(name))
+
+    def look_within(self, name: str, needed: int = 0) -> Look:
+        """The same for a transaction, whose own events must not be remembered; `needed`: as in `Look.open`."""
+        tail = self._tails.get(name)
+        if tail is None or tail.covered < needed:
+            look = self.look(name)
+            with self._engine.read() as snap:
+                view = TopicView.open(snap, name)
+                if view is not None:
+                    look.open(view)
+        return Look(self, name, None, self._tails.get(name))
+
+    def forget(self, name: str) -> None:
+        self._tails.pop(name, None)
+
+    # ── what a commit asks ───────────────────────────────────────────────────────────────────────────────────────────
+    def generation(self, commit: Commit, head: Head, key: str) -> int:
+        """The position of an entity's newest event, this commit's own included."""
+        lot = commit.lot(head.name)
+        position = lot.newest_of(key) if lot else 0
+        if position:
+            return position
+        known = head.newest
+        if known is None or len(known) > _KNOWN_ENTITIES:
+            known, head.since = {}, head.latest
+            head.newest = known
+        if key not in known:
+            found = self._newest_within(commit, head, key, head.since)
+            known[key] = found.seq if found else 0
+        return known[key]
+
+    def link(self, commit: Commit, head: Head, key: str) -> bytes:
+        """The link an entity had before this commit's own events."""
+        known = head.links
+        if known is None or len(known) > _KNOWN_ENTITIES:
+            known, head.linked = {}, head.latest
+            head.links = known
+        if key not in known:
+            found = self._newest_within(commit, head, key, head.linked)
+            known[key] = (stored_link(found) if found else None) or GENESIS
+        return known[key]
+
+    def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:
+        view = TopicView(commit.tx, head.name, TopicRecord(head.number, head.settings))
+        return self.look_within(head.name, through).open(view, needed=through).newest(key, through)
+
+    # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
+    def adopt(self, name: str, known: Tail | None, tail: Tail) -> None:
+        """Keeps a tail for the next look-up, unless somebody else was faster."""
+        with self._lock:
+            if self._tails.get(name) is known:
+                self._tails[name] = tail
+
+    def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
+        """Whether a run may hold an entity."""
+        if not run.entities:
+            return True
+        known = self._filters.get((topic, run.id))
+        if known is None:
+            value = snap.get(run_key(topic, run.id, FILTER))
+            if not value:
+                return True
+            known = Filter(value)
+            with self._lock:
+                self._filters[topic, run.id] = known
+                while len(self._filters) > _FILTERS:
+                    self._filters.popitem(last=False)
+        return term in known

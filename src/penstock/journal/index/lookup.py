@@ -1,0 +1,329 @@
+"""One look-up: an entity's events, its newest one, what an event caused, what belongs together.
+
+A look-up asks the runs (see `keyruns`), oldest first, then the tail (see `keytail`): the events that no run covers yet.
+So it costs what the entity has, plus a few look-ups, however many events the topic has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.events import Event
+from penstock.journal.commit.catalog import last_block, load_state, open_block
+from penstock.journal.index.directory import CAUSES, CORRELATIONS, ENTITIES, Directory, Run, load_directory, run_key
+from penstock.journal.index.memtable import Newest, Tail
+from penstock.journal.index.rows import mark_seq, prefix, read_chunk, read_marks, span_of
+from penstock.journal.reading import Filter, TopicView
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Block
+from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES
+
+if TYPE_CHECKING:
+    from penstock.journal.index.index import KeyIndex
+
+Piece = tuple[Block, Sequence[int]]
+"""A block and some of its rows, in order of their positions."""
+
+
+class Look:
+    """One look-up in one topic. `open` it on a view; everything it finds is as of that view's snapshot."""
+
+    __slots__ = (
+        "_behind",
+        "_extra",
+        "_index",
+        "_limit",
+        "_looked_over",
+        "_name",
+        "_newest",
+        "_tail",
+        "_trimmed",
+        "_version",
+        "_view",
+        "directory",
+    )
+
+    def __init__(self, index: KeyIndex, name: str, version: int | None, tail: Tail | None) -> None:
+        self._index = index
+        self._name = name
+        self._version = version
+        self._tail = tail
+        self._limit, self._looked_over, self._newest = tail.state if tail is not None else (0, None, None)
+
+    @property
+    def topic(self) -> str:
+        return self._name
+
+    def open(self, view: TopicView, *, needed: int = keys.MAX_SEQ) -> Look:
+        """Brings what is in memory up to the snapshot, or at least through the position `needed`."""
+        self._view = view
+        self._behind = False
+        self._extra: Tail | None = None
+        self.directory = directory = load_directory(view.snap, view.number, view.name)
+        state = load_state(view.snap, view.number, view.name)
+        self._trimmed = state.trimmed
+        tail = self._tail
+        stale = tail is not None and tail.epoch != (view.number, directory.epoch, view.record.settings.chained)
+        if tail is None or stale or self._limit < max(directory.through, state.sealed):
+            self._begin(view, directory, tail, needed)
+        elif self._limit < needed and (self._version is None or self._looked_over != self._version):
+            self._catch_up(view, tail)
+            if directory.through > tail.base and self._version is not None:
+                self._index.adopt(self._name, tail, tail.after(directory.through))
+        return self
+
+    def _begin(self, view: TopicView, directory: Directory, known: Tail | None, needed: int) -> None:
+        """Reads everything the runs do not cover."""
+        keyless = view.record.settings.chained
+        base = max(directory.through, self._trimmed)
+        tail = Tail((view.number, directory.epoch, keyless), base, keyless=keyless)
+        if base >= needed:
+            self._tail, self._limit = tail, base
+            return
+        if _waiting_bytes(view, base) > INDEX_MEMORY_BYTES:
+            self._behind, self._tail, self._limit = True, tail, base
+            return
+        for block in view.blocks(base, keys.MAX_SEQ):
+            tail.add(block, _size(block))
+        self._tail, self._limit = tail, tail.covered
+        if self._version is not None:
+            tail.state = (tail.covered, self._version, None)
+            self._index.adopt(self._name, known, tail)
+
+    def _catch_up(self, view: TopicView, tail: Tail) -> None:
+        """Reads what was committed since the tail was looked over."""
+        newer: list[tuple[Block, int]] = []
+        newest: Newest | None = None
+        for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
+            seen = (key, len(value), value[-4:])
+            newest = newest or seen
+            if seen == self._newest:
+                break
+            block = open_block(key, value, view.name)
+            if block.last <= self._limit:
+                break
+            newer.append((block, _size(block)))
+            if block.first <= self._limit:
+                break
+        newer.reverse()
+        if self._version is not None and tail.extend(self._limit, newer, self._version, newest):
+            if newer:
+                self._limit = newer[-1][0].last
+            if tail.size > 2 * INDEX_MEMORY_BYTES:  # nobody builds runs here: do not keep the whole topic in memory
+                self._index.forget(self._name)
+        elif newer:
+            # A transaction's own events are nobody else's business; and what somebody else has put into the tail
+            # meanwhile may be newer than this snapshot.
+            self._extra = Tail(tail.epoch, self._limit, keyless=view.record.settings.chained)
+            for block, size in newer:
+                self._extra.add(block, size)
+
+    # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def events(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Sequence[Event]]:
+        """The events of an entity in after < position ≤ through, some at a time, in order."""
+        after = max(after, self._trimmed)
+        if reverse:
+            yield self._recent(key, after, through)[::-1]
+            for block, rows in self._run_pieces(key, after, through, reverse=True):
+                yield [Event(block, row) for row in reversed(rows)]
+            return
+        for block, rows in self._run_pieces(key, after, through, reverse=False):
+            yield [Event(block, row) for row in rows]
+        yield self._recent(key, after, through)
+
+    def pieces(self, key: str, after: int, through: int) -> Iterator[Piece]:
+        """The same, as rows of blocks, for those who read whole columns."""
+        after = max(after, self._trimmed)
+        yield from self._run_pieces(key, after, through, reverse=False)
+        block: Block | None = None
+        rows: list[int] = []
+        for event in self._recent(key, after, through):
+            if event._rows is not block:
+                if block is not None:
+                    yield block, rows
+                block, rows = event._rows, []
+            rows.append(event._row)
+        if block is not None:
+            yield block, rows
+
+    def newest(self, key: str, through: int = keys.MAX_SEQ) -> Event | None:
+        """The newest event of an entity at or before a position."""
+        recent = self._recent(key, self._trimmed, through)
+        if recent:
+            return recent[-1]
+        for block, rows in self._run_pieces(key, self._trimmed, through, reverse=True):
+            if rows:
+                return Event(block, rows[-1])
+        return None
+
+    def _recent(self, key: str, after: int, through: int) -> list[Event]:
+        tail = self._tail
+        assert tail is not None
+        after = max(after, self.directory.through)
+        if self._behind:
+            return list(self._view.events(after, through, None, Filter(key=key)))
+        found = tail.of_key(key, after, min(through, self._limit))
+        if self._extra is not None:
+            found = found + self._extra.of_key(key, max(after, self._limit), through)
+        return found
+
+    def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
+        term = prefix(key)
+        runs = self.directory.runs
+        asked = 0
+        for run in reversed(runs) if reverse else runs:
+            if run.last <= after or run.first > through or "e" not in run.sections:
+                continue
+            if not self._index.may_hold(self._view.snap, self._view.number, run, term):
+                continue
+            asked += 1
+            if asked == INDEX_FAN_IN:
+                self._index.crowded(self._name)
+            chunks = self._chunks_back(run, term, key, through) if reverse else self._chunks(run, term, key, after)
+            for block, start, stop in chunks:
+                seqs = block.seqs
+                while start < stop and seqs[start] <= after:
+                    start += 1
+                while start < stop and seqs[stop - 1] > through:
+                    stop -= 1
+                if start < stop:
+                    yield block, range(start, stop)
+
+    def _chunks(self, run: Run, term: bytes, key: str, after: int) -> Iterator[tuple[Block, int, int]]:
+        """The chunks of a run that hold an entity's events after a position, with the rows that are the entity's.
+
+        An entity lies inside one chunk, or begins one and fills it and those that follow.
+        """
+        view = self._view
+        low = run_key(view.number, run.id, ENTITIES)
+        begin = low + term
+        if after >= run.first:
+            for stored, _ in view.snap.scan(begin, begin + (after + 2).to_bytes(8), reverse=True):
+                begin = stored
+                break
+        found = False
+        for _, value in view.snap.scan(begin, low + term + b"\xff" * 9):
+            found = True
+            block = read_chunk(value, view.name)
+            start, stop = span_of(block, key)
+            yield block, start, stop
+        if found:
+            return
+        for _, value in view.snap.scan(low, low + term, reverse=True):
+            block = read_chunk(value, view.name)
+            start, stop = span_of(block, key)
+            if start < stop:
+                yield block, start, stop
+            return
+
+    def _chunks_back(self, run: Run, term: bytes, key: str, through: int) -> Iterator[tuple[Block, int, int]]:
+        """The same from the newest back, at or before a position."""
+        view = self._view
+        low = run_key(view.number, run.id, ENTITIES)
+        for _, value in view.snap.scan(low, low + term + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True):
+            block = read_chunk(value, view.name)
+            start, stop = span_of(block, key)
+            if start < stop:
+                yield block, start, stop
+            if start > 0 or stop == 0:
+                return
+
+    def entities(self) -> Iterator[str]:
+        """Every entity of the topic, each once."""
+        seen: set[str] = set()
+        view = self._view
+        for run in self.directory.runs:
+            if "e" not in run.sections:
+                continue
+            low = run_key(view.number, run.id, ENTITIES)
+            for _, value in view.snap.scan(low, keys.prefix_end(low)):
+                block = read_chunk(value, view.name)
+                for row in range(block.count):
+                    key = block.key(row)
+                    if key is not None and key not in seen and block.seq(row) > self._trimmed:
+                        seen.add(key)
+                        yield key
+        for tail, _, _ in self._tails():
+            for key in tail.entities():
+                if key and key not in seen:
+                    seen.add(key)
+                    yield key
+
+    # ── causes and correlations ──────────────────────────────────────────────────────────────────────────────────────
+    def caused_by(self, id: str) -> Iterator[Event]:
+        """The events of this topic that an event caused, in order."""
+        yield from self._marked(CAUSES, id)
+        for tail, after, through in self._tails():
+            yield from tail.of_cause(id, after, through)
+
+    def correlated(self, id: str) -> Iterator[Event]:
+        """The events of this topic with a correlation id, in order."""
+        yield from self._marked(CORRELATIONS, id)
+        for tail, after, through in self._tails():
+            yield from tail.of_correlation(id, after, through)
+
+    def _tails(self) -> Iterator[tuple[Tail, int, int]]:
+        after = max(self._trimmed, self.directory.through)
+        if self._behind:
+            for block in self._view.blocks(after, keys.MAX_SEQ):
+                part = Tail((0, 0, False), after, keyless=False)
+                part.add(block, 0)
+                yield part, after, keys.MAX_SEQ
+        elif self._tail is not None:
+            yield self._tail, after, self._limit
+        if self._extra is not None:
+            yield self._extra, max(after, self._limit), keys.MAX_SEQ
+
+    def _marked(self, section: bytes, id: str) -> Iterator[Event]:
+        term, view = prefix(id), self._view
+        for run in self.directory.runs:
+            if section.decode() not in run.sections or run.last <= self._trimmed:
+                continue
+            low = run_key(view.number, run.id, section)
+            for seq in self._marked_in(low, term):
+                event = view.get(seq) if seq > self._trimmed else None
+                if event is not None:
+                    yield event
+
+    def _marked_in(self, low: bytes, term: bytes) -> Iterator[int]:
+        view = self._view
+        opening = low + term
+        for stored, _ in view.snap.scan(low, low + term + bytes(8), reverse=True):
+            opening = stored
+            break
+        for _, value in view.snap.scan(opening, low + term + b"\xff" * 9):
+            for mark in read_marks(value, view.name):
+                if mark[:-8] == term:
+                    yield mark_seq(mark)
+
+
+def _waiting_bytes(view: TopicView, base: int) -> int:
+    """How much of a topic no run covers, about."""
+    block = last_block(view.snap, view.number, view.name)
+    return 0 if block is None else (block.last - base) * (len(block.payload) // block.count + 64)
+
+
+def _size(block: Block) -> int:
+    """The bytes a block takes in memory, about."""
+    return len(block.payload) + 64 * block.count + 1024
+
+
+def entity_events(
+    look: Look, wanted: Filter, after: int, limit: int | None, through: int, *, reverse: bool
+) -> Iterator[Event]:
+    """The events of one entity that a reader wants, in order."""
+    key, kinds, scope = wanted.key, wanted.kinds, wanted.scope
+    if not key:
+        return
+    left = keys.MAX_SEQ if limit is None else limit
+    for events in look.events(key, after, through, reverse=reverse):
+        if kinds is not None:
+            events = [event for event in events if event.kind in kinds]
+        if scope is not None:
+            events = [event for event in events if event.scope == scope]
+        if len(events) >= left:
+            yield from events[:left]
+            return
+        left -= len(events)
+        yield from events

@@ -1,0 +1,274 @@
+"""What the runs of the entity index are made of: sorted rows, cut into chunks.
+
+A row's *mark* is its term (the entity's key, the cause's id, the correlation id), preceded by the term's length and
+followed by the event's position: marks compare as bytes, and no term is a prefix of another one's mark. An entity's
+rows carry the whole event (a chunk is a block whose rows are sorted by mark), so that reading an entity needs nothing
+else. The rows of causes and correlations are marks alone.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise, repeat
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from penstock.errors import Corrupt
+from penstock.journal.storage.block import OPTIONAL, Block, Columns, build_wire, columns_of, read_block, seal
+from penstock.journal.storage.columns import pack_ints, pack_signed
+from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
+
+_ROW_BYTES = 48
+"""What a row takes besides its payload, about."""
+_MARKS = 512
+"""Marks in one chunk of causes or correlations."""
+_ID_MASK = (1 << 80) - 1
+_AFTER = b"\xff" * 8
+"""After every position, in a mark."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_marks = msgspec.msgpack.Decoder(list[bytes]).decode
+
+Chunk = tuple[bytes, bytes]
+"""The mark of a chunk's first row, and the chunk."""
+
+
+Breathe = Callable[[], None]
+"""Called between pieces of work, to let others have the interpreter."""
+
+
+def _go_on() -> None:
+    """Nobody is waiting."""
+
+
+def prefix(term: str) -> bytes:
+    """What the marks of a term's rows begin with."""
+    encoded = term.encode()
+    return len(encoded).to_bytes(2) + encoded
+
+
+def mark_seq(mark: bytes) -> int:
+    """The position in a mark."""
+    return int.from_bytes(mark[-8:])
+
+
+Row = tuple[Any, ...]
+"""An event on its way into a run: its mark, position, id and time, its kind and payload, its `OPTIONAL` columns."""
+_SEQ, _PAYLOAD = 1, 5
+_KEY, _HEADERS = 6 + OPTIONAL.index("key"), 6 + OPTIONAL.index("headers")
+mark_of: Callable[[Row], bytes] = itemgetter(0)
+
+
+def rows_of(block: Block, *, keyless: bool) -> list[Row]:
+    """The rows of a block's events that have a key; `keyless`: and of the others, under the empty term."""
+    if block.wire.key is None and not keyless:
+        return []
+    rows = rows_of_chunk(block)
+    return rows if keyless else [row for row in rows if row[_KEY] is not None]
+
+
+def rows_of_chunk(block: Block) -> list[Row]:
+    """The rows of a chunk, to be merged with others'."""
+    ids, times, seqs = _spread(block)
+    columns = columns_of(block, range(block.count))
+    terms = columns.key if columns.key is not None else [None] * block.count
+    begins = {term: prefix(term or "") for term in set(terms)}
+    ends = struct.pack(f">{block.count}Q", *seqs)
+    marks = [begins[term] + ends[at : at + 8] for term, at in zip(terms, range(0, len(ends), 8), strict=True)]
+    optional = [getattr(columns, name) or repeat(None) for name in OPTIONAL]
+    return list(zip(marks, seqs, ids, times, columns.kinds, columns.payloads, *optional, strict=False))
+
+
+def _spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
+    """The id, the time and the position of every event of a block."""
+    starts = block.run_starts
+    if len(starts) == block.count:
+        return block.run_ids, block.run_times, block.seqs
+    stops = [*starts[1:], block.count]
+    spans = list(zip(block.run_ids, block.run_times, starts, stops, strict=True))
+    ids = list(chain.from_iterable([range(id, id + stop - start) for id, _, start, stop in spans]))
+    times = list(chain.from_iterable([[ms] * (stop - start) for _, ms, start, stop in spans]))
+    return ids, times, block.seqs
+
+
+def after(rows: list[Row], seq: int) -> list[Row]:
+    """The rows that compaction up to a position has left."""
+    return [row for row in rows if row[_SEQ] > seq] if seq else rows
+
+
+def entities_of(rows: Iterable[Row]) -> set[str]:
+    """The entities that rows belong to."""
+    return {row[_KEY] or "" for row in rows}
+
+
+def build_rows(rows: Sequence[Row]) -> bytes:
+    """The bytes of a chunk that holds these rows, in this order."""
+    _, seqs, ids, times, kinds, payloads, *optional = zip(*rows, strict=True)
+    columns = Columns(list(kinds), list(payloads))
+    for name, values in zip(OPTIONAL, optional, strict=True):
+        if values[0] is not None or values.count(None) < len(values):
+            setattr(columns, name, list(values))
+    return build_copies(columns, seqs, ids, times)
+
+
+def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[int], times: Sequence[int]) -> bytes:
+    """The bytes of a block whose events have their own positions, ids and times, in any order."""
+    if columns.occurred is not None:
+        columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
+    if columns.chain is not None:
+        columns.chain = [link or bytes(32) for link in columns.chain]
+    wire = build_wire(columns, seqs[0], 0, 0)
+    starts = [0] + [at for at in range(1, len(ids)) if ids[at] != ids[at - 1] + 1 or times[at] != times[at - 1]]
+    counts = [stop - start for start, stop in pairwise([*starts, len(ids)])]
+    run_times = [times[at] for at in starts]
+    wire.run_counts = pack_ints(counts)
+    wire.run_time = min(run_times)
+    wire.run_times = pack_ints([ms - wire.run_time for ms in run_times])
+    wire.run_ids = b"".join([(ids[at] & _ID_MASK).to_bytes(10) for at in starts])
+    if any(following != seq + 1 for seq, following in pairwise(seqs)):
+        packed = pack_signed(seqs)
+        wire.seqs = packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)
+    return seal(wire)
+
+
+def chunks_of(rows: list[Row], *, whole: bool, breathe: Breathe = _go_on) -> list[Chunk]:
+    """Cuts sorted rows into chunks and removes them; without `whole`, the last ones stay until more have come.
+
+    An entity that fits is not torn apart, and a large one has chunks of its own.
+    """
+    chunks: list[Chunk] = []
+    start = 0
+    for stop in _cuts(rows, whole):
+        chunks.append((rows[start][0], build_rows(rows[start:stop])))
+        start = stop
+        breathe()
+    if start:
+        del rows[:start]
+    return chunks
+
+
+def _cuts(rows: Sequence[Row], whole: bool) -> Iterator[int]:
+    """Where each next chunk ends."""
+    count = len(rows)
+    sizes = [0, *accumulate(_weights(rows))]
+    start = 0
+    while start < count:
+        stop = bisect_right(sizes, sizes[start] + INDEX_CHUNK_BYTES) - 1
+        if stop >= count:
+            if whole:
+                yield count
+            return
+        begin = bisect_left(rows, rows[stop][0][:-8], start, key=mark_of)
+        if begin > start:
+            stop = begin
+        else:
+            end = bisect_right(rows, rows[start][0][:-8] + _AFTER, start, key=mark_of)
+            stop = bisect_right(sizes, sizes[start] + INDEX_LARGE_CHUNK_BYTES) - 1
+            if min(stop, end) >= count and not whole:
+                return
+            stop = max(start + 1, min(stop, end))
+        yield stop
+        start = stop
+
+
+def _weights(rows: Sequence[Row]) -> list[int]:
+    """The bytes each row takes, about."""
+    weights = [len(row[_PAYLOAD]) + _ROW_BYTES for row in rows]
+    for at, row in enumerate(rows):
+        headers = row[_HEADERS]
+        if headers:
+            weights[at] += sum(map(len, headers)) + sum(map(len, headers.values()))
+    return weights
+
+
+def read_chunk(value: bytes, topic: str) -> Block:
+    try:
+        return read_block(value, topic)
+    except Corrupt as error:
+        raise Corrupt(f"the entity index is damaged: {error.args[0]}; topic.reindex() builds it anew") from error
+
+
+def span_of(block: Block, term: str) -> tuple[int, int]:
+    """The rows of a chunk that belong to a term: start and stop."""
+    key, count = block.key, block.count
+    if not count:
+        return 0, 0
+    if (key(0) or "") == term and (key(count - 1) or "") == term:
+        return 0, count
+    encoded = term.encode()
+    wanted = (len(encoded), encoded)
+
+    def place(row: int) -> tuple[int, bytes]:
+        found = (key(row) or "").encode()
+        return len(found), found
+
+    start = bisect_left(range(count), wanted, key=place)
+    stop = bisect_left(range(count), (len(encoded), encoded + b"\0"), start, key=place)
+    while stop < count and (key(stop) or "") == term:
+        stop += 1
+    return start, stop
+
+
+# ── marks alone ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def marks_of(values: Iterable[str | None], seqs: Iterable[int]) -> list[bytes]:
+    """The marks of terms and positions; what has no term has no mark."""
+    return [prefix(term) + seq.to_bytes(8) for term, seq in zip(values, seqs, strict=True) if term is not None]
+
+
+def mark_chunks(marks: Sequence[bytes]) -> Iterator[Chunk]:
+    """Cuts sorted marks into chunks."""
+    for start in range(0, len(marks), _MARKS):
+        part = list(marks[start : start + _MARKS])
+        body = _encode(part)
+        yield part[0], body + zlib.crc32(body).to_bytes(4)
+
+
+def read_marks(value: bytes, topic: str) -> list[bytes]:
+    body = memoryview(value)[:-4]
+    if zlib.crc32(body) != int.from_bytes(value[-4:]):
+        raise Corrupt("the index of causes is damaged; topic.reindex() builds it anew", topic=topic)
+    try:
+        return _decode_marks(body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the index of causes does not decode: {error}", topic=topic) from error
+
+
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Filter:
+    """Says of a term that it is certainly not in a run, or that it may be: four bits a term, in a sparse table."""
+
+    __slots__ = ("_bits", "_mask")
+
+    def __init__(self, bits: bytes | bytearray) -> None:
+        self._bits = bits
+        self._mask = len(bits) * 8 - 1
+
+    @classmethod
+    def sized(cls, terms: int) -> Filter:
+        return cls(bytearray(1 << max(3, (max(terms, 1) * 8 - 1).bit_length() - 3)))
+
+    def add(self, term: bytes) -> None:
+        bits, mask = self._bits, self._mask
+        at, step = zlib.crc32(term), zlib.crc32(term, 0x5BD1E995) | 1
+        for _ in range(4):
+            spot = at & mask
+            bits[spot >> 3] |= 1 << (spot & 7)  # type: ignore[index]
+            at += step
+
+    def __contains__(self, term: bytes) -> bool:
+        bits, mask = self._bits, self._mask
+        at, step = zlib.crc32(term), zlib.crc32(term, 0x5BD1E995) | 1
+        for _ in range(4):
+            spot = at & mask
+            if not bits[spot >> 3] & (1 << (spot & 7)):
+                return False
+            at += step
+        return True
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._bits)

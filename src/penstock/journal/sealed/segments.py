@@ -1,0 +1,102 @@
+"""The journal's record of sealed history: which Parquet files hold which events, and who is sealing.
+
+    z topic last        a segment: a Parquet file with the events first … last
+    y topic             the topic's seals: whose turn it is, and which files await their removal
+
+Segments follow one another without a gap from the topic's beginning; `TopicState.sealed` is where they end and hot
+blocks go on. A segment and the dropping of its blocks are one commit, made after the file was written and verified.
+Every seal has a token, which is part of its files' names: two seals never write the same file, and only the newest one
+may record segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.journal.storage import keys
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A Parquet file of sealed events."""
+
+    first: int
+    last: int
+    count: int
+    lake: str
+    """The url or folder under which it lies."""
+    path: str
+    """Its path there."""
+    size: int
+    crc: int
+    """CRC-32 of the file's bytes."""
+    binary: int = 0
+    """How many of its payloads are bytes."""
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for people."""
+        return f"{shown_lake(self.lake)}/{self.path}"
+
+
+def shown_lake(lake: str) -> str:
+    """A lake's url for people: without the credentials and options that it may carry."""
+    if "://" not in lake:
+        return lake
+    parts = urlsplit(lake)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class Seals(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's seals leave for one another."""
+
+    token: str = ""
+    """The newest seal's."""
+    markers: dict[str, str] = {}
+    """By lake: the token of the last seal known to have signed the topic's folder there."""
+    unfinished: tuple[tuple[str, str], ...] = ()
+    """Lakes and tokens of seals that may have left files which are no segments."""
+    gone: tuple[tuple[str, str], ...] = ()
+    """Lakes and paths of files whose events were all removed from the topic."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_segment = msgspec.msgpack.Decoder(Segment).decode
+_decode_seals = msgspec.msgpack.Decoder(Seals).decode
+
+
+def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
+    tx.put(keys.segment_key(topic, segment.last), _encode(segment))
+
+
+def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = keys.MAX_SEQ) -> Iterator[Segment]:
+    """The segments with events in after < position ≤ through, in order."""
+    low, high = keys.segment_key(topic, after + 1), keys.segment_range(topic)[1]
+    for _, value in snap.scan(low, high):
+        segment = _decode_segment(value)
+        if segment.first > through:
+            return
+        yield segment
+
+
+def load_seals(snap: Snapshot, topic: int) -> Seals:
+    value = snap.get(keys.seals_key(topic))
+    return Seals() if value is None else _decode_seals(value)
+
+
+def save_seals(tx: WriteTx, topic: int, seals: Seals) -> None:
+    tx.put(keys.seals_key(topic), _encode(seals))
+
+
+def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
+    """Forgets the segments whose events are all removed; their files wait for the next seal, which deletes them."""
+    dropped = [segment for segment in load_segments(tx, topic, 0, through) if segment.last <= through]
+    if not dropped:
+        return
+    tx.delete_range(keys.segment_range(topic)[0], keys.segment_key(topic, through + 1))
+    seals = load_seals(tx, topic)
+    gone = (*seals.gone, *((segment.lake, segment.path) for segment in dropped))
+    save_seals(tx, topic, msgspec.structs.replace(seals, gone=gone))

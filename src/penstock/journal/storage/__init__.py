@@ -1,0 +1,10 @@
+"""What is stored and how: pure functions from values to bytes and back, no engine and no clock.
+
+keys        the key layout of the whole store
+block       the events of one commit, column by column, under one checksum
+columns     integers, text and dictionaries inside a block
+joining     blocks made of blocks
+payload     payloads to bytes
+links       hash chains: an event's link
+to_arrow, from_arrow   blocks to record batches and back, never row by row
+"""

@@ -1,0 +1,469 @@
+"""Blocks: the events of one commit (or of several merged ones) to one topic, column by column, under one checksum.
+
+A block is the msgpack array `Wire` followed by the CRC-32 of those bytes. Events are numbered `first`, `first`+1, …
+unless `seqs` lists their positions (compaction by key leaves holes). Events of one commit form a *run*: they share
+their recording time, and their ids count up from the run's id; so a run costs 10 bytes of id and a few of time,
+however many events it holds.
+
+An id is a UUIDv7: its time is the recording time, and within a topic ids increase with positions, which is why
+`find(id)` needs no index.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from penstock.engine.checksum import crc32
+from penstock.errors import Corrupt
+from penstock.events import Event
+from penstock.journal.storage.columns import (
+    Ints,
+    Text,
+    offsets,
+    pack_ints,
+    pack_signed,
+    pack_text,
+    text_reader,
+    text_values,
+    unpack_ints,
+    unpack_signed,
+)
+
+T = TypeVar("T")
+
+FORMAT = 1
+ID_BYTES = 10
+ID_MASK = (1 << 80) - 1
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class lazy(Generic[T]):
+    """An attribute computed when first asked for. functools' own takes a lock that costs more than the work here."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type[Any]) -> T:
+        value = self._compute(instance)
+        instance.__dict__[self._name] = value
+        return value
+
+
+class Wire(msgspec.Struct, array_like=True, gc=False):
+    """A block as it lies on disk."""
+
+    format: int
+    count: int
+    first: int
+    run_counts: Ints
+    run_time: int
+    run_times: Ints
+    run_ids: bytes
+    kinds: list[str]
+    kind_codes: Ints
+    lengths: Ints
+    payload: memoryview
+    seqs: bytes | None = None
+    binary: bytes | None = None
+    occurred: Ints | None = None
+    key: Text | None = None
+    scope: Text | None = None
+    headers: tuple[Any, ...] | None = None
+    correlation: Text | None = None
+    causation: Text | None = None
+    chain: bytes | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Wire).decode
+
+
+class Columns:
+    """Events on their way into a block, as columns; an optional column is None until an event needs it."""
+
+    # Class-level defaults: a batch of one event sets two attributes, not ten.
+    binary: list[bool] | None = None
+    key: list[str | None] | None = None
+    scope: list[str | None] | None = None
+    headers: list[Mapping[str, str] | None] | None = None
+    occurred: list[int | None] | None = None
+    correlation: list[str | None] | None = None
+    causation: list[str | None] | None = None
+    chain: list[bytes] | None = None
+
+    def __init__(self, kinds: list[str], payloads: list[bytes]) -> None:
+        self.kinds = kinds
+        self.payloads = payloads
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def extend(self, other: Columns) -> None:
+        """Adds the events of `other` after these."""
+        before, more = len(self.kinds), len(other.kinds)
+        self.kinds.extend(other.kinds)
+        self.payloads.extend(other.payloads)
+        if len(self.__dict__) == len(other.__dict__) == 2:  # kinds and payloads: nothing optional on either side
+            return
+        for name in OPTIONAL:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None and theirs is None:
+                continue
+            if mine is None:
+                mine = [None] * before
+                setattr(self, name, mine)
+            mine.extend([None] * more if theirs is None else theirs)
+
+    def weights(self) -> list[int]:
+        """The bytes each event brings along, nearly: its payload and its headers."""
+        sizes = list(map(len, self.payloads))
+        if self.headers is not None:
+            for row, headers in enumerate(self.headers):
+                if headers:
+                    sizes[row] += sum(map(len, headers)) + sum(map(len, headers.values()))
+        return sizes
+
+    def pick(self, rows: Sequence[int]) -> Columns:
+        """Some of the events, in columns of their own."""
+        picked = Columns([self.kinds[row] for row in rows], [self.payloads[row] for row in rows])
+        for name in OPTIONAL:
+            column = getattr(self, name)
+            if column is not None:
+                setattr(picked, name, [column[row] for row in rows])
+        return picked
+
+    def take(self, start: int, stop: int) -> Columns:
+        """The events start … stop-1."""
+        part = Columns(self.kinds[start:stop], self.payloads[start:stop])
+        for name in OPTIONAL:
+            column = getattr(self, name)
+            if column is not None:
+                setattr(part, name, column[start:stop])
+        return part
+
+
+OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
+
+
+def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
+    """The bytes of a block that holds one commit's events, at positions first, first+1, …"""
+    return seal(build_wire(columns, first, recorded_ms, base_id))
+
+
+def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> Wire:
+    """A block of one commit's events, not yet sealed."""
+    kinds, payloads = columns.kinds, columns.payloads
+    count = len(kinds)
+    if count == 1:
+        distinct, codes, lengths, data = kinds, 0, len(payloads[0]), payloads[0]
+    else:
+        kind = kinds[0]
+        if kinds.count(kind) == count:
+            distinct, codes = [kind], 0
+        else:
+            code_of: dict[str, int] = {}
+            numbers = [code_of.setdefault(kind, len(code_of)) for kind in kinds]
+            distinct, codes = list(code_of), pack_ints(numbers)  # type: ignore[assignment]
+        lengths, data = pack_ints(list(map(len, payloads))), b"".join(payloads)  # type: ignore[assignment]
+    wire = Wire(
+        FORMAT,
+        count,
+        first,
+        count,
+        recorded_ms,
+        0,
+        (base_id & ID_MASK).to_bytes(ID_BYTES),
+        distinct,
+        codes,
+        lengths,
+        memoryview(data),
+    )
+    if columns.binary is not None and any(columns.binary):
+        wire.binary = bytes(map(bool, columns.binary))
+    if columns.occurred is not None:
+        wire.occurred = pack_signed([recorded_ms if ms is None else ms for ms in columns.occurred])
+    if columns.key is not None:
+        wire.key = pack_text(columns.key)
+    if columns.scope is not None:
+        wire.scope = pack_text(columns.scope)
+    if columns.headers is not None:
+        wire.headers = _pack_headers(columns.headers)
+    if columns.correlation is not None:
+        wire.correlation = pack_text(columns.correlation)
+    if columns.causation is not None:
+        wire.causation = pack_text(columns.causation)
+    if columns.chain is not None:
+        wire.chain = b"".join(columns.chain)
+    return wire
+
+
+def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
+    """The bytes of a block of several neighbouring commits: (first position, recording time, first id, events) each."""
+    first, started_ms, base_id, _ = parts[0]
+    joined = Columns([], [])
+    for _, recorded_ms, _, columns in parts:
+        before = len(joined.kinds)
+        joined.extend(columns)
+        if joined.occurred is not None:  # whoever gave no time of their own has their commit's
+            times = joined.occurred
+            times[before:] = [recorded_ms if ms is None else ms for ms in times[before:]]
+            if times[0] is None:
+                times[:before] = _times_of(parts, before)
+    wire = build_wire(joined, first, started_ms, base_id)
+    wire.run_counts = pack_ints([len(columns.kinds) for _, _, _, columns in parts])
+    wire.run_times = pack_ints([recorded_ms - started_ms for _, recorded_ms, _, _ in parts])
+    wire.run_ids = b"".join([(base & ID_MASK).to_bytes(ID_BYTES) for _, _, base, _ in parts])
+    return seal(wire)
+
+
+def _times_of(parts: Sequence[tuple[int, int, int, Columns]], count: int) -> Sequence[int]:
+    """The recording times of the first `count` events."""
+    return [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds][:count]
+
+
+def encode_wire(wire: Wire) -> bytes:
+    """A block without its checksum, to be kept for a while or sent on."""
+    return _encode(wire)
+
+
+def decode_wire(body: bytes | memoryview) -> Wire:
+    """What `encode_wire` made; the payload is a view into it."""
+    return _decode(body)
+
+
+def seal(wire: Wire) -> bytes:
+    """The stored form of a block: its bytes and their checksum."""
+    body = _encode(wire)
+    return body + crc32(body).to_bytes(4)
+
+
+def read_block(value: bytes, topic: str) -> Block:
+    """Opens a stored block; `Corrupt` when its checksum or its form is wrong."""
+    body = memoryview(value)[:-4]
+    if crc32(body) != int.from_bytes(value[-4:]) or len(value) < 5:
+        raise Corrupt("a block fails its checksum", topic=topic)
+    try:
+        wire = _decode(body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
+    if wire.format != FORMAT:
+        raise Corrupt(f"a block has format {wire.format}; this version reads {FORMAT}", topic=topic)
+    return Block(wire, topic)
+
+
+class Block:
+    """A stored block, opened for reading; columns are unpacked when first asked for."""
+
+    def __init__(self, wire: Wire, topic: str) -> None:
+        self.wire = wire
+        self.topic = topic
+        self.count = wire.count
+        self.first = wire.first
+        self.payload = memoryview(wire.payload)
+
+    # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def seqs(self) -> Sequence[int]:
+        """The positions of the events, ascending."""
+        if self.wire.seqs is None:
+            return range(self.first, self.first + self.count)
+        return unpack_signed(self.wire.seqs, self.count)
+
+    def seq(self, row: int) -> int:
+        return self.seqs[row]
+
+    @property
+    def last(self) -> int:
+        """The position of the newest event."""
+        return self.seqs[self.count - 1]
+
+    def row_after(self, seq: int) -> int:
+        """The first row whose position is above `seq`."""
+        return bisect_right(self.seqs, seq)
+
+    def row_of(self, seq: int) -> int | None:
+        """The row of a position, or None where compaction removed it."""
+        row = bisect_left(self.seqs, seq)
+        return row if row < self.count and self.seqs[row] == seq else None
+
+    def events(self, start: int = 0, stop: int | None = None) -> list[Event]:
+        """The events of rows start … stop-1."""
+        return [Event(self, row) for row in range(start, self.count if stop is None else stop)]
+
+    # ── runs: recording times and ids ────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def run_starts(self) -> list[int]:
+        """The first row of every run."""
+        counts = self.wire.run_counts
+        if counts == self.count:
+            return [0]
+        runs = len(self.wire.run_ids) // ID_BYTES
+        return list(accumulate(unpack_ints(counts, runs), initial=0))[:-1]
+
+    @lazy
+    def run_times(self) -> list[int]:
+        """When each run was recorded, in milliseconds."""
+        start = self.wire.run_time
+        return [start + delta for delta in unpack_ints(self.wire.run_times, len(self.run_starts))]
+
+    @lazy
+    def run_ids(self) -> list[int]:
+        """The id of the first event of every run."""
+        tails = self.wire.run_ids
+        return [
+            (ms << 80) | int.from_bytes(tails[at : at + ID_BYTES])
+            for ms, at in zip(self.run_times, range(0, len(tails), ID_BYTES), strict=True)
+        ]
+
+    def _run(self, row: int) -> int:
+        return bisect_right(self.run_starts, row) - 1 if len(self.run_starts) > 1 else 0
+
+    def recorded_ms(self, row: int) -> int:
+        return self.run_times[self._run(row)]
+
+    def id_number(self, row: int) -> int:
+        run = self._run(row)
+        return self.run_ids[run] + row - self.run_starts[run]
+
+    def row_of_id(self, number: int) -> int | None:
+        """The row that has an id, or None."""
+        run = bisect_right(self.run_ids, number) - 1
+        if run < 0:
+            return None
+        row = self.run_starts[run] + number - self.run_ids[run]
+        end = self.run_starts[run + 1] if run + 1 < len(self.run_starts) else self.count
+        return row if row < end else None
+
+    @property
+    def last_recorded_ms(self) -> int:
+        return self.run_times[-1]
+
+    @property
+    def last_id(self) -> int:
+        return self.id_number(self.count - 1)
+
+    # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def kind_codes(self) -> Sequence[int]:
+        return unpack_ints(self.wire.kind_codes, self.count)
+
+    def kind(self, row: int) -> str:
+        return self.wire.kinds[self.kind_codes[row]]
+
+    @lazy
+    def payload_offsets(self) -> Sequence[int]:
+        found = offsets(self.wire.lengths, self.count)
+        if found[-1] != len(self.payload):
+            raise Corrupt("a block's payload does not fit its lengths", topic=self.topic, seq=self.first)
+        return found
+
+    def raw_payload(self, row: int) -> memoryview:
+        bounds = self.payload_offsets
+        return self.payload[bounds[row] : bounds[row + 1]]
+
+    def is_binary(self, row: int) -> bool:
+        return self.wire.binary is not None and bool(self.wire.binary[row])
+
+    @lazy
+    def occurred_times(self) -> Sequence[int]:
+        """The producers' times, in milliseconds."""
+        if self.wire.occurred is not None:
+            return unpack_signed(self.wire.occurred, self.count)
+        times: list[int] = []
+        for start, stop, ms in zip(self.run_starts, [*self.run_starts[1:], self.count], self.run_times, strict=True):
+            times.extend([ms] * (stop - start))
+        return times
+
+    def occurred_ms(self, row: int) -> int:
+        return self.recorded_ms(row) if self.wire.occurred is None else self.occurred_times[row]
+
+    @lazy
+    def key(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.key, self.count)
+
+    @lazy
+    def scope(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.scope, self.count)
+
+    @lazy
+    def correlation(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.correlation, self.count)
+
+    @lazy
+    def causation(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.causation, self.count)
+
+    @lazy
+    def _headers(self) -> tuple[Sequence[int], Callable[[int], str | None], Callable[[int], str | None]] | None:
+        if self.wire.headers is None:
+            return None
+        counts, total, names, values = self.wire.headers
+        return offsets(counts, self.count), text_reader(names, total), text_reader(values, total)
+
+    def headers(self, row: int) -> Mapping[str, str]:
+        if self._headers is None:
+            return NO_HEADERS
+        starts, name, value = self._headers
+        found = {name(at): value(at) for at in range(starts[row], starts[row + 1])}
+        return MappingProxyType(found) if found else NO_HEADERS  # type: ignore[arg-type]
+
+    def chain(self, row: int) -> bytes | None:
+        """The event's link in its entity's hash chain, where the topic keeps one."""
+        return None if self.wire.chain is None else self.wire.chain[32 * row : 32 * row + 32]
+
+    def extract(self, row: int) -> bytes:
+        """A block of this one event."""
+        from penstock.journal.storage.joining import select
+
+        return select(self, [row])
+
+
+NO_PACKED_HEADERS: tuple[Any, ...] = (0, 0, None, None)
+
+
+def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...]:
+    names: list[str | None] = []
+    values: list[str | None] = []
+    counts = []
+    for one in headers:
+        counts.append(len(one) if one else 0)
+        if one:
+            names.extend(one)
+            values.extend(one.values())
+    if not names:
+        return NO_PACKED_HEADERS
+    return pack_ints(counts), len(names), pack_text(names), pack_text(values)
+
+
+def columns_of(block: Block, rows: Sequence[int]) -> Columns:
+    """Some events of a block as columns, to be written again."""
+    wire, bounds, codes = block.wire, block.payload_offsets, block.kind_codes
+    kinds = [wire.kinds[codes[row]] for row in rows]
+    if rows == range(block.count):
+        data = bytes(block.payload)  # slices of bytes are cheaper than views made into bytes
+        payloads = [data[start:stop] for start, stop in pairwise(bounds)]
+    else:
+        payloads = [bytes(block.payload[bounds[row] : bounds[row + 1]]) for row in rows]
+    columns = Columns(kinds, payloads)
+    if wire.binary is not None:
+        columns.binary = [bool(wire.binary[row]) for row in rows]
+    if wire.occurred is not None:
+        columns.occurred = [block.occurred_ms(row) for row in rows]
+    if wire.headers is not None:
+        columns.headers = [block.headers(row) for row in rows]
+    if wire.chain is not None:
+        columns.chain = [wire.chain[32 * row : 32 * row + 32] for row in rows]
+    for name in ("key", "scope", "correlation", "causation"):
+        column = getattr(wire, name)
+        if column is not None:
+            values = text_values(column, block.count)
+            setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
+    return columns

@@ -1,0 +1,104 @@
+"""Blocks made of blocks: some of one's events, or those of several neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.journal.storage.block import (
+    FORMAT,
+    ID_BYTES,
+    ID_MASK,
+    NO_PACKED_HEADERS,
+    Block,
+    Wire,
+    build_block,
+    columns_of,
+    decode_wire,
+    seal,
+)
+from penstock.journal.storage.columns import join_codes, join_ints, join_text, pack_ints, pack_signed
+
+
+def select(block: Block, rows: Sequence[int]) -> bytes:
+    """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
+    columns = columns_of(block, rows)
+    built = decode_wire(memoryview(build_block(columns, block.seq(rows[0]), 0, 0))[:-4])
+    ids = [block.id_number(row) for row in rows]
+    starts = [0] + [at for at in range(1, len(ids)) if ids[at] != ids[at - 1] + 1 or ids[at] >> 80 != ids[at - 1] >> 80]
+    times = [block.recorded_ms(rows[at]) for at in starts]
+    built.run_counts = pack_ints([stop - start for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True)])
+    built.run_time = times[0]
+    built.run_times = pack_ints([ms - times[0] for ms in times])
+    built.run_ids = b"".join((ids[at] & ID_MASK).to_bytes(ID_BYTES) for at in starts)
+    seqs = [block.seq(row) for row in rows]
+    if seqs[-1] - seqs[0] != len(seqs) - 1:
+        built.seqs = _pack_seqs(seqs)
+    return seal(built)
+
+
+def merge(blocks: Sequence[Block]) -> bytes:
+    """The bytes of one block that holds the events of several, in order."""
+    return seal(join_blocks(blocks).wire)
+
+
+def join_blocks(blocks: Sequence[Block]) -> Block:
+    """One block, in memory, of several neighbours. Work per block, not per event, where the columns allow it."""
+    wires = [block.wire for block in blocks]
+    run_counts: list[int] = []
+    run_times: list[int] = []
+    for block in blocks:
+        wire = block.wire
+        if wire.run_counts == wire.count:
+            run_counts.append(wire.count)
+            run_times.append(wire.run_time)
+            continue
+        starts = block.run_starts
+        run_counts.extend([stop - start for start, stop in zip(starts, [*starts[1:], block.count], strict=True)])
+        run_times.extend(block.run_times)
+    kinds, codes = join_codes([(wire.kinds, wire.kind_codes, wire.count) for wire in wires])
+    joined = Wire(
+        FORMAT,
+        sum([wire.count for wire in wires]),
+        wires[0].first,
+        pack_ints(run_counts),
+        run_times[0],
+        pack_ints([ms - run_times[0] for ms in run_times]),
+        b"".join([wire.run_ids for wire in wires]),
+        kinds,
+        codes,
+        join_ints([(wire.lengths, wire.count) for wire in wires]),
+        memoryview(b"".join([wire.payload for wire in wires])),
+    )
+    if blocks[-1].last - blocks[0].first != joined.count - 1:
+        joined.seqs = _pack_seqs([seq for block in blocks for seq in block.seqs])
+    if any(wire.binary for wire in wires):
+        joined.binary = b"".join([wire.binary or bytes(wire.count) for wire in wires])
+    if any(wire.occurred is not None for wire in wires):
+        joined.occurred = pack_signed([ms for block in blocks for ms in block.occurred_times])
+    if any(wire.headers is not None for wire in wires):
+        joined.headers = _join_headers([(wire.headers or NO_PACKED_HEADERS, wire.count) for wire in wires])
+    if any(wire.chain is not None for wire in wires):
+        joined.chain = b"".join([wire.chain or bytes(32 * wire.count) for wire in wires])
+    for name in ("key", "scope", "correlation", "causation"):
+        parts = [(getattr(wire, name), wire.count) for wire in wires]
+        if any(part is not None for part, _ in parts):
+            setattr(joined, name, join_text(parts))
+    return Block(joined, blocks[0].topic)
+
+
+def _join_headers(parts: Sequence[tuple[tuple[Any, ...], int]]) -> tuple[Any, ...]:
+    total = sum([headers[1] for headers, _ in parts])
+    if not total:
+        return NO_PACKED_HEADERS
+    return (
+        join_ints([(headers[0], count) for headers, count in parts]),
+        total,
+        join_text([(headers[2], headers[1]) for headers, _ in parts if headers[1]]),
+        join_text([(headers[3], headers[1]) for headers, _ in parts if headers[1]]),
+    )
+
+
+def _pack_seqs(seqs: Sequence[int]) -> bytes:
+    packed = pack_signed(seqs)
+    return packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)

@@ -1,0 +1,1 @@
+"""What a journal does beside its writes: merging small blocks, retention, compaction."""

@@ -1,0 +1,159 @@
+"""Removing history: a prefix on request, by retention in passing, or all but the newest event of every key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from penstock.journal.commit.catalog import Settings, TopicState, load_state, open_block, save_state
+from penstock.journal.commit.commit import Commit
+from penstock.journal.cursors import read_cursors
+from penstock.journal.index.directory import drop_index, trim_index
+from penstock.journal.reading import TopicView
+from penstock.journal.sealed.segments import drop_segments
+from penstock.journal.storage import keys
+from penstock.journal.storage.joining import select
+
+Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
+"""Who still needs a topic's history and through which position they are done with it."""
+
+
+class CompactReport(msgspec.Struct, frozen=True):
+    """What a compaction did."""
+
+    removed: int = 0
+    """Events removed."""
+    remaining: int = 0
+    """Events still stored."""
+    latest: int = 0
+    """The topic's highest position; compaction never lowers it."""
+    stopped_at: str | None = None
+    """The consumer whose cursor held compaction back."""
+
+
+def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
+    """Every named cursor holds what it has not passed."""
+    head = commit.head(topic)
+    return read_cursors(commit.tx, head.number).items() if head else ()
+
+
+def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> CompactReport:
+    """Removes every event at or before `through`, or before the slowest holder."""
+    head = commit.head(topic)
+    if head is None:
+        return CompactReport()
+    stopped_at = None
+    through = min(through, head.latest)
+    for hold in holds:
+        for holder, done in hold(commit, topic):
+            if done < through:
+                through, stopped_at = done, holder
+    state = load_state(commit.tx, head.number, topic)
+    removed = 0
+    if through > state.trimmed:
+        removed = remove_blocks(commit, topic, head.number, state, through)
+        drop_segments(commit.tx, head.number, through)
+        trim_index(commit.tx, head.number, topic, through)
+        head.newest = None
+        state = msgspec.structs.replace(
+            state,
+            trimmed=through,
+            removed=state.removed + removed,
+            latest=head.latest,
+            recorded_ms=head.recorded_ms,
+            last_id=head.last_id.to_bytes(16),
+        )
+        save_state(commit.tx, head.number, state)
+        commit.writes += 1
+    return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
+
+
+def remove_blocks(commit: Commit, topic: str, number: int, state: TopicState, through: int) -> int:
+    """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events are at or before it."""
+    view = TopicView.open(commit.tx, topic)
+    assert view is not None
+    removed = 0
+    if state.compacted > state.trimmed:  # positions have holes: count what is there
+        for block in view.blocks(0, through):
+            removed += block.row_after(through)
+    else:
+        removed = through - state.trimmed
+    if through <= state.sealed:  # sealed files stay as they are: what is trimmed of them is left out when they are read
+        commit.reshape()
+        return removed
+    # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
+    clean_cut = commit.tx.get(keys.block_key(number, through + 1)) is not None
+    boundary = None if clean_cut else view.block_holding(through)
+    low, _ = keys.block_range(number)
+    commit.reshape()
+    commit.tx.delete_range(low, keys.block_key(number, through + 1))
+    if boundary is not None and boundary.last > through:
+        rows = range(boundary.row_after(through), boundary.count)
+        commit.tx.put(keys.block_key(number, boundary.seq(rows[0])), select(boundary, rows))
+    return removed
+
+
+def retention_bound(commit: Commit, topic: str, settings: Settings, now_ms: int) -> int:
+    """Through which position a topic's settings want its history removed; whole blocks at a time. 0: nothing."""
+    view = TopicView.open(commit.tx, topic)
+    if view is None:
+        return 0
+    bound = 0
+    latest = commit.latest(topic)
+    if settings.max_events is not None:
+        bound = max(bound, latest - settings.max_events)
+    if settings.max_age is not None:
+        bound = max(bound, view.position_before(now_ms - int(settings.max_age * 1000)))
+    if settings.max_bytes is not None:
+        bound = max(bound, _bytes_bound(view, settings.max_bytes))
+    return bound
+
+
+def _bytes_bound(view: TopicView, limit: int) -> int:
+    """The last position that does not fit when the newest blocks may take `limit` bytes; the newest always stays."""
+    total = 0
+    for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
+        newest = total == 0
+        total += len(value)
+        if total > limit and not newest:
+            return open_block(key, value, view.name).last
+    return 0
+
+
+def compact_by_key(commit: Commit, topic: str) -> int:
+    """Keeps only the newest event of every key (and every event without a key); returns how many went."""
+    head = commit.head(topic)
+    view = TopicView.open(commit.tx, topic)
+    if head is None or view is None:
+        return 0
+    state = load_state(commit.tx, head.number, topic)
+    seen: set[str] = set()
+    removed = 0
+    for block in view.blocks_back(state.sealed, head.latest):  # changes lie behind the scan, never ahead
+        kept: list[int] = []
+        for row in range(block.count - 1, -1, -1):
+            key = block.key(row)
+            if key is not None and key in seen:
+                continue
+            if key is not None:
+                seen.add(key)
+            kept.append(row)
+        if len(kept) == block.count:
+            continue
+        kept.reverse()
+        removed += block.count - len(kept)
+        commit.reshape()
+        commit.tx.delete(keys.block_key(head.number, block.first))
+        if kept:
+            commit.tx.put(keys.block_key(head.number, block.seq(kept[0])), select(block, kept))
+    if removed:
+        drop_index(commit.tx, head.number, topic)
+    if removed or state.compacted < head.latest:
+        commit.writes += 1
+        save_state(
+            commit.tx,
+            head.number,
+            msgspec.structs.replace(state, removed=state.removed + removed, compacted=head.latest),
+        )
+    return removed

@@ -1,0 +1,139 @@
+"""The housekeeper: merging, retention and compaction by key, in a thread of its own that sleeps until there is work."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+
+from penstock.engine.contract import Engine
+from penstock.errors import Closed, PenstockError
+from penstock.journal.commit.catalog import load_state
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.dedup import forget_expired
+from penstock.journal.commit.writer import Operation, Writer
+from penstock.journal.upkeep.compaction import compact, compact_by_key, retention_bound
+from penstock.journal.upkeep.merging import settle_tail
+from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
+from penstock.observe.logs import Log
+
+log = Log("penstock.keeper")
+
+_ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
+"""How many events or commits have to come before a topic without special settings is looked at again.
+
+Rarely: a thread beside a busy writer waits for the interpreter's lock at every read, and slows the writer meanwhile.
+"""
+
+
+class Keeper:
+    """Does a topic's housekeeping after every few dozen commits to it."""
+
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._noted: dict[str, tuple[int, int]] = {}
+        self._demanding: set[str] = set()
+        """Topics whose settings ask for something every few dozen commits."""
+        self._merges: dict[str, int] = defaultdict(int)
+        self._due: set[str] = set()
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.chores: list[Callable[[str], None]] = []
+        """What the layers above do for a topic in passing, in the housekeeper's thread."""
+
+    def note(self, topic: str, events: int) -> None:
+        """A commit added events to a topic."""
+        commits, added = self._noted.get(topic, (_ENOUGH, 0))
+        commits, added = commits + 1, added + events
+        # Small commits are merged by the writer itself: unless a topic has settings to apply, there is little to do.
+        if commits % MERGE_FAN_IN == 0 and (added >= _ENOUGH or commits >= _ENOUGH or topic in self._demanding):
+            commits = added = 0
+            self.request(topic)
+        self._noted[topic] = commits, added
+
+    def request(self, topic: str) -> None:
+        """Asks for a topic's housekeeping soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._due.add(topic)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-keeper", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def keep(self, topic: str, *, thorough: bool = False) -> None:
+        """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
+        with self._turn:
+            self._merge(topic, thorough)
+            if self._writer.run(Operation(lambda commit: self._retain(commit, topic), relaxed=True)):
+                self._writer.reclaim()
+            for chore in self.chores:
+                chore(topic)
+
+    def _merge(self, topic: str, thorough: bool) -> None:
+        """Merges the smallest blocks; and, when that has left enough middling ones, those."""
+        if thorough:
+            settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES, fan_in=2)
+            return
+        small = settle_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
+        # Without small blocks to merge, the commits since the last look left middling ones themselves.
+        self._merges[topic] += 1 if small else MERGE_FAN_IN
+        if self._merges[topic] >= MERGE_FAN_IN:
+            self._merges[topic] = 0
+            settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES)
+
+    def _retain(self, commit: Commit, topic: str) -> bool:
+        """Applies a topic's settings; True when space was freed."""
+        head = commit.head(topic)
+        if head is None:
+            return False
+        settings = head.settings
+        limited = settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None
+        (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
+        freed = False
+        if forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms)):
+            commit.writes += 1
+        if limited:
+            bound = retention_bound(commit, topic, settings, commit.now_ms)
+            if bound:
+                freed = compact(commit, topic, bound, ()).removed > 0
+        if settings.by_key:
+            state = load_state(commit.tx, head.number, topic)
+            live = head.latest - state.removed
+            # As many new events as kept ones: each pass then costs no more than the appends that called for it.
+            if (head.latest - state.compacted) * 2 >= live:
+                freed = compact_by_key(commit, topic) > 0 or freed
+        return freed
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while not self._closed:
+                with self._lock:
+                    if not self._due:
+                        break
+                    topic = self._due.pop()
+                try:
+                    self.keep(topic)
+                except Closed:
+                    return
+                except PenstockError as error:
+                    # Housekeeping is an optimisation: the next commits, which report their own failures, ask again.
+                    log.warning("housekeeping of topic %r failed: %s", topic, error)
+                except Exception:
+                    log.exception("housekeeping of topic %r failed", topic)
+            if self._closed:
+                return

@@ -1,0 +1,9 @@
+"""How a journal does, seen from outside: samples, metrics, trace context, logs.
+
+sample      values: how topics and queues do
+collect     taking a sample of a whole journal
+metrics     counters, gauges and histograms of this process
+tracing     W3C trace context in event headers
+pipelines   what running Spark pipelines report of themselves in the journal
+logs        loggers that import `logging` when there is something to say
+"""

@@ -1,0 +1,394 @@
+"""Counters, gauges and histograms that cost a fraction of a microsecond and can be read in process or by Prometheus.
+
+    flushed = REGISTRY.counter("buffer.batches_flushed", "batches whose manifest entry is durable")
+    flushed.inc()
+    writes = REGISTRY.counters("buffer.manifest_writes", "puts that won", ("role",))
+    producer_writes = writes.labels(role="producer")        # keep the child: looking it up costs more than counting
+    REGISTRY.snapshot()["buffer.batches_flushed"]           # 1.0
+    REGISTRY.prometheus_text()                              # buffer_batches_flushed_total 1.0
+
+Counting takes no lock: every thread adds to a cell of its own and only the reader sums the cells, so an increment is
+exact under any number of threads. Names are dotted here; Prometheus sees underscores.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from penstock.errors import ConfigError
+
+#: Seconds, from a tenth of a millisecond (a local write) to a minute (an outage ridden out by retries).
+DURATION_BUCKETS = (0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0)
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self) -> None:
+        self._cells: dict[int, float] = {}
+
+    def inc(self, by: float = 1) -> None:
+        """Adds `by`."""
+        cells = self._cells
+        me = get_ident()
+        try:
+            cells[me] += by
+        except KeyError:
+            cells[me] = by
+
+    @property
+    def value(self) -> float:
+        """The sum over all threads, those that have ended included."""
+        return float(sum(list(self._cells.values())))
+
+
+class Gauge:
+    """A number that is what it was last set to, or what a function says when asked."""
+
+    __slots__ = ("_source", "_value")
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._source: Callable[[], float] | None = None
+
+    def set(self, value: float) -> None:
+        """Replaces the value."""
+        self._value = float(value)
+
+    def watch(self, source: Callable[[], float]) -> None:
+        """Asks `source` whenever the gauge is read, instead of keeping a value."""
+        self._source = source
+
+    @property
+    def value(self) -> float:
+        """The value now."""
+        return self._value if self._source is None else float(self._source())
+
+
+class _Cell:
+    """One thread's share of a histogram."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self, buckets: int) -> None:
+        self.counts = [0] * buckets
+        self.sum = 0.0
+
+
+class Reading:
+    """What a histogram has seen: `count`, `sum`, and how many fell at or below each bound."""
+
+    __slots__ = ("bounds", "count", "cumulative", "sum")
+
+    def __init__(self, bounds: tuple[float, ...], counts: Sequence[int], total: float) -> None:
+        self.bounds = bounds
+        self.cumulative: list[int] = []
+        running = 0
+        for count in counts:
+            running += count
+            self.cumulative.append(running)
+        self.count = running
+        self.sum = total
+
+    def quantile(self, share: float) -> float:
+        """The value below which `share` (0 to 1) of the observations lie, interpolated; nan when there are none."""
+        if not 0 <= share <= 1:
+            raise ConfigError(f"a quantile is between 0 and 1, not {share!r}")
+        if self.count == 0:
+            return math.nan
+        rank = share * self.count
+        index = next(i for i, seen in enumerate(self.cumulative) if seen >= rank and seen > 0)
+        if index == len(self.bounds):  # above the last bound nothing finer is known
+            return self.bounds[-1]
+        low = self.bounds[index - 1] if index else 0.0
+        before = self.cumulative[index - 1] if index else 0
+        inside = self.cumulative[index] - before
+        return low + (self.bounds[index] - low) * ((rank - before) / inside if inside else 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The reading as plain values: count, sum and the cumulative buckets."""
+        edges = [*self.bounds, math.inf]
+        return {"count": self.count, "sum": self.sum, "buckets": dict(zip(edges, self.cumulative, strict=True))}
+
+
+class Histogram:
+    """How a measure (mostly: seconds) is distributed."""
+
+    __slots__ = ("_bounds", "_cells")
+
+    def __init__(self, bounds: tuple[float, ...] = DURATION_BUCKETS) -> None:
+        self._bounds = bounds
+        self._cells: dict[int, _Cell] = {}
+
+    def observe(self, value: float) -> None:
+        """Counts one observation."""
+        me = get_ident()
+        cell = self._cells.get(me)
+        if cell is None:
+            cell = self._cells[me] = _Cell(len(self._bounds) + 1)
+        cell.counts[bisect_left(self._bounds, value)] += 1
+        cell.sum += value
+
+    @contextmanager
+    def time(self) -> Iterator[None]:
+        """Observes how long the block took, also when it raised."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.observe(perf_counter() - started)
+
+    def read(self) -> Reading:
+        """All threads' observations together."""
+        counts = [0] * (len(self._bounds) + 1)
+        total = 0.0
+        for cell in list(self._cells.values()):
+            total += cell.sum
+            for index, count in enumerate(cell.counts):
+                counts[index] += count
+        return Reading(self._bounds, counts, total)
+
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+Source = Callable[[], "Iterable[tuple[tuple[str, ...], float | Reading]]"]
+"""Says the values of a metric that is counted elsewhere."""
+
+
+class Family(Generic[M]):
+    """One metric by its labels: `labels(role="producer")` is the child that counts."""
+
+    def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> None:
+        self.name = name
+        self.kind = kind
+        self.help = help
+        self.label_names = labels
+        self._make: Callable[[], M] = make
+        self._children: dict[tuple[str, ...], M] = {}
+        self._lock = threading.Lock()
+
+    def labels(self, **values: str) -> M:
+        """The child for these label values, made on first use."""
+        if tuple(sorted(values)) != tuple(sorted(self.label_names)):
+            raise ConfigError(f"metric {self.name} has the labels {self.label_names}, not {tuple(values)}")
+        key = tuple(str(values[name]) for name in self.label_names)
+        child = self._children.get(key)
+        if child is None:
+            with self._lock:
+                child = self._children.setdefault(key, self._make())
+        return child
+
+    def readings(self) -> list[tuple[tuple[str, ...], float | Reading]]:
+        """Every child's value now, with its label values in the order of `label_names`."""
+        found = sorted(self._children.items(), key=lambda item: item[0])
+        return [(key, child.read() if isinstance(child, Histogram) else child.value) for key, child in found]
+
+
+class Watched:
+    """A metric whose values are asked for when somebody looks, for what is counted elsewhere."""
+
+    def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], source: Source) -> None:
+        self.name = name
+        self.kind = kind
+        self.help = help
+        self.label_names = labels
+        self._source = source
+
+    def readings(self) -> list[tuple[tuple[str, ...], float | Reading]]:
+        """Every value now, with its label values in the order of `label_names`."""
+        return sorted(self._source(), key=lambda item: item[0])
+
+
+class Registry:
+    """A set of metrics. `REGISTRY` is the process's own; give a fresh one to count a single producer or test apart."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family[Any] | Watched] = {}
+        self._lock = threading.Lock()
+
+    def counters(self, name: str, help: str, labels: tuple[str, ...]) -> Family[Counter]:
+        """A counter split by labels."""
+        return self._family(name, help, "counter", labels, Counter)
+
+    def counter(self, name: str, help: str) -> Counter:
+        """A counter without labels."""
+        return self.counters(name, help, ()).labels()
+
+    def gauges(self, name: str, help: str, labels: tuple[str, ...]) -> Family[Gauge]:
+        """A gauge split by labels."""
+        return self._family(name, help, "gauge", labels, Gauge)
+
+    def gauge(self, name: str, help: str) -> Gauge:
+        """A gauge without labels."""
+        return self.gauges(name, help, ()).labels()
+
+    def histograms(
+        self, name: str, help: str, labels: tuple[str, ...], bounds: tuple[float, ...] = DURATION_BUCKETS
+    ) -> Family[Histogram]:
+        """A histogram split by labels."""
+        if not bounds or list(bounds) != sorted(set(bounds)):
+            raise ConfigError(f"the bounds of metric {name} must increase: {bounds}")
+        return self._family(name, help, "histogram", labels, lambda: Histogram(bounds))
+
+    def histogram(self, name: str, help: str, bounds: tuple[float, ...] = DURATION_BUCKETS) -> Histogram:
+        """A histogram without labels."""
+        return self.histograms(name, help, (), bounds).labels()
+
+    def _family(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> Family[M]:
+        with self._lock:
+            family = self._families.setdefault(name, Family(name, help, kind, labels, make))
+        if not isinstance(family, Family) or family.kind != kind or family.label_names != labels:
+            raise ConfigError(
+                f"metric {name} exists as a {family.kind} with the labels {family.label_names}; "
+                f"it cannot also be a {kind} with {labels}"
+            )
+        return family
+
+    def watch_counters(self, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
+        """A counter whose values `source` says when asked: pairs of label values and a number."""
+        self._watch(Watched(name, help, "counter", labels, source))
+
+    def watch_gauges(self, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
+        """A gauge whose values `source` says when asked: pairs of label values and a number."""
+        self._watch(Watched(name, help, "gauge", labels, source))
+
+    def watch_histogram(self, name: str, help: str, source: Source) -> None:
+        """A histogram whose reading `source` says when asked."""
+        self._watch(Watched(name, help, "histogram", (), source))
+
+    def _watch(self, watched: Watched) -> None:
+        with self._lock:
+            if watched.name in self._families:
+                raise ConfigError(f"metric {watched.name} exists already")
+            self._families[watched.name] = watched
+
+    def forget(self, name: str) -> None:
+        """Drops a metric; nothing happens when there is none."""
+        with self._lock:
+            self._families.pop(name, None)
+
+    def families(self) -> list[Family[Any] | Watched]:
+        """Every metric, by name."""
+        return [self._families[name] for name in sorted(self._families)]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every value now, by name: numbers for counters and gauges, count/sum/buckets for histograms.
+
+        A metric with labels is spelled `name{label=value}`, one key per child.
+        """
+        values: dict[str, Any] = {}
+        for family in self.families():
+            for key, reading in family.readings():
+                labels = ",".join(f"{name}={value}" for name, value in zip(family.label_names, key, strict=True))
+                spelled = f"{family.name}{{{labels}}}" if labels else family.name
+                values[spelled] = reading.as_dict() if isinstance(reading, Reading) else reading
+        return values
+
+    def prometheus_text(self, without: Container[str] = ()) -> str:
+        """Every value in Prometheus's text format, but for the metrics named; needs nothing installed."""
+        lines: list[str] = []
+        for family in self.families():
+            if family.name in without:
+                continue
+            name = prometheus_name(family.name, family.kind)
+            lines.append(f"# HELP {name} {_escape_help(family.help)}")
+            lines.append(f"# TYPE {name} {family.kind}")
+            for key, reading in family.readings():
+                pairs = list(zip(family.label_names, key, strict=True))
+                if isinstance(reading, Reading):
+                    for bound, seen in zip([*reading.bounds, math.inf], reading.cumulative, strict=True):
+                        lines.append(f"{name}_bucket{_labels([*pairs, ('le', _number(bound))])} {seen}")
+                    lines.append(f"{name}_sum{_labels(pairs)} {_number(reading.sum)}")
+                    lines.append(f"{name}_count{_labels(pairs)} {reading.count}")
+                else:
+                    lines.append(f"{name}{_labels(pairs)} {_number(reading)}")
+        return "\n".join(lines) + "\n" if lines else ""
+
+    def register_with(self, prometheus_registry: Any = None) -> None:
+        """Makes prometheus_client (when it is installed) expose these metrics beside the application's own."""
+        try:
+            from prometheus_client.core import REGISTRY as default
+        except ImportError as error:
+            raise ConfigError('prometheus-client is not installed: pip install "penstock[server]"') from error
+        (prometheus_registry or default).register(_Bridge(self))
+
+
+class _Bridge:
+    """A prometheus_client collector over a registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        for family in self._registry.families():
+            name = family.name.replace(".", "_")
+            exposed: Any
+            if family.kind == "counter":
+                exposed = CounterMetricFamily(name, family.help, labels=family.label_names)
+            elif family.kind == "gauge":
+                exposed = GaugeMetricFamily(name, family.help, labels=family.label_names)
+            else:
+                exposed = HistogramMetricFamily(name, family.help, labels=family.label_names)
+            for key, reading in family.readings():
+                if isinstance(reading, Reading):
+                    edges = [_number(bound) for bound in [*reading.bounds, math.inf]]
+                    exposed.add_metric(list(key), list(zip(edges, reading.cumulative, strict=True)), reading.sum)
+                else:
+                    exposed.add_metric(list(key), reading)
+            yield exposed
+
+
+def prometheus_name(name: str, kind: str) -> str:
+    """How Prometheus spells a metric: dots become underscores, counters end in _total."""
+    flat = name.replace(".", "_").replace("-", "_")
+    return flat + "_total" if kind == "counter" and not flat.endswith("_total") else flat
+
+
+def _number(value: float) -> str:
+    if value == math.inf:
+        return "+Inf"
+    if value == -math.inf:
+        return "-Inf"
+    return repr(float(value)).replace("nan", "NaN")
+
+
+def _labels(pairs: list[tuple[str, str]]) -> str:
+    if not pairs:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in pairs) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+#: The process's metrics: what penstock counts unless it is given another registry.
+REGISTRY = Registry()
+
+
+def watch(journal: Any) -> None:
+    """Adds a journal's present state (backlogs, oldest ages, lags) to the process's metrics, as gauges.
+
+    It is looked at when the metrics are read, at most once a second; a closed journal says nothing any more.
+    """
+    from penstock.observe.collect import watch
+
+    watch(journal)

@@ -1,0 +1,364 @@
+"""Choosing: which messages of a group come next when there is more to think of than a run of untouched ones.
+
+Three things come before the choice: leases that have ended give their messages back, messages whose time has come
+become ready, and delays and priorities pushed since the last take are sorted in. Then ready messages and the untouched
+ones above the frontier are merged: by priority, then by position.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from penstock.errors import ConfigError
+from penstock.events import Event
+from penstock.journal.commit.catalog import TopicRecord
+from penstock.journal.commit.commit import Commit
+from penstock.journal.reading import TopicView
+from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
+from penstock.queue.state import keys
+from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, Message, read_special
+from penstock.queue.token import new_secret
+
+LEASE_MESSAGES = 1024
+"""The most messages under one lease record: settling one of them rewrites the record."""
+STEP = 4096
+"""How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
+
+
+class Request:
+    """What a take asks for."""
+
+    __slots__ = ("consumer", "label", "lease_ms", "limit", "newest", "owner")
+
+    def __init__(
+        self, limit: int, label: str, consumer: str | None, lease_ms: int | None, newest: bool, owner: str
+    ) -> None:
+        self.limit = limit
+        self.label = label
+        self.consumer = consumer
+        self.lease_ms = lease_ms
+        self.newest = newest
+        self.owner = owner
+
+
+class Taken:
+    """What a take found; `more`: it stopped to let others have their turn; `next_ms`: when to look again."""
+
+    __slots__ = ("deliveries", "more", "next_ms")
+
+    def __init__(self, deliveries: list[Delivery], more: bool, next_ms: int) -> None:
+        self.deliveries = deliveries
+        self.more = more
+        self.next_ms = next_ms
+
+
+class Choice:
+    """One take, inside its commit."""
+
+    __slots__ = (
+        "blocks", "commit", "deadline", "deliveries", "group", "hold", "latest", "messages", "now", "owner", "queue",
+        "request", "ttl_bound", "walked",
+    )  # fmt: skip
+
+    def __init__(self, commit: Commit, queue: QueueState, group: Group, request: Request, hold: Hold) -> None:
+        self.commit = commit
+        self.queue = queue
+        self.group = group
+        self.request = request
+        self.hold = hold
+        self.blocks = queue.blocks
+        self.now = commit.now_ms
+        self.latest = queue.latest(commit)
+        self.deliveries: list[Delivery] = []
+        self.messages: list[tuple[Message, Event]] = []
+        self.walked = 0
+        lease_ms = request.lease_ms if request.lease_ms is not None else round(queue.policy.lease * 1000)
+        self.deadline = self.now + lease_ms if lease_ms else NEVER
+        self.owner = None if lease_ms else request.owner
+        ttl = queue.policy.ttl
+        self.ttl_bound = None if ttl is None else self.now - round(ttl * 1000)
+
+    # ── before the choice ────────────────────────────────────────────────────────────────────────────────────────────
+    def catch_up(self) -> bool:
+        """Takes back, wakes and sorts in; True when there is more of that than one commit should do."""
+        group, record, now = self.group, self.group.record, self.now
+        behind = False
+        if record.next_deadline and record.next_deadline <= now:
+            behind = expire(self.commit, self.queue, group, STEP)
+        if record.endless:
+            give_up_dead_owners(self.commit, self.queue, group, self.request.owner)
+        for other in self.queue.left_behind(self.commit.tx) if self.queue.record.groups else ():
+            if other.record.next_deadline and other.record.next_deadline <= now:
+                behind = expire(self.commit, self.queue, other, STEP) or behind
+        if record.next_due and record.next_due <= now:
+            behind = self._wake() or behind
+        if record.absorbed < self.queue.traits.special:
+            behind = self._absorb() or behind
+        return behind
+
+    def _wake(self) -> bool:
+        """Messages whose time has come become ready."""
+        group, tx = self.group, self.commit.tx
+        low, _ = keys.rows(group.topic, group.number, b"w")
+        due = list(islice(tx.scan(low, keys.waiting_key(group.topic, group.number, self.now + 1, 0)), STEP))
+        for key, _ in due:
+            message = group.message(tx, keys.tail_seq(key))
+            assert message is not None
+            group.remove(self.commit, message)
+            message.state, message.due = READY, 0
+            group.place(self.commit, message)
+        group.touch(self.commit)
+        group.record.next_due = 0
+        for key, _ in tx.scan(*keys.rows(group.topic, group.number, b"w")):
+            group.record.next_due = keys.split_waiting(key)[0]
+            break
+        return len(due) == STEP
+
+    def _absorb(self) -> bool:
+        """Sorts in what was pushed with a delay or a priority since the last take."""
+        group, tx = self.group, self.commit.tx
+        start = keys.special_key(group.topic, group.record.absorbed + 1)
+        rows = list(islice(tx.scan(start, keys.special_key(group.topic, self.latest + 1)), STEP))
+        runs: list[list[int]] = []
+        for key, value in rows:
+            seq, special = keys.tail_seq(key), read_special(value, self.queue.name)
+            if special.due <= self.now and special.priority == 0:
+                continue  # late enough to be like any other
+            if runs and runs[-1][1] == seq - 1:
+                runs[-1][1] = seq
+            else:
+                runs.append([seq, seq])
+            waits = special.due > self.now
+            group.place(
+                self.commit,
+                Message(seq, WAITING if waits else READY, priority=special.priority, due=special.due if waits else 0),
+            )
+        for first, last in runs:
+            group.cover(self.commit, first, last)
+        group.touch(self.commit)
+        full = len(rows) == STEP
+        group.record.absorbed = keys.tail_seq(rows[-1][0]) if full else self.latest
+        return full
+
+    # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def oldest(self, limit: int) -> None:
+        """From the front: by priority, then position."""
+        record = self.group.record
+        ready: list[tuple[int, int]] = []
+        while limit > 0 and self.walked < STEP:
+            if record.ready and not ready:
+                ready = self._ready(limit, reverse=False)
+            first = record.frontier + 1
+            untouched = first <= self.latest
+            if ready:
+                priority, seq = ready[-1]
+                if priority > 0 or not untouched or (priority == 0 and seq < first):
+                    ready.pop()
+                    if self._take_ready(seq):
+                        limit -= 1
+                    else:
+                        ready.clear()  # giving a message up may have made another one ready
+                    continue
+                through = min(self.latest, seq - 1) if priority == 0 else self.latest
+            elif untouched:
+                through = self.latest
+            else:
+                break
+            limit -= self._take_untouched(limit, through)
+        self._lease_messages()
+
+    def newest(self, limit: int) -> None:
+        """From the other end: by position backwards, the lowest priority first."""
+        ready: list[tuple[int, int]] = []
+        while limit > 0 and self.walked < STEP:
+            if self.group.record.ready and not ready:
+                ready = self._ready(limit, reverse=True)
+            top = self._newest_untouched()
+            if ready and (ready[-1][0] < 0 or top is None or (ready[-1][0] == 0 and ready[-1][1] > top)):
+                limit -= self._take_ready(ready.pop()[1])
+            elif top is not None:
+                limit -= self._take_at(top)
+            else:
+                break
+        self._lease_messages()
+
+    def _ready(self, limit: int, *, reverse: bool) -> list[tuple[int, int]]:
+        """Priorities and positions of the ready messages at one end, the next one last."""
+        group = self.group
+        rows = self.commit.tx.scan(*keys.rows(group.topic, group.number, b"y"), reverse=reverse)
+        found = [keys.split_ready(key) for key, _ in islice(rows, limit)]
+        found.reverse()
+        return found
+
+    def _newest_untouched(self) -> int | None:
+        top = self.latest
+        for start, end in self.group.covers(self.commit.tx, reverse=True):
+            if end < top:
+                break
+            top = start - 1
+        return top if top > self.group.record.frontier else None
+
+    def _take_at(self, seq: int) -> int:
+        self.walked += 1
+        found = self.blocks.find(self.commit.tx, seq, seq)
+        if found is None:
+            self.group.cover(self.commit, seq, seq)
+            return 0
+        event = Event(*found)
+        if event.key is not None:
+            raise ConfigError(
+                f"message {seq} of queue {self.queue.name!r} has an ordering key: take(newest=True) would deliver it "
+                "before earlier ones of its key"
+            )
+        self.group.cover(self.commit, seq, seq)
+        if self._is_over(*found):
+            give_up(self.commit, self.queue, self.group, Message(seq), EXPIRED, None)
+            return 0
+        self.messages.append((Message(seq), event))
+        return 1
+
+    def _take_ready(self, seq: int) -> int:
+        group, tx = self.group, self.commit.tx
+        self.walked += 1
+        message = group.message(tx, seq)
+        assert message is not None
+        event = self.blocks.event(tx, seq)
+        group.remove(self.commit, message)
+        if event is None:
+            # Retention or a forced compaction has removed it: there is nothing to deliver any more.
+            if message.key is not None:
+                group.free(self.commit, message.key)
+            return 0
+        if self._is_over(event._rows, event._row):
+            give_up(self.commit, self.queue, group, message, EXPIRED, None)
+            return 0
+        self.messages.append((message, event))
+        return 1
+
+    def _take_untouched(self, limit: int, through: int) -> int:
+        """A run of positions from the frontier on, no further than `through`; returns how many were taken."""
+        group, record = self.group, self.group.record
+        cover = group.next_cover(self.commit.tx)
+        if cover is not None and cover[0] <= through:
+            through = cover[0] - 1
+        first = record.frontier + 1
+        found = self.blocks.find(self.commit.tx, first, through)
+        if found is None:
+            self.walked += 1
+            group.advance(self.commit, through)
+            return 0
+        rows, row = found
+        if self.ttl_bound is not None and self._is_over(rows, row):
+            self._drop_old(through)
+            return 0
+        if has_keys(rows):
+            return self._take_keyed(rows, row)
+        return self._take_run(rows, row, limit, through)
+
+    def _take_run(self, rows: Rows, row: int, limit: int, through: int) -> int:
+        """Plain messages: one lease over as many neighbouring positions as there are."""
+        limit = min(limit, LEASE_MESSAGES)
+        start = rows.seq(row)
+        events: list[Event] = []
+        while True:
+            stop = min(rows.count, row + limit - len(events), rows.row_after(through))
+            if rows.seq(stop - 1) - rows.seq(row) != stop - 1 - row:  # compaction left holes in this block
+                stop = next(at for at in range(row + 1, stop + 1) if rows.seq(at) != rows.seq(at - 1) + 1)
+            events.extend([Event(rows, at) for at in range(row, stop)])
+            following = start + len(events)
+            if len(events) >= limit or stop < rows.count or following > through:
+                break
+            found = self.blocks.find(self.commit.tx, following, following)
+            if found is None:
+                break
+            if has_keys(found[0]):
+                break
+            rows, row = found
+        self._lease_messages()
+        count = len(events)
+        lease = self._lease(start, count, None)
+        number = self.group.add_lease(self.commit, lease)
+        self.group.advance(self.commit, start + count - 1)
+        hold = self.hold.under(self.group.number, number, lease)
+        self.deliveries.extend([Delivery(hold, index, event, 1) for index, event in enumerate(events)])
+        return count
+
+    def _take_keyed(self, rows: Rows, row: int) -> int:
+        """Messages with ordering keys, one by one: those behind an unsettled one of the same key are set aside."""
+        group, commit = self.group, self.commit
+        self.walked += 1
+        seq = rows.seq(row)
+        key = rows.key(row)
+        group.advance(commit, seq)
+        if key is None:
+            self.messages.append((Message(seq), Event(rows, row)))
+            return 1
+        if group.occupant(commit.tx, key) is not None:
+            group.place(commit, Message(seq, HELD, key=key))
+            return 0
+        group.occupy(commit, key, seq)
+        self.messages.append((Message(seq, key=key), Event(rows, row)))
+        return 1
+
+    # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _lease_messages(self) -> None:
+        """One lease over the messages picked one by one so far."""
+        picked, self.messages = self.messages, []
+        for at in range(0, len(picked), LEASE_MESSAGES):
+            part = picked[at : at + LEASE_MESSAGES]
+            for message, _ in part:
+                message.state = READY
+                message.attempts += 1
+                message.last_ms = self.now
+                message.first_ms = message.first_ms or self.now
+            lease = self._lease(part[0][0].seq, len(part), [message for message, _ in part])
+            number = self.group.add_lease(self.commit, lease)
+            hold = self.hold.under(self.group.number, number, lease)
+            self.deliveries.extend(
+                [Delivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
+            )
+
+    def _lease(self, start: int, count: int, messages: list[Message] | None) -> Lease:
+        return Lease(
+            new_secret(),
+            self.now,
+            self.deadline,
+            start,
+            count,
+            self.request.label,
+            self.request.consumer,
+            messages=messages,
+            owner=self.owner,
+        )
+
+    # ── too old ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _is_over(self, rows: Rows, row: int) -> bool:
+        if self.ttl_bound is None or isinstance(rows, DamagedBlock):
+            return False
+        return rows.recorded_ms(row) <= self.ttl_bound
+
+    def _drop_old(self, through: int) -> None:
+        """Untouched messages that have outlived the queue's ttl, from the frontier on."""
+        group, commit, queue = self.group, self.commit, self.queue
+        assert self.ttl_bound is not None
+        view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
+        last = min(view.position_before(self.ttl_bound + 1), through)
+        if queue.policy.dead_letter is None:
+            self.walked += 1
+            group.advance(commit, max(last, group.record.frontier + 1))
+            return
+        while group.record.frontier < last and self.walked < STEP:
+            self.walked += 1
+            seq = group.record.frontier + 1
+            event = self.blocks.event(commit.tx, seq)
+            over = Message(seq, key=None if event is None else event.key)
+            covered = group.record.covered
+            group.advance(commit, seq)
+            if event is not None:
+                give_up(commit, queue, group, over, EXPIRED, None, occupied=False)
+            if covered != group.record.covered:
+                break  # the frontier has jumped over what was spoken for already

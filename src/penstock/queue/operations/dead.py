@@ -1,0 +1,76 @@
+"""Dead letters: a message that is given up is pushed to another queue, with the reason in its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.clock import from_ms
+from penstock.events import Event
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.prepare import Batch
+from penstock.journal.storage.block import Columns
+from penstock.queue.operations.push import push
+from penstock.queue.state.blocks import copy_columns
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import Message
+
+REASON: Final = "dead-reason"
+ERROR: Final = "dead-error"
+QUEUE: Final = "dead-queue"
+GROUP: Final = "dead-group"
+SEQ: Final = "dead-seq"
+ID: Final = "dead-id"
+ATTEMPTS: Final = "dead-attempts"
+FIRST: Final = "dead-first-delivered-at"
+LAST: Final = "dead-last-delivered-at"
+
+HEADERS: Final = frozenset((REASON, ERROR, QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST))
+
+MAX_ERROR = 4000
+"""Characters of an error's text that a dead letter (or a failed message) keeps."""
+
+
+def bury(commit: Commit, queue: QueueState, group: Group, message: Message, reason: str) -> None:
+    """Pushes a message to its queue's dead letters; a fresh budget awaits it there."""
+    target = queue.policy.dead_letter
+    assert target is not None
+    event = queue.blocks.event(commit.tx, message.seq)
+    if event is None:
+        return
+    columns = copy_columns(event)
+    headers = {
+        **living_headers(event.headers),
+        REASON: reason,
+        QUEUE: queue.name,
+        SEQ: str(message.seq),
+        ID: event.id,
+        ATTEMPTS: str(message.attempts),
+    }
+    if group.name:
+        headers[GROUP] = group.name
+    if message.error:
+        headers[ERROR] = message.error[:MAX_ERROR]
+    if message.first_ms:
+        headers[FIRST] = from_ms(message.first_ms).isoformat()
+        headers[LAST] = from_ms(message.last_ms).isoformat()
+    columns.headers = [headers]
+    columns.occurred = [event._rows.occurred_ms(event._row)]
+    columns.causation = [event.id]
+    columns.correlation = [event.correlation_id or event.id]
+    push(commit, queue.book.find_or_create(commit, target), as_batch(columns), None, forced=True)
+
+
+def living_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers without those that dead-lettering added."""
+    return {name: value for name, value in headers.items() if name not in HEADERS}
+
+
+def as_batch(columns: Columns) -> Batch:
+    return Batch(columns, sum(map(len, columns.payloads)))
+
+
+def origin(event: Event) -> str | None:
+    """The queue a dead letter comes from, or None when it is none."""
+    return event.headers.get(QUEUE)

@@ -1,0 +1,292 @@
+"""Groups and the change of mode: what a new group begins with, and how one mode's remainder becomes the other's.
+
+In work mode everybody shares one group (number 0). In fanout mode it keeps the messages only as long as there is no
+other group; the first one takes them over. Deliveries under way at a change finish where they were taken; what they do
+not acknowledge comes back under the new mode (`settle.homes_of`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.journal.commit.catalog import load_state
+from penstock.journal.commit.commit import Commit
+from penstock.queue.state import keys
+from penstock.queue.state.cache import WORK, QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, Lease, Message
+from penstock.queue.token import MAX_GROUP
+
+Range = tuple[int, int]
+
+
+class Picture:
+    """A group's whole state but its leases, in memory: for the rare occasions when it is built anew."""
+
+    __slots__ = ("absorbed", "after", "covers", "frontier", "messages")
+
+    def __init__(
+        self, frontier: int, absorbed: int, after: int, covers: list[Range], messages: dict[int, Message]
+    ) -> None:
+        self.frontier = frontier
+        self.absorbed = absorbed
+        self.after = after
+        self.covers = covers
+        self.messages = messages
+
+    def spoken_for(self, seq: int) -> bool:
+        """Whether a position was handed out or waits elsewhere."""
+        return seq <= self.frontier or any(start <= seq <= end for start, end in self.covers)
+
+    def cover(self, seq: int) -> None:
+        if not self.spoken_for(seq):
+            self.covers = _normal([*self.covers, (seq, seq)])
+
+
+def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
+    """Registers a group that wants every message there is after a position."""
+    record = queue.record
+    if record.next_group > MAX_GROUP:
+        raise ConfigError(f"queue {queue.name!r} has had {MAX_GROUP} groups, which is all it can have")
+    others = queue.named_groups(commit.tx)
+    number = record.next_group
+    record.groups = {**record.groups, name: number}
+    record.next_group += 1
+    queue.save(commit)
+    group = Group(queue, number, name, GroupRecord(after=after))
+    queue.adopt(group)
+    group.touch(commit)
+    if queue.fanout:
+        if others:
+            begin = _for_newcomer(commit, others)
+        else:
+            shared = queue.group(commit.tx, WORK)
+            begin = look(commit, shared)
+            _clear(commit, shared)
+        _install(commit, group, _from(commit, queue, begin, after))
+    return group
+
+
+def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
+    """Forgets a group; what only the last one had not settled waits for the next one to be added."""
+    number = queue.record.groups.get(name)
+    if number is None:
+        return False
+    commit.writes += 1
+    commit.flush()
+    if queue.fanout and len(queue.record.groups) == 1:
+        shared = queue.group(commit.tx, WORK)
+        _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)]))
+        commit.flush()
+    commit.tx.delete_range(*keys.group_range(queue.topic, number))
+    queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
+    queue.save(commit)
+    queue.forget_groups()
+    return True
+
+
+def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
+    """The group that a take in this name is about; it is registered by its first take."""
+    number = queue.record.groups.get(name)
+    if not queue.fanout:
+        if number is None and name != "default":
+            add_group(commit, queue, name, 0)
+        return queue.group(commit.tx, WORK)
+    return queue.group(commit.tx, number) if number is not None else add_group(commit, queue, name, 0)
+
+
+def change_mode(commit: Commit, queue: QueueState) -> None:
+    """The policy has got another mode: the queue's unsettled messages go over to it."""
+    groups = queue.named_groups(commit.tx)
+    if not groups:
+        return
+    shared = queue.group(commit.tx, WORK)
+    if queue.fanout:
+        picture = look(commit, shared)
+        _clear(commit, shared)
+        for group in groups:
+            begin = _without_own(commit, group, _from(commit, queue, picture, group.record.after))
+            _install(commit, group, begin)
+        return
+    together = _together(commit, groups)
+    _appoint_heirs(commit, groups, together)
+    for group in groups:
+        _clear(commit, group)
+    _install(commit, shared, together)
+
+
+# ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def look(commit: Commit, group: Group) -> Picture:
+    record = group.record
+    messages = {message.seq: message for message in group.messages(commit.tx)}
+    return Picture(record.frontier, record.absorbed, record.after, list(group.covers(commit.tx)), messages)
+
+
+def _from(commit: Commit, queue: QueueState, picture: Picture, after: int) -> Picture:
+    """The part of a picture after a position, and above what compaction removed."""
+    trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
+    return Picture(
+        max(picture.frontier, after, trimmed),
+        max(picture.absorbed, after),
+        after,
+        list(picture.covers),
+        {seq: message for seq, message in picture.messages.items() if seq > after},
+    )
+
+
+def _without_own(commit: Commit, group: Group, picture: Picture) -> Picture:
+    """A picture without what the group still holds, from the last time the queue was in this mode."""
+    for number, lease in list(group.leases(commit.tx)):
+        mask = int.from_bytes(lease.returns or b"", "little")
+        for index in lease.held():
+            seq = lease.seq(index)
+            if not picture.spoken_for(seq) or seq in picture.messages:
+                mask |= 1 << index
+            picture.messages.pop(seq, None)
+            picture.cover(seq)
+        if lease.returns is not None:
+            lease.returns = mask.to_bytes((lease.count + 7) // 8, "little")
+            group.save_lease(commit, number, lease)
+    return picture
+
+
+def _together(commit: Commit, groups: list[Group]) -> Picture:
+    """What is unsettled for at least one of the groups, leases aside."""
+    pictures = [look(commit, group) for group in groups]
+    frontier = min(picture.frontier for picture in pictures)
+    covers = [(frontier + 1, NEVER)]
+    for picture in pictures:
+        covers = _intersection(covers, _normal([*picture.covers, (frontier + 1, picture.frontier)]))
+    together = Picture(frontier, min(picture.absorbed for picture in pictures), 0, covers, {})
+    for picture in pictures:
+        for seq, message in picture.messages.items():
+            known = together.messages.get(seq)
+            if together.spoken_for(seq) and (known is None or _urgency(message) < _urgency(known)):
+                together.messages[seq] = message
+    return together
+
+
+def _for_newcomer(commit: Commit, groups: list[Group]) -> Picture:
+    """Every message that some group has not settled, as if nobody had tried it yet."""
+    together = _together(commit, groups)
+    for group in groups:
+        for _, lease in group.leases(commit.tx):
+            for index in lease.held():
+                message = lease.message(index)
+                if together.spoken_for(message.seq):
+                    together.messages.setdefault(message.seq, message)
+    for seq, message in together.messages.items():
+        waits = message.state == WAITING and not message.attempts
+        together.messages[seq] = Message(
+            seq,
+            WAITING if waits else READY,
+            priority=message.priority,
+            key=message.key,
+            due=message.due if waits else 0,
+        )
+    return together
+
+
+def _appoint_heirs(commit: Commit, groups: list[Group], together: Picture) -> None:
+    """Of the leases that hold a message nobody else needs any more, one gives it back if it is not acknowledged."""
+    taken: set[int] = set()
+    for group in groups:
+        for number, lease in list(group.leases(commit.tx)):
+            mask = 0
+            for index in lease.held():
+                seq = lease.seq(index)
+                if together.spoken_for(seq) and seq not in together.messages and seq not in taken:
+                    taken.add(seq)
+                    mask |= 1 << index
+            lease.returns = mask.to_bytes((lease.count + 7) // 8, "little")
+            group.save_lease(commit, number, lease)
+
+
+def _urgency(message: Message) -> tuple[int, int]:
+    return ({READY: 0, HELD: 0, WAITING: 1, FAILED: 2}[message.state], message.due)
+
+
+# ── writing them ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def _install(commit: Commit, group: Group, picture: Picture) -> None:
+    """Makes a group's rows say what a picture says; its leases stay."""
+    _clear(commit, group)
+    record = group.record
+    record.frontier, record.absorbed, record.after = picture.frontier, picture.absorbed, picture.after
+    for start, end in picture.covers:
+        start = max(start, record.frontier + 1)
+        if start <= end:
+            group.cover(commit, start, end)
+    occupied = _keys_in_flight(commit, group, picture.after)
+    for message in sorted(picture.messages.values(), key=lambda message: message.seq):
+        state = message.state
+        if message.key is not None and state != FAILED:
+            if message.key in occupied:
+                state = HELD
+            else:
+                occupied[message.key] = message.seq
+                state = READY if state == HELD else state
+        due = message.due if state == WAITING else 0
+        group.place(commit, msgspec.structs.replace(message, state=state, due=due))
+    for key, seq in occupied.items():
+        group.occupy(commit, key, seq)
+
+
+def _keys_in_flight(commit: Commit, group: Group, after: int) -> dict[str, int]:
+    """Ordering keys that deliveries under way keep busy for this group, and the message that does."""
+    found: dict[str, int] = {}
+    for other in group.queue.everyone(commit.tx):
+        for _, lease in other.leases(commit.tx):
+            if lease.messages is None:
+                continue
+            for index in lease.held():
+                message = lease.messages[index]
+                if message.key is not None and message.seq > after and _concerns(group, other, lease, index):
+                    found[message.key] = message.seq
+    return found
+
+
+def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
+    """Whether the end of another group's delivery is something this group will hear of."""
+    if other.number == group.number:
+        return True
+    if group.queue.fanout:
+        return other.number == WORK
+    return group.number == WORK and lease.comes_back(index)
+
+
+def _clear(commit: Commit, group: Group) -> None:
+    """Removes every row of a group but its leases."""
+    group.touch(commit)
+    for tag in (b"b", b"e", b"f", b"h", b"v", b"w", b"y"):
+        commit.tx.delete_range(*keys.rows(group.topic, group.number, tag))
+    old = group.record
+    group.record = GroupRecord(
+        in_flight=old.in_flight,
+        leases=old.leases,
+        next_lease=old.next_lease,
+        next_deadline=old.next_deadline,
+        endless=old.endless,
+        after=old.after,
+    )
+
+
+# ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _normal(ranges: list[Range]) -> list[Range]:
+    """Sorted, apart, not empty."""
+    merged: list[Range] = []
+    for start, end in sorted(one for one in ranges if one[0] <= one[1]):
+        if merged and start <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _intersection(left: list[Range], right: list[Range]) -> list[Range]:
+    found: list[Range] = []
+    for start, end in left:
+        for low, high in right:
+            if low <= end and start <= high:
+                found.append((max(start, low), min(end, high)))
+    return _normal(found)

@@ -1,0 +1,181 @@
+"""Pushing: the event, and, only for messages that ask for it, a row that says when and how to deliver it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from penstock.clock import Clock, Seconds, to_ms
+from penstock.errors import ConfigError, QueueFull
+from penstock.events import Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.prepare import Batch
+from penstock.journal.storage.block import Columns
+from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
+from penstock.names import check_kind
+from penstock.queue.policy import check_attempts, duration_ms
+from penstock.queue.state import keys
+from penstock.queue.state.cache import WORK, QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import READY, WAITING, Message, Special, encode
+
+
+class Wish:
+    """How a message (or every message of a batch) wants to be delivered, where that is not the usual way."""
+
+    __slots__ = ("due", "max_attempts", "priority")
+
+    def __init__(self, priority: int = 0, due: int = 0, max_attempts: int | None = None) -> None:
+        self.priority = priority
+        self.due = due
+        self.max_attempts = max_attempts
+
+
+def read_wish(
+    clock: Clock,
+    key: str | None,
+    priority: int,
+    delay: Seconds,
+    not_before: datetime | None,
+    max_attempts: int | None,
+) -> Wish | None:
+    """A push's arguments, checked; None when they ask for nothing special."""
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise ConfigError(f"priority must be a whole number, not {priority!r}")
+    if not keys.LOWEST_PRIORITY <= priority <= keys.HIGHEST_PRIORITY:
+        raise ConfigError(
+            f"priority must fit 32 bits ({keys.LOWEST_PRIORITY} to {keys.HIGHEST_PRIORITY}), not {priority}"
+        )
+    if max_attempts is not None:
+        check_attempts(max_attempts)
+    due = 0
+    if not_before is not None:
+        if delay != 0:
+            raise ConfigError("give delay= or not_before=, not both")
+        due = to_ms(not_before, "not_before")
+    elif delay != 0:
+        due = clock.now_ms() + duration_ms(delay, "delay")
+    due = due if due > clock.now_ms() else 0
+    if key is not None and (due or delay != 0 or not_before is not None):
+        raise ConfigError("key= cannot be combined with delay= or not_before=: a key's messages keep their order")
+    if key is not None and priority != 0:
+        raise ConfigError("key= cannot be combined with priority=: a key's messages keep their order")
+    if not priority and not due and max_attempts is None:
+        return None
+    return Wish(priority, due, max_attempts)
+
+
+def push(commit: Commit, queue: QueueState, batch: Batch, wish: Wish | None, *, forced: bool = False) -> list[Receipt]:
+    """Appends a batch of messages; `forced` for those that must not be lost: dead letters fit always."""
+    policy = queue.policy
+    if not forced:
+        if batch.columns.key is not None and policy.priority:
+            raise ConfigError(
+                f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
+            )
+        if wish is not None and wish.priority and not policy.priority:
+            raise ConfigError(
+                f"queue {queue.name!r} has no priorities: make it with priority=True, or change it with configure"
+            )
+        if policy.max_size is not None:
+            _refuse_overflow(commit, queue, batch, policy.max_size)
+    receipts = commit.append(queue.name, batch)
+    if wish is not None:
+        _grant(commit, queue, receipts, wish)
+    return receipts
+
+
+def _refuse_overflow(commit: Commit, queue: QueueState, batch: Batch, max_size: int) -> None:
+    fresh = len(batch.columns.kinds)
+    if batch.dedups is not None:
+        # Repeating a push that went through must say so, also when the queue is full by now.
+        fresh = commit.count_fresh(queue.name, batch.dedups)
+    held = queue.unsettled(commit)
+    if fresh and held + fresh > max_size:
+        raise QueueFull(
+            f"queue {queue.name!r} holds {held} messages of at most {max_size}; "
+            f"{fresh} more do not fit: take some, or raise max_size with configure"
+        )
+
+
+def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], wish: Wish) -> None:
+    tx, topic, traits = commit.tx, queue.topic, queue.traits
+    fresh = [receipt.seq for receipt in receipts if not receipt.duplicate]
+    if not fresh:
+        return
+    due = wish.due if wish.due > commit.now_ms else 0
+    if wish.priority or due:
+        if queue.fanout:
+            value = encode(Special(wish.priority, due))
+            for seq in fresh:
+                tx.put(keys.special_key(topic, seq), value)
+            traits.special = fresh[-1]
+            queue.save_traits(commit)
+        else:
+            _set_aside(commit, queue.group(tx, WORK), fresh, wish.priority, due)
+    if wish.max_attempts is not None:
+        value = wish.max_attempts.to_bytes(4)
+        for seq in fresh:
+            tx.put(keys.override_key(topic, seq), value)
+        if not traits.overridden:
+            traits.overridden = True
+            queue.save_traits(commit)
+
+
+def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due: int) -> None:
+    """Puts special messages where the one group of a work queue will find them."""
+    for seq in seqs:
+        group.place(commit, Message(seq, WAITING if due else READY, priority=priority, due=due))
+    start = seqs[0]
+    for previous, seq in pairwise([*seqs, 0]):
+        if seq != previous + 1:
+            group.cover(commit, start, previous)
+            start = seq
+
+
+def plain_batch(kind: str, payloads: list[Any]) -> Batch:
+    """Payloads of one kind with nothing else to them: no drafts on the way."""
+    check_kind(kind)
+    kinds_of = set(map(type, payloads))
+    encoded = _encode_simple(payloads) if kinds_of <= _SIMPLE else None
+    if encoded is None:
+        encoded = list(map(encode_payload, payloads))
+    columns = Columns([kind] * len(encoded), encoded)
+    if any(issubclass(one, bytes | bytearray | memoryview) for one in kinds_of):
+        columns.binary = list(map(is_binary, payloads))
+    size = sum(map(len, encoded))
+    if size > MAX_BATCH_BYTES:
+        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
+    return Batch(columns, size)
+
+
+_SIMPLE = {str, int, bool}
+_encode_json = msgspec.json.Encoder().encode
+
+
+def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
+    """Values that need no second look once they are JSON; None when one of them needs the long way and its errors."""
+    try:
+        encoded = list(map(_encode_json, payloads))
+    except Exception:
+        return None
+    return encoded if not encoded or max(map(len, encoded)) <= MAX_PAYLOAD_BYTES else None
+
+
+def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: Any) -> dict[str, Any]:
+    """The part of a push that goes into the event itself."""
+    fields: dict[str, Any] = {}
+    if key is not None:
+        fields["key"] = key
+    if dedup is not None:
+        fields["dedup"] = dedup
+    if headers is not None:
+        fields["headers"] = headers
+    if cause is not None:
+        fields["cause"] = getattr(cause, "event", cause)  # a delivery stands for its message
+    return fields

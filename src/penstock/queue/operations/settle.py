@@ -1,0 +1,275 @@
+"""The end of a delivery: acknowledged, given back, failed, expired, given up.
+
+    held ──ack──────────────▶ gone
+         ──nack, expiry─────▶ ready, or waiting for its retry; after the last attempt: dead letter, else failed
+         ──release──────────▶ ready, the attempt not counted
+         ──extend───────────▶ held
+
+Everything here runs inside a commit, checks first and changes after.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.errors import StaleDelivery
+from penstock.journal.commit.commit import Commit
+from penstock.queue.operations.dead import bury
+from penstock.queue.state import keys
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.owners import is_alive
+from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, Message, indexes_of
+
+Outcome = Literal["requeued", "dead", "failed", "dropped"]
+
+REJECTED: Final = "rejected"
+EXHAUSTED: Final = "attempts exhausted"
+EXPIRED: Final = "expired"
+LEASE_LOST: Final = "the lease ended"
+
+OWNER_CHECK = 0.5
+"""Seconds between two looks for the owners of endless leases."""
+
+
+class Held:
+    """A message that a lease still holds."""
+
+    __slots__ = ("group", "index", "lease", "number")
+
+    def __init__(self, group: Group, number: int, lease: Lease, index: int) -> None:
+        self.group = group
+        self.number = number
+        self.lease = lease
+        self.index = index
+
+
+def find_held(commit: Commit, queue: QueueState, group: int, number: int, index: int, secret: bytes) -> Held | None:
+    """The message under a handle, if its lease still holds it."""
+    found = queue.group(commit.tx, group)
+    lease = found.lease(commit.tx, number)
+    if lease is None or lease.secret != secret or not lease.holds(index):
+        return None
+    return Held(found, number, lease, index)
+
+
+def stale(token: str, queue: str) -> StaleDelivery:
+    return StaleDelivery(
+        f"delivery {token} of queue {queue!r} is not held any more: its lease was lost, or it was settled already",
+        token=token,
+    )
+
+
+# ── the ways out ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def ack(commit: Commit, queue: QueueState, held: Held) -> None:
+    """Settles a message for good."""
+    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    if held.lease.messages is not None:
+        _free(commit, queue, held.group, held.lease, held.index)
+
+
+def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, mask: int) -> int:
+    """Settles those of a lease's messages (a bit each) that it still holds; returns how many."""
+    mask &= lease.held_mask()
+    if not mask:
+        return 0
+    group.let_go(commit, number, lease, mask)
+    if lease.messages is not None:
+        for index in indexes_of(mask):
+            _free(commit, queue, group, lease, index)
+    return mask.bit_count()
+
+
+def nack(
+    commit: Commit, queue: QueueState, held: Held, *, delay: float | None, error: str | None, dead: bool
+) -> Outcome:
+    """One attempt failed: back to its position, now or later, or given up."""
+    message = held.lease.message(held.index)
+    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    return _fail(commit, queue, held.group, held.lease, held.index, message, commit.now_ms, error, delay, dead)
+
+
+def release(commit: Commit, queue: QueueState, held: Held) -> None:
+    """Back to its position at once, as if it had not been taken."""
+    message = held.lease.message(held.index)
+    message.attempts -= 1
+    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    _put_back(commit, queue, held.group, held.lease, held.index, message, 0)
+
+
+def extend(commit: Commit, queue: QueueState, held: list[Held], lease_ms: int) -> int:
+    """Gives messages more (or less) time from now on; returns the new deadline."""
+    deadline = commit.now_ms + lease_ms if lease_ms else NEVER
+    for group, number, lease, indexes in _by_lease(held):
+        if not lease_ms and lease.owner is None:
+            continue  # it has a deadline and keeps it: only a take can make a lease endless
+        if len(indexes) == len(lease.held()):
+            if lease.owner is not None and lease_ms:
+                lease.owner = None
+                group.record.endless -= 1
+            lease.deadline, lease.renewed_ms, lease.extended = deadline, commit.now_ms, None
+        else:
+            lease.extended = lease.extended or {}
+            lease.extended.update(dict.fromkeys(indexes, (deadline, commit.now_ms)))
+        if deadline != NEVER and (not group.record.next_deadline or deadline < group.record.next_deadline):
+            group.record.next_deadline = deadline
+            commit.touched.setdefault(queue.name, 0)  # whoever waits for a later deadline must look again
+        group.touch(commit)
+        group.save_lease(commit, number, lease)
+    return deadline
+
+
+def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
+    """Takes back what has not been settled in time; True when there is more than `step` messages of it."""
+    now, earliest = commit.now_ms, 0
+    full = False
+    for number, lease in list(group.leases(commit.tx)):
+        if lease.deadline <= now or lease.extended:
+            over = [index for index in lease.held() if lease.deadline_of(index) <= now]
+            if over and step <= 0:
+                full = True
+            elif over:
+                step -= len(over)
+                _fail_all(commit, queue, group, number, lease, over)
+        for deadline in lease.deadlines():
+            earliest = min(earliest, deadline) if earliest else deadline
+    group.touch(commit)
+    group.record.next_deadline = earliest
+    return full
+
+
+def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, index: int) -> None:
+    """Takes one message back as if its lease had ended now."""
+    message = msgspec.structs.replace(lease.message(index))
+    group.let_go(commit, number, lease, 1 << index)
+    _fail(commit, queue, group, lease, index, message, commit.now_ms, LEASE_LOST, None, False)
+
+
+def over_budget(commit: Commit, queue: QueueState, message: Message) -> bool:
+    """Whether a message has had all its attempts."""
+    budget = queue.policy.max_attempts
+    if queue.traits.overridden:
+        own = commit.tx.get(keys.override_key(queue.topic, message.seq))
+        budget = budget if own is None else int.from_bytes(own)
+    return message.attempts >= budget
+
+
+def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str) -> None:
+    """Endless leases end with the process that holds them."""
+    now = time.monotonic()
+    if now - queue.owners_checked.get(group.number, 0.0) < OWNER_CHECK:
+        return
+    queue.owners_checked[group.number] = now
+    for number, lease in list(group.leases(commit.tx)):
+        if lease.owner is not None and lease.owner != owner and not is_alive(lease.owner):
+            _fail_all(commit, queue, group, number, lease, lease.held())
+
+
+def give_up(
+    commit: Commit,
+    queue: QueueState,
+    group: Group,
+    message: Message,
+    reason: str,
+    error: str | None,
+    *,
+    homes: list[Group] | None = None,
+    occupied: bool = True,
+) -> Outcome:
+    """No further attempt: to the dead letters, else it stays, failed; what outlived its ttl just goes."""
+    message.error = error
+    targets = [group] if homes is None else homes
+    outcome: Outcome
+    if queue.policy.dead_letter is not None:
+        bury(commit, queue, group, message, reason)
+        outcome = "dead"
+    elif reason == EXPIRED:
+        outcome = "dropped"
+    else:
+        for home in targets:
+            home.place(commit, _copy(message, FAILED, 0))
+        outcome = "failed"
+    if message.key is not None and occupied:
+        for home in targets:
+            home.free(commit, message.key)
+    return outcome
+
+
+# ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _by_lease(held: list[Held]) -> list[tuple[Group, int, Lease, list[int]]]:
+    if len(held) == 1:
+        one = held[0]
+        return [(one.group, one.number, one.lease, [one.index])]
+    together: dict[tuple[int, int], tuple[Group, int, Lease, list[int]]] = {}
+    for one in held:
+        found = together.get((one.group.number, one.number))
+        if found is None:
+            found = together[one.group.number, one.number] = (one.group, one.number, one.lease, [])
+        found[3].append(one.index)
+    return list(together.values())
+
+
+def homes_of(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> list[Group]:
+    """The groups that must hear of a delivery's end: its own, unless the mode has changed since it was taken."""
+    current = queue.delivering(commit.tx)
+    if group in current:
+        return [group] if lease.comes_back(index) else []
+    if not queue.fanout:
+        return current if lease.comes_back(index) else []
+    seq = lease.seq(index)
+    return [one for one in current if one.record.after < seq]
+
+
+def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> None:
+    assert lease.messages is not None
+    key = lease.messages[index].key
+    if key is not None:
+        for home in homes_of(commit, queue, group, lease, index):
+            home.free(commit, key)
+
+
+def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:
+    messages = [(index, lease.message(index), lease.deadline_of(index)) for index in indexes]
+    group.let_go(commit, number, lease, sum(1 << index for index in indexes))
+    for index, message, deadline in messages:
+        since = min(deadline, commit.now_ms)
+        _fail(commit, queue, group, lease, index, message, since, LEASE_LOST, None, False)
+
+
+def _fail(
+    commit: Commit,
+    queue: QueueState,
+    group: Group,
+    lease: Lease,
+    index: int,
+    message: Message,
+    since_ms: int,
+    error: str | None,
+    delay: float | None,
+    dead: bool,
+) -> Outcome:
+    """An attempt ended badly at `since_ms`: another one, if the budget allows."""
+    if dead or over_budget(commit, queue, message):
+        homes = homes_of(commit, queue, group, lease, index)
+        if not homes:
+            return "dropped"
+        return give_up(commit, queue, group, message, REJECTED if dead else EXHAUSTED, error, homes=homes)
+    message.error = error
+    wait = queue.policy.retry.delay(message.attempts) if delay is None else delay
+    _put_back(commit, queue, group, lease, index, message, since_ms + round(wait * 1000))
+    return "requeued"
+
+
+def _put_back(
+    commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int, message: Message, due: int
+) -> None:
+    state = WAITING if due > commit.now_ms else READY
+    for home in homes_of(commit, queue, group, lease, index):
+        home.seat(commit, _copy(message, state, due if state == WAITING else 0))
+
+
+def _copy(message: Message, state: int, due: int) -> Message:
+    return msgspec.structs.replace(message, state=state, due=due)

@@ -1,0 +1,99 @@
+"""Taking: the short way for a plain queue, the long way (`choice.py`) for everything else, and who was here."""
+
+from __future__ import annotations
+
+from penstock.events import Event
+from penstock.journal.commit.commit import Commit
+from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.operations.choice import LEASE_MESSAGES, STEP, Choice, Request, Taken
+from penstock.queue.state import keys
+from penstock.queue.state.blocks import DamagedBlock
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import NEVER, Lease
+from penstock.queue.token import new_secret
+
+PRESENCE_MS = 5_000
+"""How often a consumer's presence is written down, at the most."""
+
+
+def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold: Hold) -> Taken:
+    """Hands out up to `limit` messages."""
+    queue.blocks.refresh(commit)
+    if request.consumer is not None:
+        _note_presence(commit, queue, request)
+    plain = _take_plainly(commit, queue, group, request, hold)
+    if plain is not None:
+        return plain
+    taking = Choice(commit, queue, group, request, hold)
+    behind = taking.catch_up()
+    cap = queue.policy.max_in_flight
+    limit = request.limit if cap is None else min(request.limit, cap - group.record.in_flight)
+    if limit > 0 and not behind:
+        if request.newest:
+            taking.newest(limit)
+        else:
+            taking.oldest(limit)
+    return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), _next_ms(group))
+
+
+def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Request, hold: Hold) -> Taken | None:
+    """The short way for the usual case: nothing to think of but a run of untouched messages in one block."""
+    record, policy, now = group.record, queue.record.policy, commit.now_ms
+    if (
+        request.newest
+        or record.ready
+        or record.covered
+        or record.endless
+        or 0 < record.next_deadline <= now
+        or 0 < record.next_due <= now
+        or record.absorbed < queue.traits.special
+        or policy.ttl is not None
+        or policy.max_in_flight is not None
+        or (queue.record.groups and queue.left_behind(commit.tx))
+    ):
+        return None
+    first, latest = record.frontier + 1, queue.latest(commit)
+    if first > latest:
+        return Taken([], False, _next_ms(group))
+    found = queue.blocks.find(commit.tx, first, latest)
+    if found is None:
+        return None
+    rows, row = found
+    if isinstance(rows, DamagedBlock) or rows.wire.key is not None or rows.wire.seqs is not None:
+        return None
+    count = min(request.limit, LEASE_MESSAGES, rows.count - row)
+    if rows.first + row != first or (count < request.limit and first + count <= latest):
+        return None
+    lease_ms = round(policy.lease * 1000) if request.lease_ms is None else request.lease_ms
+    lease = Lease(
+        new_secret(),
+        now,
+        now + lease_ms if lease_ms else NEVER,
+        first,
+        count,
+        request.label,
+        request.consumer,
+        owner=None if lease_ms else request.owner,
+    )
+    under = hold.under(group.number, group.add_lease(commit, lease), lease)
+    record.frontier += count
+    deliveries = [Delivery(under, index, Event(rows, row + index), 1) for index in range(count)]
+    return Taken(deliveries, False, 0)
+
+
+def _note_presence(commit: Commit, queue: QueueState, request: Request) -> None:
+    """Says, every few seconds, that a consumer is there."""
+    number = queue.record.groups.get(request.label, 0)
+    who = (number, request.consumer or "")
+    seen = queue.seen.get(who)
+    if seen is None or not 0 <= commit.now_ms - seen < PRESENCE_MS:
+        queue.seen[who] = commit.now_ms
+        commit.writes += 1
+        commit.tx.put(keys.presence_key(queue.topic, number, who[1]), keys.pack_seq(commit.now_ms))
+
+
+def _next_ms(group: Group) -> int:
+    """When something may become ready by the mere passing of time; 0: never."""
+    due, deadline = group.record.next_due, group.record.next_deadline
+    return min(due, deadline) if due and deadline else due or deadline

@@ -1,0 +1,101 @@
+"""A journal's queue desk: the handles, the book of states, and the threads that belong to queues."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Operation
+from penstock.names import check_name
+from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
+from penstock.queue.run.schedule import Scheduler
+from penstock.queue.run.upkeep import Caretaker
+from penstock.queue.state import keys
+from penstock.queue.state.cache import Book, unknown_queue
+from penstock.queue.state.owners import new_owner, retire_owner
+from penstock.queue.state.records import QueueRecord, read_queue
+
+if TYPE_CHECKING:
+    from penstock.journal.journal import BaseJournal
+    from penstock.queue.queue import Queue
+
+
+class Desk:
+    """Everything about queues that one open journal has one of."""
+
+    def __init__(self, journal: BaseJournal) -> None:
+        self.journal = journal
+        self.book = Book()
+        self.owner = new_owner()
+        self.caretaker = Caretaker(journal, self.book)
+        self.scheduler = Scheduler(self)
+        self._handles: dict[str, Queue] = {}
+        self._lock = threading.Lock()
+        journal._holds.append(self.caretaker.holds)
+        journal._keeper.chores.append(self.caretaker.keep)
+
+    def names(self) -> list[str]:
+        """The names of all queues, sorted."""
+        with self.journal._engine.read() as snap:
+            start = keys.QUEUE
+            found = snap.scan(start, start[:-1] + bytes([start[-1] + 1]))
+            return [key[len(start) :].decode() for key, _ in found]
+
+    def queue(self, name: str, policy: dict[str, Any]) -> Queue:
+        """The handle of a queue; the queue is made when it is not there."""
+        check_name(name, "queue")
+        wanted = checked(policy, name)
+        record = self.record(name)
+        if record is None:
+            if self.journal._engine.read_only:
+                raise unknown_queue(name)
+            record = self.journal._writer.run(Operation(lambda commit: self._make(commit, name, wanted)))
+        refuse_mismatch(name, record.policy, wanted)
+        return self.handle(name, record.topic)
+
+    def existing(self, name: str) -> Queue:
+        """The handle of a queue that must be there."""
+        record = self.record(check_name(name, "queue"))
+        if record is None:
+            raise unknown_queue(name)
+        return self.handle(name, record.topic)
+
+    def record(self, name: str) -> QueueRecord | None:
+        """What is stored of a queue, or None when there is none."""
+        with self.journal._engine.read() as snap:
+            value = snap.get(keys.queue_key(name))
+        return None if value is None else read_queue(value, name)
+
+    def handle(self, name: str, topic: int) -> Queue:
+        # Here, because a program that opens a journal without using its queues starts sooner.
+        from penstock.queue.queue import Queue
+
+        with self._lock:
+            handle = self._handles.get(name)
+            if handle is None:
+                handle = self._handles[name] = Queue(self, name, topic)
+                self.scheduler.watch(name, topic)
+        return handle
+
+    def own(self, queue: Queue | str) -> Queue:
+        """A handle of this journal, from a handle or a name."""
+        from penstock.queue.queue import Queue
+
+        if isinstance(queue, str):
+            return self.existing(queue)
+        if not isinstance(queue, Queue):
+            raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
+        if queue._desk is not self:
+            raise ConfigError(f"queue {queue.name!r} belongs to another journal")
+        return queue
+
+    def _make(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueRecord:
+        state = self.book.find(commit, name)  # somebody may have been faster
+        return (state or self.book.create(commit, name, QueuePolicy(**fields))).record
+
+    def close(self) -> None:
+        """Ends what queues do in the background, while the journal is still open."""
+        self.scheduler.close()
+        retire_owner(self.owner)

@@ -1,0 +1,1 @@
+"""What runs beside a queue: workers, takes that wait, periodic messages, upkeep."""

@@ -1,0 +1,353 @@
+"""Periodic messages: exactly one push per tick, however many processes have the queue open.
+
+A schedule is a row with the time of its next tick. Whoever finds it due pushes the message and moves the time on, in
+one commit: the second to come finds the time moved.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.clock import Seconds, SystemClock, from_ms, seconds
+from penstock.engine.contract import Snapshot
+from penstock.errors import Closed, ConfigError, Corrupt, PenstockError, QueueFull
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Operation
+from penstock.journal.storage.block import Columns
+from penstock.names import check_consumer
+from penstock.observe.logs import Log
+from penstock.queue.operations.dead import as_batch
+from penstock.queue.operations.push import Wish, push, read_wish
+from penstock.queue.run.cron import Cron
+from penstock.queue.state import keys
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.records import encode
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import Queue
+    from penstock.queue.registry import Desk
+
+log = Log("penstock.queue")
+
+Missed = Literal["all", "last", "none"]
+
+NAME_HEADER = "schedule"
+TICK_HEADER = "schedule-tick"
+
+TICKS_AT_ONCE = 500
+"""Missed ticks that one commit makes up for."""
+LONGEST_NAP = 1.0
+SHORT_NAP = 0.02
+
+
+class ScheduleRecord(msgspec.Struct, array_like=True):
+    interval: float | None
+    cron: str | None
+    timezone: str
+    missed: Missed
+    next_ms: int
+    kind: str
+    payload: bytes
+    binary: bool
+    headers: dict[str, str] | None = None
+    key: str | None = None
+    priority: int = 0
+    last_ms: int = 0
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A periodic message of a queue."""
+
+    name: str
+    queue: str
+    interval: float | None
+    """Seconds between two ticks, or None for a cron line."""
+    cron: str | None
+    timezone: str
+    missed: Missed
+    next_tick: datetime
+    last_tick: datetime | None
+    kind: str
+
+
+_decode = msgspec.msgpack.Decoder(ScheduleRecord).decode
+
+
+# ── managing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def add(
+    queue: Queue,
+    interval: Seconds | str,
+    payload: Any,
+    name: str,
+    timezone: str,
+    missed: Missed,
+    kind: str,
+    headers: Mapping[str, str] | None,
+    *,
+    key: str | None,
+    priority: int,
+) -> Schedule:
+    check_consumer(name, "schedule")
+    if missed not in ("all", "last", "none"):
+        raise ConfigError(f'missed is "all", "last" or "none", not {missed!r}')
+    period = line = None
+    if isinstance(interval, str):
+        line = Cron(interval, timezone).line
+    else:
+        period = seconds(interval, "interval", minimum=0.001)
+    read_wish(queue.journal.clock, key, priority, 0, None, None)
+    batch, _ = queue._prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
+    columns = batch.columns
+    made = ScheduleRecord(
+        period,
+        line,
+        timezone,
+        missed,
+        0,
+        columns.kinds[0],
+        columns.payloads[0],
+        bool(columns.binary and columns.binary[0]),
+        dict(columns.headers[0]) if columns.headers and columns.headers[0] else None,
+        key,
+        priority,
+    )
+
+    def apply(commit: Commit) -> ScheduleRecord:
+        state = queue._book.state(commit, queue.name)
+        if priority and not state.policy.priority:
+            raise ConfigError(f"queue {queue.name!r} has no priorities: make it with priority=True")
+        if key is not None and state.policy.priority:
+            raise ConfigError(
+                f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
+            )
+        row = keys.schedule_key(state.topic, name)
+        value = commit.tx.get(row)
+        if value is not None:
+            known = _read(value, queue.name)
+            if msgspec.structs.replace(known, next_ms=0, last_ms=0) == made:
+                return known
+        record = msgspec.structs.replace(made, next_ms=following(made, commit.now_ms))
+        commit.writes += 1
+        commit.tx.put(row, encode(record))
+        return record
+
+    record = queue._writer.run(Operation(apply))
+    queue._desk.scheduler.watch(queue.name, queue._number, start=True)
+    return _shown(queue.name, name, record)
+
+
+def listed(queue: Queue) -> list[Schedule]:
+    queue.journal._check_open()
+    with queue.journal._engine.read() as snap:
+        return [_shown(queue.name, name, record) for name, record in _stored(snap, queue._number, queue.name)]
+
+
+def remove(queue: Queue, name: str) -> bool:
+    def apply(commit: Commit) -> bool:
+        row = keys.schedule_key(queue._number, name)
+        if commit.tx.get(row) is None:
+            return False
+        commit.writes += 1
+        commit.tx.delete(row)
+        return True
+
+    return queue._writer.run(Operation(apply))
+
+
+def _shown(queue: str, name: str, record: ScheduleRecord) -> Schedule:
+    return Schedule(
+        name,
+        queue,
+        record.interval,
+        record.cron,
+        record.timezone,
+        record.missed,
+        from_ms(record.next_ms),
+        from_ms(record.last_ms) if record.last_ms else None,
+        record.kind,
+    )
+
+
+def _stored(snap: Snapshot, topic: int, queue: str) -> list[tuple[str, ScheduleRecord]]:
+    found = snap.scan(*keys.schedule_range(topic))
+    return [(keys.schedule_name(key), _read(value, queue)) for key, value in found]
+
+
+def _read(value: bytes, queue: str) -> ScheduleRecord:
+    try:
+        return _decode(value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a schedule of queue {queue!r} does not decode: {error}", topic=queue) from error
+
+
+# ── ticking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def following(record: ScheduleRecord, after_ms: int) -> int:
+    """The first tick after a time; a period's ticks keep their distance from each other."""
+    if record.cron is not None:
+        moment = Cron(record.cron, record.timezone).next(from_ms(after_ms))
+        return round(moment.timestamp() * 1000)
+    assert record.interval is not None
+    step = max(1, round(record.interval * 1000))
+    if not record.next_ms:
+        return after_ms + step
+    return record.next_ms + step * max(1, (after_ms - record.next_ms) // step + 1)
+
+
+def _due(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
+    """The ticks to push for now, and the next one after them."""
+    ticks: list[int] = []
+    at = record.next_ms
+    if record.missed == "all":
+        while at <= now and len(ticks) < TICKS_AT_ONCE:
+            ticks.append(at)
+            at = following(msgspec.structs.replace(record, next_ms=at), at)
+        return ticks, at
+    after = following(record, now)
+    last = _last_before(record, now)
+    on_time = now - last <= _grace(record)
+    return ([last] if record.missed == "last" or on_time else []), after
+
+
+def _grace(record: ScheduleRecord) -> int:
+    """How late a tick may come and still not count as missed."""
+    return 60_000 if record.interval is None else max(1000, round(record.interval * 1000))
+
+
+def _last_before(record: ScheduleRecord, now: int) -> int:
+    """The newest tick at or before now."""
+    if record.interval is not None:
+        step = max(1, round(record.interval * 1000))
+        return record.next_ms + (now - record.next_ms) // step * step
+    assert record.cron is not None
+    cron, low, high = Cron(record.cron, record.timezone), from_ms(record.next_ms), from_ms(now)
+    while cron.next(low) <= high:
+        middle = low + (high - low) / 2
+        found = cron.next(middle)
+        if found <= high:
+            low = found
+        elif high - low < timedelta(minutes=1):
+            low = cron.next(low)
+        else:
+            low = _walk(cron, low, middle, high)
+    return round(low.timestamp() * 1000)
+
+
+def _walk(cron: Cron, low: datetime, middle: datetime, high: datetime) -> datetime:
+    """The last tick in low … middle, when there is none in middle … high."""
+    while True:
+        found = cron.next(low)
+        if found > middle or found > high:
+            return low
+        low = found
+
+
+def tick(commit: Commit, state: QueueState, name: str) -> bool:
+    """Pushes what is due of a schedule; True when there is more."""
+    row = keys.schedule_key(state.topic, name)
+    value = commit.tx.get(row)
+    if value is None:
+        return False
+    record = _read(value, state.name)
+    if record.next_ms > commit.now_ms:
+        return False
+    ticks, following_ms = _due(record, commit.now_ms)
+    if ticks:
+        columns = Columns([record.kind] * len(ticks), [record.payload] * len(ticks))
+        if record.binary:
+            columns.binary = [True] * len(ticks)
+        if record.key is not None:
+            columns.key = [record.key] * len(ticks)
+        columns.headers = [
+            {**(record.headers or {}), NAME_HEADER: name, TICK_HEADER: from_ms(at).isoformat()} for at in ticks
+        ]
+        push(commit, state, as_batch(columns), Wish(record.priority) if record.priority else None)
+        record.last_ms = ticks[-1]
+    record.next_ms = following_ms
+    commit.writes += 1
+    commit.tx.put(row, encode(record))
+    return following_ms <= commit.now_ms
+
+
+class Scheduler:
+    """The thread that pushes periodic messages, for every queue of the journal that is open here and has any."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._watched: dict[str, int] = {}
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, queue: str, topic: int, *, start: bool = False) -> None:
+        """A queue was opened: its schedules, if it has any, are run from here too."""
+        if self._desk.journal._engine.read_only:
+            return
+        if not start:
+            with self._desk.journal._engine.read() as snap:
+                start = next(iter(snap.scan(*keys.schedule_range(topic))), None) is not None
+        if not start:
+            return
+        with self._lock:
+            self._watched[queue] = topic
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="penstock-schedules", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        clock = self._desk.journal.clock
+        longest = LONGEST_NAP if isinstance(clock, SystemClock) else SHORT_NAP
+        while not self._closed:
+            try:
+                earliest = self._look()
+            except Closed:
+                return
+            except PenstockError as error:
+                log.warning("periodic messages are late: %s", error)
+                earliest = None
+            nap = longest if earliest is None else (earliest - clock.now_ms()) / 1000
+            self._wanted.wait(min(max(nap, 0.001), longest))
+            self._wanted.clear()
+
+    def _look(self) -> int | None:
+        """Runs what is due; returns the time of the next tick."""
+        journal, earliest = self._desk.journal, None
+        with self._lock:
+            watched = list(self._watched.items())
+        for queue, topic in watched:
+            with journal._engine.read() as snap:
+                stored = _stored(snap, topic, queue)
+            for name, record in stored:
+                if record.next_ms <= journal.clock.now_ms():
+                    self._tick(queue, name)
+                else:
+                    earliest = record.next_ms if earliest is None else min(earliest, record.next_ms)
+        return earliest
+
+    def _tick(self, queue: str, name: str) -> None:
+        book = self._desk.book
+
+        def apply(commit: Commit) -> bool:
+            state = book.find(commit, queue)
+            return state is not None and tick(commit, state, name)
+
+        try:
+            while self._desk.journal._writer.run(Operation(apply)):
+                if self._closed:
+                    return
+        except QueueFull as error:
+            log.warning("periodic message %r has to wait: %s", name, error)
+            self._wanted.wait(0.1)

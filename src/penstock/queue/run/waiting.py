@@ -1,0 +1,167 @@
+"""Takes that wait: for a push, for a due time, for a lease that ends, in this process or another one.
+
+No wake-up is lost: the topic's signal is noted before the look, and waiting returns at once when it has grown since.
+Time in the store is the journal's own clock; a wait also ends when that much real time has gone by, so that a clock
+that stands still (in a test) cannot hold it for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from penstock.clock import SystemClock
+from penstock.errors import Closed
+from penstock.journal.commit.writer import Operation
+from penstock.queue import metrics
+from penstock.queue.delivery import Delivery, Hold, release_in
+from penstock.queue.operations.choice import Request, Taken
+from penstock.queue.operations.groups import group_for
+from penstock.queue.operations.take import take
+
+if TYPE_CHECKING:
+    from penstock.journal.commit.commit import Commit
+    from penstock.queue.queue import Queue
+
+LONGEST_NAP = 1.0
+"""Seconds after which a waiting take looks again even if nothing was due: wall clocks can be set."""
+SHORT_NAP = 0.05
+"""The same under a clock of one's own, which may jump at any time."""
+SHORTEST_NAP = 0.001
+
+
+def take_now(queue: Queue, request: Request) -> Taken:
+    """One look, and one commit if it finds something."""
+    return queue._writer.run(Operation(_Look(queue, request), relaxed=True))
+
+
+class _Look:
+    """A take as the writer sees it."""
+
+    __slots__ = ("_queue", "_request")
+
+    def __init__(self, queue: Queue, request: Request) -> None:
+        self._queue = queue
+        self._request = request
+
+    def __call__(self, commit: Commit) -> Taken:
+        queue, request = self._queue, self._request
+        state = queue._book.state(commit, queue.name)
+        hold = Hold(queue, request.label, request.consumer)
+        return take(commit, state, group_for(commit, state, request.label), request, hold)
+
+
+class Patience:
+    """How long a take has waited, and how long it may sleep before its next look."""
+
+    __slots__ = ("_clock", "_deadline", "_real_deadline", "_started", "exact")
+
+    def __init__(self, queue: Queue, wait: float) -> None:
+        self._clock = queue.journal.clock
+        self.exact = isinstance(self._clock, SystemClock)
+        self._started = time.perf_counter()
+        self._deadline = self._clock.monotonic() + wait
+        self._real_deadline = time.monotonic() + wait
+
+    def nap(self, next_ms: int) -> float:
+        """Seconds to sleep at the most; 0 when the time is up."""
+        left = min(self._deadline - self._clock.monotonic(), self._real_deadline - time.monotonic())
+        if left <= 0:
+            return 0.0
+        nap = min(left, LONGEST_NAP if self.exact else SHORT_NAP)
+        if next_ms:
+            nap = min(nap, max((next_ms - self._clock.now_ms()) / 1000, SHORTEST_NAP))
+        return nap
+
+    def waited(self) -> float:
+        return time.perf_counter() - self._started
+
+
+def take_waiting(
+    queue: Queue, request: Request, wait: float, stopping: threading.Event | None = None
+) -> list[Delivery]:
+    """Looks until there is something, or the time is up, or the journal is closed."""
+    signal = queue._signal
+    patience: Patience | None = None
+    while True:
+        seen = signal.version
+        taken = take_now(queue, request)
+        if taken.deliveries:
+            return _woken(taken, patience)
+        if taken.more:
+            continue
+        if not wait or (stopping is not None and stopping.is_set()):
+            return []
+        if patience is None:
+            patience = Patience(queue, wait)
+            metrics.waits_started.inc()
+        nap = patience.nap(taken.next_ms)
+        if not nap:
+            return _timed_out(patience)
+        with queue.journal._hub:
+            signal.wait(seen, nap)
+        _check_open(queue)
+
+
+async def take_waiting_async(
+    queue: Queue, request: Request, wait: float, stopping: threading.Event | None = None
+) -> list[Delivery]:
+    """`take_waiting` for an event loop: the looks are committed by the writer's own thread."""
+    signal = queue._signal
+    patience: Patience | None = None
+    while True:
+        seen = signal.version
+        taken = await _look_async(queue, request)
+        if taken.deliveries:
+            return _woken(taken, patience)
+        if taken.more:
+            continue
+        if not wait or (stopping is not None and stopping.is_set()):
+            return []
+        if patience is None:
+            patience = Patience(queue, wait)
+            metrics.waits_started.inc()
+        nap = patience.nap(taken.next_ms)
+        if not nap:
+            return _timed_out(patience)
+        with queue.journal._hub:
+            await signal.wait_async(seen, nap)
+        _check_open(queue)
+
+
+async def _look_async(queue: Queue, request: Request) -> Taken:
+    import asyncio
+
+    look = Operation(_Look(queue, request), relaxed=True)
+    try:
+        return await queue._writer.submit(look)
+    except asyncio.CancelledError:
+        # The look goes on without us: what it finds is given back by the operation that comes after it.
+        queue._writer.submit(Operation(lambda commit: _give_back(commit, queue, look.value), relaxed=True))
+        raise
+
+
+def _give_back(commit: Commit, queue: Queue, taken: Taken | None) -> None:
+    state = queue._book.find(commit, queue.name)
+    if taken is not None and state is not None:
+        release_in(commit, state, taken.deliveries)
+
+
+def _check_open(queue: Queue) -> None:
+    if queue.journal.closed:
+        metrics.waits_cancelled.inc()
+        raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
+
+
+def _woken(taken: Taken, patience: Patience | None) -> list[Delivery]:
+    if patience is not None:
+        metrics.waits_woken.inc()
+        metrics.wait_seconds.observe(patience.waited())
+    return taken.deliveries
+
+
+def _timed_out(patience: Patience) -> list[Delivery]:
+    metrics.waits_timed_out.inc()
+    metrics.wait_seconds.observe(patience.waited())
+    return []

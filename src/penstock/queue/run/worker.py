@@ -1,0 +1,315 @@
+"""Workers: a handler over a queue, several messages at a time, in threads or in an event loop.
+
+One thread takes (as many messages as there are free hands, and a few ahead), the hands run the handler, and a keeper
+extends the leases of everything in hand. Stopping finishes what has begun and gives back what has not.
+"""
+
+from __future__ import annotations
+
+import queue as stdlib_queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from penstock.clock import Seconds, SystemClock
+from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery
+from penstock.journal.worker import Worker
+from penstock.observe.logs import Log
+from penstock.queue.delivery import Delivery
+from penstock.queue.policy import duration
+from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
+from penstock.queue.run.waiting import take_waiting, take_waiting_async
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from penstock.queue.queue import Queue
+
+log = Log("penstock.queue")
+
+IDLE = 3600.0
+"""How long one take waits; stopping ends it at once."""
+RENEW_SHARE = 3
+"""A lease is renewed when this fraction of it has passed."""
+
+
+class QueueWorker(Worker):
+    """Hands messages to a handler until stopped."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Callable[[Delivery], Any],
+        *,
+        group: str,
+        concurrency: int,
+        consumer: str | None,
+        ahead: int | None,
+        lease: Seconds | None,
+        middleware: Iterable[Middleware],
+    ) -> None:
+        super().__init__(f"{queue.name}:{consumer or group}")
+        if not callable(handler):
+            raise ConfigError(f"a handler must be a function of one delivery, not {handler!r:.80}")
+        if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
+            raise ConfigError(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
+        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0):
+            raise ConfigError(f"ahead must be a whole number of at least 0, not {ahead!r}")
+        self.queue = queue
+        self._handler = handler
+        self._concurrency = concurrency
+        self._capacity = concurrency + (concurrency if ahead is None else ahead)
+        self._lease = None if lease is None else duration(lease, "lease")
+        self._request = (group, consumer, self._lease)
+        own = list(middleware)
+        for one in own:
+            if not isinstance(one, Middleware):
+                raise ConfigError(f"middleware must be Middleware objects, not {one!r:.80}")
+        self._chain = [Retries(), Metrics(), Logging(), *own]
+        self._in_hand: set[Delivery] = set()
+        self._change = threading.Condition()
+
+    def run(self) -> None:
+        """Works in the calling thread until stopped."""
+        if self._is_async():
+            import asyncio
+
+            asyncio.run(self._work_async())
+        else:
+            self._work()
+
+    def _is_async(self) -> bool:
+        import inspect
+
+        handler = self._handler
+        return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+    def _nudge(self) -> None:
+        self.queue._signal.notify()
+        with self._change:
+            self._change.notify_all()
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _work(self) -> None:
+        jobs: stdlib_queue.SimpleQueue[Delivery | None] = stdlib_queue.SimpleQueue()
+        hands = [
+            threading.Thread(target=self._hand, args=(jobs,), name=f"penstock-{self.name}-{number}", daemon=True)
+            for number in range(self._concurrency)
+        ]
+        done = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep_leases, args=(done,), name=f"penstock-{self.name}-leases", daemon=True
+        )
+        for thread in (*hands, keeper):
+            thread.start()
+        try:
+            while self._has_room():
+                for delivery in self._take():
+                    jobs.put(delivery)
+        finally:
+            self._give_back(jobs)
+            for _ in hands:
+                jobs.put(None)
+            for hand in hands:
+                hand.join()
+            done.set()
+            keeper.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _has_room(self) -> bool:
+        """Waits until another message may be taken; False when the worker is to stop."""
+        with self._change:
+            self._change.wait_for(lambda: self._stopping.is_set() or len(self._in_hand) < self._capacity)
+        return not self._stopping.is_set()
+
+    def _take(self) -> list[Delivery]:
+        group, consumer, lease = self._request
+        limit = max(1, self._capacity - len(self._in_hand))
+        request = self.queue._request(limit, group, consumer, lease, False)
+        found = take_waiting(self.queue, request, IDLE, self._stopping)
+        with self._change:
+            self._in_hand.update(found)
+        self.queue._counters.delivered.inc(len(found))
+        return found
+
+    def _hand(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
+        while (delivery := jobs.get()) is not None:
+            try:
+                self._handle(delivery)
+            except BaseException as error:
+                self._failure = self._failure or error
+                self._stopping.set()
+                self._nudge()
+            finally:
+                with self._change:
+                    self._in_hand.discard(delivery)
+                    self._change.notify_all()
+
+    def _handle(self, delivery: Delivery) -> None:
+        try:
+            self._enter(delivery)
+            result = self._handler(delivery)
+        except Exception as error:
+            self._failed(delivery, error)
+        except BaseException:  # the process is ending, which is not the message's fault
+            delivery.release()
+            raise
+        else:
+            self._handled(delivery, result)
+
+    def _give_back(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
+        """Messages taken ahead that no hand has begun with."""
+        waiting = []
+        while True:
+            try:
+                job = jobs.get_nowait()
+            except stdlib_queue.Empty:
+                break
+            if job is not None:
+                waiting.append(job)
+        if waiting:
+            self._release(waiting)
+            with self._change:
+                self._in_hand.difference_update(waiting)
+
+    def _release(self, deliveries: list[Delivery]) -> None:
+        try:
+            self.queue._release(deliveries)
+        except PenstockError as error:
+            log.warning(
+                "%d messages of %r could not be given back; their leases will end: %s",
+                len(deliveries),
+                self.name,
+                error,
+            )
+
+    # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _lease_seconds(self) -> float:
+        return self.queue.policy.lease if self._lease is None else self._lease
+
+    def _keep_leases(self, done: threading.Event) -> None:
+        clock = self.queue.journal.clock
+        exact = isinstance(clock, SystemClock)
+        try:
+            lease = self._lease_seconds()
+            renewed = clock.now_ms()
+            while lease and not done.wait(lease / RENEW_SHARE if exact else 0.01):
+                if exact or clock.now_ms() - renewed >= lease * 1000 / RENEW_SHARE:
+                    renewed = clock.now_ms()
+                    lease = self._renew() or lease
+        except Closed:
+            return
+
+    def _renew(self) -> float:
+        """Extends everything in hand; returns the lease that applies now."""
+        with self._change:
+            held = [delivery for delivery in self._in_hand if not delivery._settled]
+        try:
+            if held:
+                lease_ms = None if self._lease is None else round(self._lease * 1000)
+                self.queue._extend(held, lease_ms, patient=True)
+            return self._lease_seconds()
+        except Closed:
+            raise
+        except PenstockError as error:
+            log.warning("the leases of %r could not be renewed: %s", self.name, error)
+            return 0.0
+
+    # ── the event loop ───────────────────────────────────────────────────────────────────────────────────────────────
+    async def _work_async(self) -> None:
+        import asyncio
+
+        tasks: set[asyncio.Task[None]] = set()
+        turns = asyncio.Semaphore(self._concurrency)
+        room = asyncio.Event()
+        done = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep_leases, args=(done,), name=f"penstock-{self.name}-leases", daemon=True
+        )
+        keeper.start()
+        group, consumer, lease = self._request
+
+        def finished(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            room.set()
+
+        try:
+            while not self._stopping.is_set():
+                room.clear()
+                free = self._capacity - len(self._in_hand)
+                if free <= 0:
+                    await room.wait()
+                    continue
+                request = self.queue._request(free, group, consumer, lease, False)
+                found = await take_waiting_async(self.queue, request, IDLE, self._stopping)
+                with self._change:
+                    self._in_hand.update(found)
+                self.queue._counters.delivered.inc(len(found))
+                for delivery in found:
+                    task = asyncio.create_task(self._hand_async(delivery, turns))
+                    tasks.add(task)
+                    task.add_done_callback(finished)
+        finally:
+            while tasks:
+                await asyncio.wait(set(tasks))
+            done.set()
+            await asyncio.to_thread(keeper.join)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _hand_async(self, delivery: Delivery, turns: asyncio.Semaphore) -> None:
+        import asyncio
+
+        try:
+            async with turns:
+                if self._stopping.is_set():
+                    await asyncio.to_thread(self._release, [delivery])
+                    return
+                await self._handle_async(delivery)
+        except BaseException as error:
+            self._failure = self._failure or error
+            self._stopping.set()
+            self._nudge()
+        finally:
+            with self._change:
+                self._in_hand.discard(delivery)
+
+    async def _handle_async(self, delivery: Delivery) -> None:
+        import asyncio
+
+        try:
+            self._enter(delivery)
+            result = await self._handler(delivery)
+        except Exception as error:
+            await asyncio.to_thread(self._failed, delivery, error)
+        except BaseException:
+            await asyncio.to_thread(self._release, [delivery])
+            raise
+        else:
+            # Settling waits for the disk: another thread's time, not the loop's.
+            await asyncio.to_thread(self._handled, delivery, result)
+
+    # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
+    def _enter(self, delivery: Delivery) -> None:
+        for middleware in self._chain:
+            middleware.before(delivery)
+
+    def _handled(self, delivery: Delivery, result: Any) -> None:
+        for middleware in reversed(self._chain):
+            self._tell(lambda middleware=middleware: middleware.after(delivery, result), delivery)  # type: ignore[misc]
+
+    def _failed(self, delivery: Delivery, error: Exception) -> None:
+        for middleware in reversed(self._chain):
+            self._tell(lambda middleware=middleware: middleware.failure(delivery, error), delivery)  # type: ignore[misc]
+
+    def _tell(self, hook: Callable[[], None], delivery: Delivery) -> None:
+        """A hook that fails must not take the message's fate, or the worker, with it."""
+        try:
+            hook()
+        except StaleDelivery as error:
+            log.warning("%r was handled too late, and somebody else may have it now: %s", delivery, error)
+        except Closed:
+            raise
+        except Exception:
+            log.exception("a hook around %r failed", delivery)

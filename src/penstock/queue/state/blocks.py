@@ -1,0 +1,196 @@
+"""The events of a queue, found again and again near its head: blocks are kept, because their events never change.
+
+A block that fails its checksum must not stop the queue: its positions are delivered as poison, with the stored bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import islice
+
+from penstock.engine.contract import Snapshot
+from penstock.errors import Corrupt
+from penstock.events import Event
+from penstock.journal.commit.catalog import load_state, open_block
+from penstock.journal.commit.commit import Commit
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import NO_HEADERS, Block, Columns, columns_of
+
+KEPT_BLOCKS = 128
+KEPT_BYTES = 8 << 20
+READ_AHEAD = 32
+
+
+class DamagedBlock:
+    """What stands for the events of a block that cannot be read."""
+
+    count: int
+
+    def __init__(self, raw: bytes, topic: str, first: int, last: int, reason: str) -> None:
+        self.topic = topic
+        self.first = first
+        self.last = last
+        self.count = last - first + 1
+        self.reason = reason
+        self._raw = raw
+
+    def seq(self, row: int) -> int:
+        return self.first + row
+
+    def row_after(self, seq: int) -> int:
+        return min(max(0, seq - self.first + 1), self.count)
+
+    def kind(self, row: int) -> str:
+        return "damaged"
+
+    def is_binary(self, row: int) -> bool:
+        return False
+
+    def raw_payload(self, row: int) -> memoryview:
+        return memoryview(self._raw if row == 0 else b"")  # once is enough to repair it by hand
+
+    def key(self, row: int) -> str | None:
+        return None
+
+    scope = correlation = causation = key
+
+    def headers(self, row: int) -> Mapping[str, str]:
+        return NO_HEADERS
+
+    def recorded_ms(self, row: int) -> int:
+        return 0
+
+    occurred_ms = id_number = recorded_ms
+
+    def extract(self, row: int) -> bytes:
+        raise Corrupt(self.reason, topic=self.topic, seq=self.first)
+
+
+Rows = Block | DamagedBlock
+
+
+class Blocks:
+    """The blocks of one topic that were read last. Only whoever holds the writer's lead uses it."""
+
+    def __init__(self, topic: str, number: int) -> None:
+        self._topic = topic
+        self._number = number
+        self._firsts: list[int] = []
+        self._kept: list[Rows] = []
+        self._bytes = 0
+        self._reshaped = -1
+        self._hot: Block | None = None
+        self._hot_first = self._hot_last = 0
+        """The block found last, if its positions have no holes: the next one is most likely in it too."""
+
+    def refresh(self, commit: Commit) -> None:
+        """Forgets blocks that a compaction, here or in another process, may have removed or cut."""
+        if commit.reshaped == self._reshaped:
+            return
+        self._reshaped = commit.reshaped
+        trimmed = load_state(commit.tx, self._number, self._topic).trimmed
+        while self._firsts and self._firsts[0] <= trimmed:
+            self._bytes -= _size(self._kept.pop(0))
+            del self._firsts[0]
+        self._hot = None
+
+    def find(self, snap: Snapshot, seq: int, through: int) -> tuple[Rows, int] | None:
+        """The block and row of the first stored event at or above `seq` and at or below `through`."""
+        if seq > through:
+            return None
+        if self._hot is not None and self._hot_first <= seq <= self._hot_last:
+            return self._hot, seq - self._hot_first
+        at = bisect_right(self._firsts, seq) - 1
+        if at >= 0:
+            block = self._kept[at]
+            if seq <= block.last:
+                return self._in(block, seq, through)
+        found = self._load(snap, seq, through)
+        return None if found is None else self._in(found, seq, through)
+
+    def _in(self, block: Rows, seq: int, through: int) -> tuple[Rows, int] | None:
+        if isinstance(block, Block) and block.wire.seqs is None:
+            self._hot, self._hot_first, self._hot_last = block, block.first, block.last
+        row = block.row_after(seq - 1)
+        return (block, row) if block.seq(row) <= through else None
+
+    def event(self, snap: Snapshot, seq: int) -> Event | None:
+        """The event at a position, or None when compaction removed it."""
+        found = self.find(snap, seq, seq)
+        return None if found is None else Event(*found)
+
+    def _load(self, snap: Snapshot, seq: int, through: int) -> Rows | None:
+        key = keys.block_key(self._number, seq)
+        value = snap.get(key)
+        if value is not None:
+            block: Rows | None = self._open(snap, key, value)
+        else:
+            low, _ = keys.block_range(self._number)
+            block = next((self._open(snap, *row) for row in snap.scan(low, key, reverse=True)), None)
+            if block is not None and block.last < seq:
+                block = None
+        if block is not None:
+            self._keep(block)
+            if block.last < through:
+                self._read_ahead(snap, block.last + 1, through)
+            return block
+        return self._read_ahead(snap, seq, through)
+
+    def _read_ahead(self, snap: Snapshot, seq: int, through: int) -> Rows | None:
+        """Reads a few blocks that begin at or above `seq`, and returns the first of them."""
+        rows = snap.scan(keys.block_key(self._number, seq), keys.block_key(self._number, through + 1))
+        first = None
+        size = 0
+        for key, value in islice(rows, READ_AHEAD):
+            block = self._open(snap, key, value)
+            self._keep(block)
+            first = first or block
+            size += len(value)
+            if size > KEPT_BYTES // 4:
+                break
+        return first
+
+    def _open(self, snap: Snapshot, key: bytes, value: bytes) -> Rows:
+        try:
+            return open_block(key, value, self._topic)
+        except Corrupt as error:
+            first = keys.block_first(key)
+            _, end = keys.block_range(self._number)
+            after = next(iter(snap.scan(key + b"\0", end)), None)
+            last = keys.block_first(after[0]) - 1 if after else first
+            return DamagedBlock(value, self._topic, first, last, error.args[0])
+
+    def _keep(self, block: Rows) -> None:
+        at = bisect_right(self._firsts, block.first)
+        if at and self._firsts[at - 1] == block.first:
+            self._bytes -= _size(self._kept[at - 1])
+            self._kept[at - 1] = block
+        else:
+            self._firsts.insert(at, block.first)
+            self._kept.insert(at, block)
+        self._bytes += _size(block)
+        while len(self._kept) > KEPT_BLOCKS or (self._bytes > KEPT_BYTES and len(self._kept) > 1):
+            # Takes move forward: what lies furthest back was used and is done with, unless it was just read.
+            oldest = 0 if self._kept[0] is not block else len(self._kept) - 1
+            self._bytes -= _size(self._kept.pop(oldest))
+            del self._firsts[oldest]
+
+
+def has_keys(rows: Rows) -> bool:
+    """Whether any message of a block may have an ordering key."""
+    return not isinstance(rows, DamagedBlock) and rows.wire.key is not None
+
+
+def copy_columns(event: Event) -> Columns:
+    """An event as columns, to be appended elsewhere; a damaged one as the bytes that are left of it."""
+    rows, row = event._rows, event._row
+    if isinstance(rows, DamagedBlock):
+        columns = Columns(["damaged"], [bytes(rows.raw_payload(row))])
+        columns.binary = [True]
+        return columns
+    return columns_of(rows, [row])
+
+
+def _size(block: Rows) -> int:
+    return len(block.raw_payload(0)) if isinstance(block, DamagedBlock) else len(block.payload) + 64 * block.count

@@ -1,0 +1,188 @@
+"""Delivery state as the writer knows it: queues and groups, cached, changed only inside a commit.
+
+Whoever holds the writer's lead changes these objects and the store together. When a commit fails, or another process
+has committed, the writer's epoch changes and everything here is read again; nothing has to be undone by hand.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engine.contract import Snapshot
+from penstock.errors import UnknownQueue
+from penstock.journal.commit.catalog import TopicRecord, save_record
+from penstock.journal.commit.commit import Commit
+from penstock.queue.policy import QueuePolicy
+from penstock.queue.state import keys
+from penstock.queue.state.blocks import Blocks
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import GroupRecord, QueueRecord, Traits, encode, read_group, read_queue, read_traits
+
+WORK = 0
+"""The number of the one group that everybody shares in work mode."""
+
+
+class Lasting:
+    """What this process remembers of a queue whatever others commit: nothing in it is ever wrong."""
+
+    __slots__ = ("blocks", "owners_checked", "seen")
+
+    def __init__(self, name: str, topic: int) -> None:
+        self.blocks = Blocks(name, topic)
+        self.owners_checked: dict[int, float] = {}
+        """When the owners of endless leases were last looked for, by group."""
+        self.seen: dict[tuple[int, str], int] = {}
+        """When consumers' presence was last written down, by group and name."""
+
+
+class QueueState:
+    """One queue as the writer knows it."""
+
+    __slots__ = ("_groups", "blocks", "book", "name", "owners_checked", "record", "seen", "topic", "traits")
+
+    def __init__(self, book: Book, name: str, record: QueueRecord, traits: Traits, lasting: Lasting) -> None:
+        self.book = book
+        self.name = name
+        self.record = record
+        self.topic = record.topic
+        self.traits = traits
+        self.blocks = lasting.blocks
+        self.owners_checked = lasting.owners_checked
+        self.seen = lasting.seen
+        self._groups: dict[int, Group] = {}
+
+    @property
+    def policy(self) -> QueuePolicy:
+        return self.record.policy
+
+    @property
+    def fanout(self) -> bool:
+        return self.record.policy.mode == "fanout"
+
+    def save(self, commit: Commit) -> None:
+        commit.writes += 1
+        commit.tx.put(keys.queue_key(self.name), encode(self.record))
+
+    def save_traits(self, commit: Commit) -> None:
+        commit.writes += 1
+        commit.tx.put(keys.traits_key(self.topic), encode(self.traits))
+
+    def apply_window(self, commit: Commit) -> None:
+        """Gives the topic the queue's dedup window."""
+        head = commit.ensure(self.name)
+        window = self.policy.dedup_window
+        if head.settings.dedup_window != window:
+            commit.writes += 1
+            head.settings = msgspec.structs.replace(head.settings, dedup_window=window)
+            save_record(commit.tx, self.name, TopicRecord(head.number, head.settings))
+
+    def latest(self, commit: Commit) -> int:
+        """The newest position that takes may see: what this very commit appends is not among them yet."""
+        head = commit.head(self.name)
+        return head.latest if head else 0
+
+    def group(self, snap: Snapshot, number: int) -> Group:
+        """A group by its number; one that has no record yet has not done anything yet."""
+        group = self._groups.get(number)
+        if group is None:
+            value = snap.get(keys.record_key(self.topic, number))
+            record = GroupRecord() if value is None else read_group(value, self.name)
+            name = next((name for name, known in self.record.groups.items() if known == number), "")
+            group = self._groups[number] = Group(self, number, name, record)
+        return group
+
+    def adopt(self, group: Group) -> None:
+        self._groups[group.number] = group
+
+    def forget_groups(self) -> None:
+        self._groups.clear()
+
+    def named_groups(self, snap: Snapshot) -> list[Group]:
+        """Every group of a fanout queue."""
+        return [self.group(snap, number) for number in self.record.groups.values()]
+
+    def delivering(self, snap: Snapshot) -> list[Group]:
+        """The groups that have the queue's messages."""
+        return (self.named_groups(snap) if self.fanout else []) or [self.group(snap, WORK)]
+
+    def left_behind(self, snap: Snapshot) -> list[Group]:
+        """Groups whose deliveries under way are from before a change of mode."""
+        others = [self.group(snap, WORK)] if self.fanout else self.named_groups(snap)
+        if self.fanout and not self.record.groups:
+            return []
+        return [group for group in others if group.record.leases]
+
+    def everyone(self, snap: Snapshot) -> list[Group]:
+        """The shared group and all named ones: whoever may still hold leases, from this mode or the one before."""
+        return [self.group(snap, WORK), *self.named_groups(snap)]
+
+    def unsettled(self, commit: Commit) -> int:
+        """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+        return self.count_unsettled(commit.tx, commit.latest(self.name))
+
+    def count_unsettled(self, snap: Snapshot, latest: int) -> int:
+        most = max(group.unsettled(latest) for group in self.delivering(snap))
+        return most + sum(group.record.in_flight for group in self.left_behind(snap))
+
+
+class Book:
+    """All queues of a journal, as its writer knows them."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, QueueState] = {}
+        self._lasting: dict[int, Lasting] = {}
+        self._epoch = -1
+
+    def find(self, commit: Commit, name: str) -> QueueState | None:
+        """A queue, or None when there is none of that name."""
+        if commit.epoch != self._epoch:
+            self._states.clear()
+            self._epoch = commit.epoch
+        state = self._states.get(name)
+        if state is None:
+            state = self.load(commit.tx, name)
+            if state is not None:
+                self._states[name] = state
+        return state
+
+    def state(self, commit: Commit, name: str) -> QueueState:
+        """A queue; UnknownQueue when there is none of that name."""
+        state = self.find(commit, name)
+        if state is None:
+            raise unknown_queue(name)
+        return state
+
+    def create(self, commit: Commit, name: str, policy: QueuePolicy) -> QueueState:
+        """Makes a queue, and the topic under it where there is none."""
+        self.find(commit, name)  # drops what an earlier epoch left
+        head = commit.ensure(name)
+        record = QueueRecord(policy, head.number, commit.now_ms)
+        lasting = self._lasting.setdefault(head.number, Lasting(name, head.number))
+        state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
+        state.save(commit)
+        state.apply_window(commit)
+        return state
+
+    def find_or_create(self, commit: Commit, name: str) -> QueueState:
+        """A queue, made with the default policy when it is not there."""
+        return self.find(commit, name) or self.create(commit, name, QueuePolicy())
+
+    def load(self, snap: Snapshot, name: str) -> QueueState | None:
+        """A queue as a snapshot has it."""
+        value = snap.get(keys.queue_key(name))
+        if value is None:
+            return None
+        record = read_queue(value, name)
+        stored = snap.get(keys.traits_key(record.topic))
+        traits = Traits() if stored is None else read_traits(stored, name)
+        lasting = self._lasting.get(record.topic)
+        if lasting is None:
+            lasting = self._lasting.setdefault(record.topic, Lasting(name, record.topic))
+        return QueueState(self, name, record, traits, lasting)
+
+    def drop(self, name: str) -> None:
+        self._states.pop(name, None)
+
+
+def unknown_queue(name: str) -> UnknownQueue:
+    return UnknownQueue(f"there is no queue {name!r}: make it with journal.queue({name!r})")

@@ -1,0 +1,298 @@
+"""One group's deliveries: leases, messages set aside, covered positions, ordering keys; rows and counters together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.engine.contract import Snapshot
+from penstock.journal.commit.commit import Commit
+from penstock.queue.state import keys
+from penstock.queue.state.records import (
+    FAILED,
+    HELD,
+    READY,
+    WAITING,
+    GroupRecord,
+    Lease,
+    Message,
+    encode,
+    read_lease,
+    read_message,
+)
+
+if TYPE_CHECKING:
+    from penstock.queue.state.cache import QueueState
+
+
+class Group:
+    """One group's deliveries. Rows and counters always change together."""
+
+    __slots__ = ("_leases", "name", "number", "queue", "record", "topic")
+
+    def __init__(self, queue: QueueState, number: int, name: str, record: GroupRecord) -> None:
+        self.queue = queue
+        self.topic = queue.topic
+        self.number = number
+        self.name = name
+        self.record = record
+        self._leases: dict[int, Lease] = {}
+
+    def touch(self, commit: Commit) -> None:
+        """The record has changed (or is about to): it is written when the commit ends."""
+        commit.writes += 1
+        commit.late[self] = self._save
+
+    def _save(self, commit: Commit) -> None:
+        commit.tx.put(keys.record_key(self.topic, self.number), encode(self.record))
+
+    # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def lease(self, snap: Snapshot, number: int) -> Lease | None:
+        """A lease by its number, or None when all its messages are settled."""
+        lease = self._leases.get(number)
+        if lease is None and self.record.leases > len(self._leases):
+            value = snap.get(keys.lease_key(self.topic, self.number, number))
+            if value is not None:
+                lease = self._leases[number] = read_lease(value, self.queue.name)
+        return lease
+
+    def leases(self, snap: Snapshot) -> Iterator[tuple[int, Lease]]:
+        """Every lease, the oldest first."""
+        for key, value in snap.scan(*keys.rows(self.topic, self.number, b"l")):
+            number = keys.tail_seq(key)
+            lease = self._leases.get(number)
+            if lease is None:
+                lease = self._leases[number] = read_lease(value, self.queue.name)
+            yield number, lease
+
+    def add_lease(self, commit: Commit, lease: Lease) -> int:
+        """Stores a new lease and gives it its number."""
+        record = self.record
+        number = record.next_lease
+        record.next_lease += 1
+        record.leases += 1
+        record.in_flight += lease.count
+        if lease.owner is not None:
+            record.endless += 1
+        elif not record.next_deadline or lease.deadline < record.next_deadline:
+            record.next_deadline = lease.deadline
+        self._leases[number] = lease
+        commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
+        self.touch(commit)
+        return number
+
+    def save_lease(self, commit: Commit, number: int, lease: Lease) -> None:
+        commit.writes += 1
+        commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
+
+    def let_go(self, commit: Commit, number: int, lease: Lease, mask: int) -> None:
+        """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
+        record = self.record
+        self.touch(commit)
+        record.in_flight -= mask.bit_count()
+        if self.queue.policy.max_in_flight is not None:
+            commit.touched.setdefault(self.queue.name, 0)  # somebody may wait for room
+        if lease.count > 1:
+            mask |= int.from_bytes(lease.settled, "little")
+        lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
+        if mask != (1 << lease.count) - 1:
+            self.save_lease(commit, number, lease)
+            return
+        record.leases -= 1
+        if lease.owner is not None:
+            record.endless -= 1
+        if not record.leases:
+            record.next_deadline = 0
+        self._leases.pop(number, None)
+        commit.tx.delete(keys.lease_key(self.topic, self.number, number))
+
+    # ── messages that are not where a plain queue would have them ────────────────────────────────────────────────────
+    def message(self, snap: Snapshot, seq: int) -> Message | None:
+        value = snap.get(keys.message_key(self.topic, self.number, seq))
+        return None if value is None else read_message(value, self.queue.name)
+
+    def messages(self, snap: Snapshot) -> Iterator[Message]:
+        for _, value in snap.scan(*keys.rows(self.topic, self.number, b"e")):
+            yield read_message(value, self.queue.name)
+
+    def place(self, commit: Commit, message: Message) -> None:
+        """Puts a message where its state says; its position must be at or below the frontier, or covered."""
+        self.touch(commit)
+        tx, topic, number, record = commit.tx, self.topic, self.number, self.record
+        tx.put(keys.message_key(topic, number, message.seq), encode(message))
+        tx.put(self._index_key(message), b"")
+        if message.state == READY:
+            record.ready += 1
+            commit.touched.setdefault(self.queue.name, 0)
+        elif message.state == WAITING:
+            record.waiting += 1
+            if not record.next_due or message.due < record.next_due:
+                record.next_due = message.due
+            # Those who wait for a later time must look again.
+            commit.touched.setdefault(self.queue.name, 0)
+        elif message.state == HELD:
+            record.held += 1
+        else:
+            record.failed += 1
+
+    def remove(self, commit: Commit, message: Message) -> None:
+        """Takes a placed message out again."""
+        self.touch(commit)
+        tx, record = commit.tx, self.record
+        tx.delete(keys.message_key(self.topic, self.number, message.seq))
+        tx.delete(self._index_key(message))
+        if message.state == READY:
+            record.ready -= 1
+        elif message.state == WAITING:
+            record.waiting -= 1
+            if not record.waiting:
+                record.next_due = 0
+        elif message.state == HELD:
+            record.held -= 1
+        else:
+            record.failed -= 1
+
+    def _index_key(self, message: Message) -> bytes:
+        if message.state == READY:
+            return keys.ready_key(self.topic, self.number, message.priority, message.seq)
+        if message.state == WAITING:
+            return keys.waiting_key(self.topic, self.number, message.due, message.seq)
+        if message.state == HELD:
+            return keys.held_key(self.topic, self.number, message.key or "", message.seq)
+        assert message.state == FAILED
+        return keys.failed_key(self.topic, self.number, message.seq)
+
+    # ── positions above the frontier that are spoken for ─────────────────────────────────────────────────────────────
+    def next_cover(self, snap: Snapshot) -> tuple[int, int] | None:
+        """The first covered range above the frontier."""
+        if not self.record.covered:
+            return None
+        start = keys.cover_key(self.topic, self.number, self.record.frontier + 1)
+        _, stop = keys.rows(self.topic, self.number, b"v")
+        for key, value in snap.scan(start, stop):
+            return keys.tail_seq(key), keys.unpack_seq(value)
+        return None
+
+    def covers(self, snap: Snapshot, *, reverse: bool = False) -> Iterator[tuple[int, int]]:
+        if self.record.covered:
+            for key, value in snap.scan(*keys.rows(self.topic, self.number, b"v"), reverse=reverse):
+                yield keys.tail_seq(key), keys.unpack_seq(value)
+
+    def is_covered(self, snap: Snapshot, seq: int) -> bool:
+        """Whether a position above the frontier is spoken for."""
+        if not self.record.covered:
+            return False
+        low, _ = keys.rows(self.topic, self.number, b"v")
+        for _, value in snap.scan(low, keys.cover_key(self.topic, self.number, seq + 1), reverse=True):
+            return keys.unpack_seq(value) >= seq
+        return False
+
+    def cover(self, commit: Commit, start: int, end: int) -> None:
+        """Says that start … end, above the frontier and not covered yet, are handed out or wait elsewhere."""
+        self.touch(commit)
+        tx, topic, number, record = commit.tx, self.topic, self.number, self.record
+        record.covered += end - start + 1
+        low, _ = keys.rows(topic, number, b"v")
+        for key, value in tx.scan(low, keys.cover_key(topic, number, start), reverse=True):
+            if keys.unpack_seq(value) == start - 1:
+                start = keys.tail_seq(key)
+            break
+        following = tx.get(keys.cover_key(topic, number, end + 1))
+        if following is not None:
+            tx.delete(keys.cover_key(topic, number, end + 1))
+            end = keys.unpack_seq(following)
+        if start == record.frontier + 1:
+            tx.delete(keys.cover_key(topic, number, start))
+            record.covered -= end - start + 1
+            record.frontier = end
+        else:
+            tx.put(keys.cover_key(topic, number, start), keys.pack_seq(end))
+
+    def advance(self, commit: Commit, frontier: int) -> None:
+        """Moves the frontier, over nothing covered, and on over what is covered right after it."""
+        self.touch(commit)
+        record = self.record
+        record.frontier = frontier
+        if record.covered:
+            key = keys.cover_key(self.topic, self.number, frontier + 1)
+            value = commit.tx.get(key)
+            if value is not None:
+                end = keys.unpack_seq(value)
+                commit.tx.delete(key)
+                record.covered -= end - frontier
+                record.frontier = end
+
+    # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────
+    def occupant(self, snap: Snapshot, key: str) -> int | None:
+        """The position of the message that has to be settled before the next one of its key; None: the key is free."""
+        value = snap.get(keys.busy_key(self.topic, self.number, key))
+        return None if value is None else keys.unpack_seq(value)
+
+    def occupy(self, commit: Commit, key: str, seq: int) -> None:
+        commit.writes += 1
+        commit.tx.put(keys.busy_key(self.topic, self.number, key), keys.pack_seq(seq))
+
+    def free(self, commit: Commit, key: str) -> None:
+        """The message that occupied a key is settled: the next one of the key may go, else the key is free."""
+        following = self._first_held(commit, key)
+        if following is None:
+            commit.writes += 1
+            commit.tx.delete(keys.busy_key(self.topic, self.number, key))
+        else:
+            self._shift(commit, following, READY)
+            self.occupy(commit, key, following.seq)
+
+    def seat(self, commit: Commit, message: Message) -> None:
+        """Places a message that comes back, ready or waiting; of a key's untried messages the first goes first."""
+        key = message.key
+        if key is None:
+            self.place(commit, message)
+            return
+        occupant = self.occupant(commit.tx, key)
+        if occupant is None:
+            self.occupy(commit, key, message.seq)
+        elif occupant == message.seq:
+            first = None if message.attempts else self._first_held(commit, key)
+            if first is not None and first.seq < message.seq:
+                self._shift(commit, first, READY)
+                self.occupy(commit, key, first.seq)
+                message.state = HELD
+        else:
+            current = self.message(commit.tx, occupant)
+            if current is None or current.attempts or current.seq < message.seq:
+                message.state = HELD
+            else:
+                self._shift(commit, current, HELD)
+                self.occupy(commit, key, message.seq)
+        self.place(commit, message)
+
+    def _first_held(self, commit: Commit, key: str) -> Message | None:
+        if self.record.held:
+            for row, _ in commit.tx.scan(*keys.held_range(self.topic, self.number, key)):
+                return self.message(commit.tx, keys.tail_seq(row))
+        return None
+
+    def _shift(self, commit: Commit, message: Message, state: int) -> None:
+        self.remove(commit, message)
+        message.state = state
+        self.place(commit, message)
+
+    # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def unsettled(self, latest: int) -> int:
+        """Messages that are ready, in flight or delayed."""
+        record = self.record
+        untouched = latest - record.frontier - record.covered
+        return untouched + record.ready + record.held + record.waiting + record.in_flight
+
+    def floor(self, snap: Snapshot) -> int:
+        """Every position up to here is settled for this group."""
+        floor = self.record.frontier
+        for key, _ in snap.scan(*keys.rows(self.topic, self.number, b"e")):
+            floor = min(floor, keys.tail_seq(key) - 1)
+            break
+        for _, lease in self.leases(snap):
+            if lease.messages is None and not lease.settled:
+                floor = min(floor, lease.start - 1)
+            else:
+                floor = min([floor, *(lease.seq(index) - 1 for index in lease.held())])
+        return floor

@@ -1,0 +1,1 @@
+"""Pipelines: Python files whose functions are streams between topics, queues and buffers."""

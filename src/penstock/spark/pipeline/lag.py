@@ -1,0 +1,80 @@
+"""How far a flow is behind: asked of the journal and of the buffer, since Spark tells it after batches only.
+
+Topics are counted in events, buffers in manifest entries: what an entry holds is known to whoever fetches it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from penstock.buffer.format import parse_manifest
+from penstock.errors import PenstockError
+from penstock.spark.buffer.options import read_options
+from penstock.spark.buffer.options import settled as settled_buffer
+from penstock.spark.pipeline.graph import Bound
+from penstock.spark.pipeline.places import Place
+from penstock.spark.source.stores import reading
+
+Offsets = Mapping[int, Mapping[str, int]]
+"""How far each source has been read: for each of its topics a position, for each manifest the next sequence."""
+
+_BUFFER_INTERVAL = 1.0
+"""Seconds between looks at the manifests of a buffer, each of which is a request to the object store."""
+
+
+class Lag:
+    """How much of a flow's sources waits to be read."""
+
+    def __init__(self, flow: Bound) -> None:
+        self.flow = flow
+        self._looked: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
+        """When each buffer's manifests were last looked at, and where they began and ended."""
+
+    def total(self, offsets: Offsets) -> int | None:
+        """What waits in all sources; None when one of them cannot say."""
+        total = 0
+        for at, source in enumerate(self.flow.sources):
+            if source.in_journal:
+                found: int | None = self._in_topics(source, offsets.get(at))
+            elif source.kind == "buffer":
+                found = self._in_buffer(at, source, offsets.get(at))
+            else:
+                found = None
+            if found is None:
+                return None
+            total += found
+        return total
+
+    def _in_topics(self, source: Place, offsets: Mapping[str, int] | None) -> int:
+        assert source.url is not None
+        journal = reading(source.url)
+        total = 0
+        for name in source.names if source.kind != "pattern" else tuple(offsets or ()):
+            topic = journal.topic(name)
+            consumer = source.options.get("consumer", self.flow.consumer)
+            done = offsets.get(name) if offsets else topic.cursor(consumer)
+            total += max(0, topic.latest - (done or 0))
+        return total
+
+    def _in_buffer(self, at: int, source: Place, offsets: Mapping[str, int] | None) -> int | None:
+        """The manifest's entries beyond what was read; those that were read and not acknowledged yet do not count."""
+        looked = self._looked.get(at)
+        if looked is None or time.monotonic() >= looked[0] + _BUFFER_INTERVAL:
+            try:
+                looked = self._looked[at] = time.monotonic(), _bounds(source)
+            except PenstockError:  # a lag that is not known for a moment is nothing to stop a flow for
+                return None
+        return sum(max(0, end - (offsets or {}).get(path, begin)) for path, (begin, end) in looked[1].items())
+
+
+def _bounds(source: Place) -> dict[str, tuple[int, int]]:
+    """Where each manifest of a buffer begins and ends, in sequences."""
+    options = read_options(settled_buffer(source.options))
+    store = options.open()
+    found = {}
+    for place in options.places:
+        manifest = parse_manifest(store.get(place.manifest))
+        first = manifest.first_sequence()
+        found[place.manifest] = (manifest.next_sequence if first is None else first, manifest.next_sequence)
+    return found

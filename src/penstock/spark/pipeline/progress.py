@@ -1,0 +1,145 @@
+"""What is known of one flow while it runs: its query, its rates, its lag, and what it says in the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
+from penstock.spark.pipeline.graph import Bound
+from penstock.spark.pipeline.lag import Lag
+from penstock.spark.source.stores import writing
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_WINDOW = 10.0
+"""Seconds over which rows a second are counted."""
+
+
+class Running:
+    """A flow, its query, and how it does."""
+
+    def __init__(self, flow: Bound, pipeline: str, mode: Literal["once", "continuous"]) -> None:
+        self.flow = flow
+        self.query: StreamingQuery | None = None
+        self.due = 0.0
+        """When it is to be started (monotonic), if it is not running."""
+        self.failures = 0
+        """How often it failed since a batch last succeeded."""
+        self.status = FlowStatus(
+            pipeline=pipeline,
+            flow=flow.name,
+            state="pending",
+            mode=mode,
+            sources=[source.label for source in flow.sources],
+            target=flow.target.label,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=datetime.now(UTC),
+        )
+        self._seen = ""
+        self._counted: deque[tuple[float, int]] = deque()
+        self._began = time.monotonic()
+        self._offsets: dict[int, dict[str, int]] = {}
+        self._lag = Lag(flow)
+
+    def started(self, query: StreamingQuery) -> None:
+        """The query runs from now on."""
+        self.query = query
+        self._seen = ""
+        self.status.state = "running"
+        self._began = time.monotonic()
+        self._counted.clear()
+
+    def ended(self, state: State, error: str | None = None) -> None:
+        """The query does not run any more."""
+        self.query = None
+        self.status.state = state
+        self.status.error = error
+        self.status.rows_per_second = None
+
+    def look(self) -> None:
+        """Takes in the batches that were completed since the last look."""
+        if self.query is None:
+            return
+        newest: Any = self.query.lastProgress
+        if newest is not None and newest["timestamp"] > self._seen:
+            missed = newest["batchId"] - (self.status.batch if self.status.batch is not None else -1) > 1
+            fresh: list[Any] = list(self.query.recentProgress) if missed and self._seen else [newest]
+            for progress in fresh:
+                if progress["timestamp"] > self._seen:
+                    self._take_in(progress)
+            self._seen = newest["timestamp"]
+        self._rate()
+        self.status.lag = self._lag.total(self._offsets)
+
+    def _take_in(self, progress: Any) -> None:
+        rows = int(progress["numInputRows"] or 0)
+        self.status.rows += rows
+        self._counted.append((time.monotonic(), rows))
+        for at, source in enumerate(progress["sources"]):
+            with suppress(ValueError, TypeError, AttributeError):
+                self._offsets[at] = {name: int(seq) for name, seq in json.loads(source["endOffset"]).items()}
+        if "addBatch" in progress["durationMs"]:  # not the sign of life of an idle query
+            self.status.batch = int(progress["batchId"])
+            self.status.batch_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
+            self.failures = 0
+            self.status.error = None
+
+    def _rate(self) -> None:
+        now = time.monotonic()
+        while self._counted and self._counted[0][0] < now - _WINDOW:
+            self._counted.popleft()
+        span = min(_WINDOW, max(now - self._began, 1.0))
+        self.status.rows_per_second = round(sum(rows for _, rows in self._counted) / span, 1)
+
+
+class Reporter:
+    """Writes how the flows stand to the journal, at most once a second; what it cannot write now, it writes later."""
+
+    COMPACT = 500
+    """Reports after which old ones are removed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._said: dict[str, tuple[float, bytes]] = {}
+        self._next = 0.0
+        self._written = 0
+
+    def report(self, flows: list[Running], *, now: bool = False) -> None:
+        """Reports the flows that have changed, and those that have not been heard of for a while."""
+        moment = time.monotonic()
+        if moment < self._next and not now:
+            return
+        self._next = moment + 1.0
+        changed = [running.status for running in flows if self._is_news(running.status, moment)]
+        if not changed:
+            return
+        with suppress(PenstockError), writing(self.url) as journal:
+            topic = journal.topic("penstock.pipelines")
+            if not self._written:
+                topic.configure(by_key=True, indexed=False)
+            report(journal, changed)
+            self._written += len(changed)
+            for status in changed:
+                self._said[status.key] = moment, _content(status)
+            if self._written // self.COMPACT != (self._written - len(changed)) // self.COMPACT:
+                topic.compact_keys()
+
+    def _is_news(self, status: FlowStatus, moment: float) -> bool:
+        said = self._said.get(status.key)
+        return said is None or moment - said[0] > HEARTBEAT or said[1] != _content(status)
+
+
+def _content(status: FlowStatus) -> bytes:
+    return msgspec.json.encode(status)

@@ -1,0 +1,369 @@
+"""Runs pipelines: a query per flow, started again when it fails in passing, stopped between batches, watched over.
+
+One process runs a pipeline at a time: a lock beside the journal says so, and the kernel lets go of it when the process
+is gone, however it went. Each flow has a checkpoint of its own:
+
+    shop.db.checkpoints/orders.lock           who runs the pipeline `orders`
+    shop.db.checkpoints/orders/revenue/       the checkpoint of its flow `revenue`
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.engine.url import parse_url
+from penstock.errors import ConfigError, FlowFailed, PenstockError
+from penstock.limits import DEFAULT_URL
+from penstock.observe.pipelines import FlowStatus
+from penstock.spark.pipeline.alone import alone
+from penstock.spark.pipeline.faults import Fault, fault_of
+from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
+from penstock.spark.pipeline.graph import Graph, check_frame, frame_of, make_targets, schema_problems
+from penstock.spark.pipeline.progress import Reporter, Running
+from penstock.spark.source.options import absolute_url
+from penstock.spark.startup import sessions
+from penstock.spark.startup.reaching import Gone, hushed, reaching_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOK = 0.2
+"""Seconds between two looks at the queries."""
+BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before a failed flow is started again; the last repeats."""
+GRACE = 30.0
+"""Seconds a batch may take to finish after the pipeline was asked to stop."""
+
+Watcher = Callable[[list[FlowStatus]], None]
+"""Is told about once a second how the flows stand."""
+
+
+class Runner:
+    """One run of a pipeline: `run()` until it is done or `stop()` is called, from another thread or a signal."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        url: str,
+        *,
+        once: bool = False,
+        master: str = "local[*]",
+        conf: Mapping[str, str] | None = None,
+        checkpoints: str | None = None,
+        restarts: int = 5,
+        log: str = "OFF",
+        watch: Watcher | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.url = absolute_url(url)
+        self.once = once
+        self.master = master
+        self.conf = dict(conf or {})
+        self.restarts = restarts
+        self.log = log
+        self.checkpoints = checkpoints or f"{parse_url(self.url)[1]}.checkpoints"
+        self._watch = watch
+        self._stop = threading.Event()
+        self._starting = False
+        self._spark: SparkSession | None = None
+        self._owns = False
+        self._flows: list[Running] = []
+        self._reporter = Reporter(self.url)
+        self._shown = 0.0
+
+    # ── from outside ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def stop(self) -> None:
+        """Asks the run to end: every flow finishes the batch in hand."""
+        self._stop.set()
+
+    def check(self) -> dict[str, list[str]]:
+        """Looks at everything that can be wrong before a batch runs; the columns each flow makes, or ConfigError."""
+        graph = Graph(self.pipeline, self.url)
+        _raise(graph.problems())
+        with self._session():
+            assert self._spark is not None
+            columns, problems = schema_problems(graph, self._spark)
+        _raise(problems)
+        return columns
+
+    def run(self) -> list[FlowStatus]:
+        """Runs the flows; returns how they stand at the end. FlowFailed when one fails for good."""
+        graph = Graph(self.pipeline, self.url)
+        _raise(graph.problems())
+        levels = graph.levels() if self.once else [graph.flows]
+        with alone(self.url, self.pipeline.name):
+            make_targets(graph)
+            mode: Literal["once", "continuous"] = "once" if self.once else "continuous"
+            flows = {flow.name: Running(flow, self.pipeline.name, mode) for flow in graph.flows}
+            self._flows = list(flows.values())
+            try:
+                with hushed(), self._signals(), self._session():
+                    for level in levels:
+                        self._run_level([flows[flow.name] for flow in level])
+            finally:
+                self._end()
+        return [running.status for running in self._flows]
+
+    def reset(self) -> list[str]:
+        """Forgets how far the flows have come: removes their checkpoints, and returns which there were."""
+        with alone(self.url, self.pipeline.name):
+            removed = []
+            for flow in self.pipeline.flows:
+                checkpoint = self._checkpoint(flow.name)
+                if "://" in checkpoint:
+                    with self._session():
+                        gone = self._remove_remote(checkpoint)
+                else:
+                    gone = Path(checkpoint).exists()
+                    shutil.rmtree(checkpoint, ignore_errors=False) if gone else None
+                if gone:
+                    removed.append(flow.name)
+            return removed
+
+    # ── levels ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _run_level(self, flows: list[Running]) -> None:
+        for running in flows:
+            running.status.state = "starting"
+        self._tell(now=True)
+        while not self._stop.is_set():
+            try:
+                for running in flows:
+                    self._step(running)
+            except Gone as gone:
+                self._revive(flows, gone)
+            if all(running.status.state == "done" for running in flows):
+                return
+            self._tell()
+            self._stop.wait(LOOK)
+
+    def _step(self, running: Running) -> None:
+        """Starts the flow if it is due, else looks how it does."""
+        if running.query is None:
+            if running.status.state != "done" and time.monotonic() >= running.due:
+                self._start(running)
+            return
+        with reaching_spark():
+            active = running.query.isActive
+            with suppress(PenstockError):  # a store that is busy now: the next look will do
+                running.look()
+            if active:
+                return
+            error = running.query.exception()
+        if error is None:
+            running.ended("done" if self.once else "stopped")
+        else:
+            self._failed(running, fault_of(error, self.pipeline.file))
+
+    def _start(self, running: Running) -> None:
+        flow = running.flow
+        assert self._spark is not None
+        try:
+            with reaching_spark():
+                frame = frame_of(flow, self._spark, self.pipeline.file)
+                check_frame(flow, frame, self._spark)
+                writer = flow.target.write(frame, flow.flow.output_mode).queryName(flow.consumer)
+                writer = writer.option("checkpointLocation", self._checkpoint(flow.name))
+                if self.once:
+                    writer = writer.trigger(availableNow=True)
+                elif flow.flow.every:
+                    writer = writer.trigger(processingTime=f"{flow.flow.every} seconds")
+                running.started(writer.start())
+        except Gone:
+            raise
+        except Exception as error:
+            self._failed(running, fault_of(error, self.pipeline.file))
+
+    def _failed(self, running: Running, fault: Fault) -> None:
+        """Starts the flow again later, or gives up: at once for what will not pass, else after several failures."""
+        running.failures += 1
+        if not fault.passing or running.failures > self.restarts:
+            running.ended("failed", fault.message)
+            again = f" (after {running.failures} attempts)" if fault.passing and self.restarts else ""
+            raise FlowFailed(f"flow {running.flow.name!r}: {fault.message}{again}", flow=running.flow.name)
+        running.ended("waiting", fault.message)
+        running.status.restarts += 1
+        running.due = time.monotonic() + BACKOFF[min(running.failures, len(BACKOFF)) - 1]
+
+    def _revive(self, flows: list[Running], gone: Gone) -> None:
+        """Spark's JVM is gone: a new one, and every flow again."""
+        if not self._owns:
+            raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone
+        for running in flows:
+            if running.status.state != "done":
+                self._failed(running, Fault("Spark's JVM is gone", True))
+        self._tell(now=True)
+        sessions.stop()
+        self._open_session()
+
+    # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        """Spark for this run: the program's own session when there is one, else one that ends with the run."""
+        if self._spark is not None:
+            yield
+            return
+        from pyspark.core.context import SparkContext
+
+        self._owns = SparkContext._active_spark_context is None
+        try:
+            self._open_session()
+            yield
+        finally:
+            self._stop_queries()
+            self._spark = None
+            if self._owns:
+                sessions.stop()
+
+    def _open_session(self) -> None:
+        self._starting = True
+        try:
+            with _folder_for_workers(self.pipeline.file):
+                self._spark = sessions.session(self.pipeline.name, master=self.master, **self.conf)
+        finally:
+            self._starting = False
+        _activate(self._spark)
+        if self._owns:
+            # What goes wrong is told by the flows' states: Spark's own words are a page of Java for each.
+            self._spark.sparkContext.setLogLevel(self.log)
+        if self._asked is not None:  # Spark's own handler for Ctrl-C took the place of this one
+            signal.signal(signal.SIGINT, self._asked)
+
+    def _checkpoint(self, flow: str) -> str:
+        return f"{self.checkpoints}/{self.pipeline.name}/{flow}"
+
+    def _remove_remote(self, checkpoint: str) -> bool:
+        spark: Any = self._spark
+        path = spark._jvm.org.apache.hadoop.fs.Path(checkpoint)
+        files = path.getFileSystem(spark._jsc.hadoopConfiguration())
+        return bool(files.delete(path, True))
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _stop_queries(self) -> None:
+        """Ends every query between two batches; one that takes too long is cut short, and its batch comes again."""
+        running = [one for one in self._flows if one.query is not None]
+        batches = {one.flow.name: one.status.batch for one in running}
+        deadline = time.monotonic() + GRACE
+        for one in running:
+            with suppress(Exception):
+                query = one.query
+                while query is not None and query.isActive and time.monotonic() < deadline:
+                    one.look()
+                    if not query.status["isTriggerActive"] or one.status.batch != batches[one.flow.name]:
+                        break
+                    time.sleep(0.05)
+                if query is not None:
+                    query.stop()
+                    one.look()
+
+    def _end(self) -> None:
+        for running in self._flows:
+            if running.status.state not in ("done", "failed"):
+                running.ended("stopped", running.status.error)
+        self._tell(now=True)
+
+    def _tell(self, *, now: bool = False) -> None:
+        self._reporter.report(self._flows, now=now)
+        if self._watch is not None and (now or time.monotonic() >= self._shown):
+            self._shown = time.monotonic() + 1.0
+            self._watch([running.status for running in self._flows])
+
+    # ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    _asked: Callable[[int, FrameType | None], None] | None = None
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run well; a second one, or one while Spark is starting, at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            if self._starting or self._stop.is_set():
+                raise KeyboardInterrupt
+            self.stop()
+
+        before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._asked = asked
+        try:
+            yield
+        finally:
+            self._asked = None
+            for number, old in before.items():
+                signal.signal(number, old)
+
+
+def _activate(spark: Any) -> None:
+    """Makes the session this thread's own: where a stream starts, Spark finds sources written in Python by that."""
+    if getattr(spark, "_jvm", None) is not None:
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+@contextmanager
+def _folder_for_workers(file: str | None) -> Iterator[None]:
+    """While Spark starts, the pipeline's folder is on PYTHONPATH: workers import what lies beside the file."""
+    if file is None:
+        yield
+        return
+    folder, before = str(Path(file).resolve().parent), os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = folder if not before else f"{folder}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def journal_url(url: str | os.PathLike[str] | None) -> str:
+    """The journal a pipeline runs over: the one named, else $PENSTOCK_URL, else ./penstock.db."""
+    return str(url) if url is not None else os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
+
+
+def _raise(problems: Sequence[str]) -> None:
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def run(
+    pipeline: str | Path | Pipeline | Sequence[Flow],
+    *,
+    url: str | os.PathLike[str] | None = None,
+    once: bool = False,
+    master: str = "local[*]",
+    name: str | None = None,
+    restarts: int = 5,
+    checkpoints: str | None = None,
+    watch: Watcher | None = None,
+    **conf: str,
+) -> list[FlowStatus]:
+    """Runs a pipeline as `penstock run` does: a file, or flows; until it is stopped, or `once` over what is there.
+
+    Returns how the flows stand at the end. FlowFailed when one failed in a way that starting it again does not cure,
+    ConfigError when the graph is wrong, Locked when the pipeline runs already. `url` is the journal ($PENSTOCK_URL,
+    else ./penstock.db); a session that is active is used, else one is started and ended.
+    """
+    if isinstance(pipeline, str | Path):
+        pipeline = load_pipeline(pipeline, name=name)
+    elif not isinstance(pipeline, Pipeline):
+        pipeline = Pipeline.of(pipeline, name or "pipeline")
+    runner = Runner(
+        pipeline,
+        journal_url(url),
+        once=once,
+        master=master,
+        conf=conf,
+        checkpoints=checkpoints,
+        restarts=restarts,
+        watch=watch,
+    )
+    return runner.run()

@@ -1,0 +1,1 @@
+"""Projections folded at scale by the class that also runs in-process."""

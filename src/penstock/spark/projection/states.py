@@ -1,0 +1,159 @@
+"""The states of a projection as Spark sees them: a struct with the projection's fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.entity.projection.projection import Projection
+
+_PLAIN: dict[Any, T.DataType] = {
+    bool: T.BooleanType(),
+    int: T.LongType(),
+    float: T.DoubleType(),
+    str: T.StringType(),
+    bytes: T.BinaryType(),
+    datetime: T.TimestampType(),
+    date: T.DateType(),
+    Decimal: T.DecimalType(38, 18),
+}
+_json = msgspec.json.Encoder().encode
+
+
+def result_schema(projection: type[Projection]) -> T.StructType:
+    """The columns of a projected frame: key, generation, state."""
+    hints = field_types(projection)
+    fields = [T.StructField(field.name, spark_type(hints.get(field.name, Any))) for field in _fields(projection)]
+    return T.StructType(
+        [
+            T.StructField("key", T.StringType()),
+            T.StructField("generation", T.LongType()),
+            T.StructField("state", T.StructType(fields)),
+        ]
+    )
+
+
+def field_types(projection: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields, as far as they can be said."""
+    try:
+        return typing.get_type_hints(projection)
+    except Exception:  # a name that cannot be resolved here: those fields are written as JSON text
+        return {
+            name: annotation
+            for base in reversed(projection.__mro__)
+            for name, annotation in getattr(base, "__annotations__", {}).items()
+            if not isinstance(annotation, str)
+        }
+
+
+def spark_type(annotation: Any) -> T.DataType:
+    """The Spark type of a field; text (JSON) for what has no type of its own there."""
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        real = [argument for argument in arguments if argument is not type(None)]
+        return spark_type(real[0]) if len(real) == 1 else T.StringType()
+    if origin in (list, set, frozenset, Sequence) and arguments:
+        return T.ArrayType(spark_type(arguments[0]))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+        return T.ArrayType(spark_type(arguments[0]))
+    if origin in (dict, Mapping) and arguments and arguments[0] in (str, int):
+        return T.MapType(_PLAIN[arguments[0]], spark_type(arguments[1]))
+    if isinstance(annotation, type) and (
+        dataclasses.is_dataclass(annotation) or issubclass(annotation, msgspec.Struct)
+    ):
+        names = [field.name for field in _fields(annotation)]
+        hints = field_types(annotation)
+        return T.StructType([T.StructField(name, spark_type(hints.get(name, Any))) for name in names])
+    return T.StringType()
+
+
+def _is_struct(cls: type[Any]) -> bool:
+    return issubclass(cls, msgspec.Struct)
+
+
+def _fields(cls: Any) -> Sequence[Any]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else msgspec.structs.fields(cls)
+
+
+class States:
+    """Makes record batches of states."""
+
+    def __init__(self, schema: T.StructType) -> None:
+        self.schema = to_arrow_schema(schema, timezone="UTC")
+        state = schema["state"].dataType
+        assert isinstance(state, T.StructType)
+        self._convert = [(field.name, _converter(field.dataType)) for field in state.fields]
+
+    def batch(self, keys: list[str], generations: list[int], states: list[Any]) -> pa.RecordBatch:
+        columns = []
+        kind = self.schema.field("state").type
+        for at, (name, convert) in enumerate(self._convert):
+            values = [getattr(state, name) for state in states]
+            columns.append(pa.array(values if convert is None else list(map(convert, values)), kind.field(at).type))
+        if columns:
+            struct = pa.StructArray.from_arrays(columns, fields=list(kind))
+        else:
+            struct = pa.array([{}] * len(states), kind)
+        return pa.RecordBatch.from_arrays(
+            [pa.array(keys, pa.string()), pa.array(generations, pa.int64()), struct], schema=self.schema
+        )
+
+
+def _converter(kind: T.DataType) -> Any:
+    """What makes a value one that Arrow takes for a type; None where it is one already."""
+    if isinstance(kind, T.StringType):
+        return _as_text
+    if isinstance(kind, T.ArrayType):
+        inner = _converter(kind.elementType)
+        return _each(inner)
+    if isinstance(kind, T.MapType):
+        return _pairs(_converter(kind.valueType))
+    if isinstance(kind, T.StructType):
+        return _members([(field.name, _converter(field.dataType)) for field in kind.fields])
+    return None
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return _json(value).decode()
+
+
+def _each(convert: Any) -> Any:
+    def apply(values: Any) -> Any:
+        if values is None:
+            return None
+        return list(values) if convert is None else [convert(value) for value in values]
+
+    return apply
+
+
+def _pairs(convert: Any) -> Any:
+    def apply(values: Any) -> Any:
+        if values is None:
+            return None
+        return [(key, value if convert is None else convert(value)) for key, value in values.items()]
+
+    return apply
+
+
+def _members(members: list[tuple[str, Any]]) -> Any:
+    def apply(value: Any) -> Any:
+        if value is None:
+            return None
+        found = {name: getattr(value, name) for name, _ in members}
+        return {name: found[name] if convert is None else convert(found[name]) for name, convert in members}
+
+    return apply

@@ -1,0 +1,161 @@
+"""What a frame that is written must look like, and how its rows become events.
+
+kind          text; or option("kind", …) for all rows; a queue's default is "message"
+payload       JSON text, bytes (kept as bytes), or any other type, which is written as JSON
+topic         text, where the option does not name one topic
+key, scope    text
+headers       map of text to text
+occurred_at   a time; the time of writing where it is null
+cause         the id of the event this one follows from, or a struct of its id and correlation_id
+correlation_id, causation_id   text, as read from a topic; with a cause, causation_id is the cause's own and not used
+seq, id, recorded_at           not used: the journal gives new ones
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.errors import ConfigError
+from penstock.spark.sink.jsontext import json_text
+from penstock.spark.source.causes import correlations
+from penstock.spark.source.options import WriteOptions
+
+_TEXT = ("topic", "kind", "key", "scope", "correlation_id", "causation_id")
+_IGNORED = ("seq", "id", "recorded_at")
+_KNOWN = (
+    "kind",
+    "payload",
+    "topic",
+    "key",
+    "scope",
+    "headers",
+    "occurred_at",
+    "cause",
+    "correlation_id",
+    "causation_id",
+)
+_TIME = pa.timestamp("us", "UTC")
+
+
+class SinkLayout(msgspec.Struct, frozen=True):
+    """How the rows of one frame become events."""
+
+    url: str
+    topic: str | None
+    kind: str | None
+    columns: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: StructType, options: WriteOptions) -> SinkLayout:
+        """The layout of a frame's schema; ConfigError when its rows cannot be events."""
+        kind = options.kind or ("message" if options.queue else None)
+        found = to_arrow_schema(schema, timezone="UTC")
+        twice = next((name for at, name in enumerate(found.names) if name in found.names[:at]), None)
+        if twice is not None:
+            raise ConfigError(f"the frame has the column {twice!r} twice")
+        unknown = [name for name in found.names if name not in _KNOWN and name not in _IGNORED]
+        if unknown:
+            raise ConfigError(
+                f"an event has no column {unknown[0]!r}; there are {', '.join(_KNOWN)}. "
+                'Put the rest into the payload: struct(…).alias("payload")'
+            )
+        for name in found.names:
+            _check_type(name, found.field(name).type)
+        if "payload" not in found.names:
+            raise ConfigError('the frame has no column "payload": JSON text, a struct, or bytes')
+        if "kind" not in found.names and kind is None:
+            raise ConfigError('the frame has no column "kind"; add it, or set option("kind", …) for all rows')
+        if "topic" not in found.names and options.topic is None:
+            raise ConfigError('say where to write: option("topic", …), option("queue", …), or a column "topic"')
+        columns = frozenset(found.names) - set(_IGNORED)
+        if options.topic is not None:
+            columns -= {"topic"}
+        return cls(options.url, options.topic, kind, columns)
+
+    def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
+        count = batch.num_rows
+        given = {name: _narrow(batch.column(name)) for name in batch.schema.names if name in self.columns}
+        made: dict[str, Any] = {
+            "topic": given["topic"] if self.topic is None else _repeated(self.topic, count),
+            "kind": self._kinds(given, count),
+        }
+        payload = given["payload"]
+        if pa.types.is_string(payload.type):
+            made["payload"] = payload.fill_null("null") if payload.null_count else payload
+        elif pa.types.is_binary(payload.type):
+            made["payload"] = payload.fill_null(b"null") if payload.null_count else payload
+            made["binary"] = pc.is_valid(payload)
+        else:
+            made["payload"] = json_text(payload)
+        for name in ("key", "scope", "headers", "occurred_at"):
+            if name in given:
+                made[name] = given[name]
+        self._link(given, made)
+        return pa.RecordBatch.from_pydict(made)
+
+    def _kinds(self, given: dict[str, Any], count: int) -> Any:
+        if "kind" not in given:
+            return _repeated(self.kind or "", count)
+        column = given["kind"]
+        return column.fill_null(self.kind) if column.null_count and self.kind else column
+
+    def _link(self, given: dict[str, Any], made: dict[str, Any]) -> None:
+        """Causes: an effect has its cause's correlation id, or the cause's own id when that has none."""
+        correlation = given.get("correlation_id")
+        cause = given.get("cause")
+        if cause is None:
+            if "causation_id" in given:
+                made["causation"] = given["causation_id"]
+            if correlation is not None:
+                made["correlation"] = correlation
+            return
+        if pa.types.is_struct(cause.type):
+            ids, inherited = (pc.struct_field(cause, name) for name in ("id", "correlation_id"))
+        else:
+            ids = cause
+            open_ = ids if correlation is None else pc.if_else(pc.is_null(correlation), ids, None)
+            inherited = correlations(self.url, open_)
+        known = [column for column in (correlation, inherited, ids) if column is not None]
+        made["causation"] = ids
+        made["correlation"] = pc.coalesce(*known)
+
+
+def _check_type(name: str, kind: Any) -> None:
+    fits = True
+    wanted = "text"
+    if name in _TEXT:
+        fits = kind == pa.string()
+    elif name == "headers":
+        wanted = "a map of text to text"
+        fits = pa.types.is_map(kind) and kind.key_type == pa.string() and kind.item_type == pa.string()
+    elif name == "occurred_at":
+        fits, wanted = kind == _TIME, "a timestamp"
+    elif name == "cause":
+        wanted = "text, or a struct of id and correlation_id"
+        fits = kind == pa.string() or (
+            pa.types.is_struct(kind)
+            and {field.name for field in kind} == {"id", "correlation_id"}
+            and all(field.type == pa.string() for field in kind)
+        )
+    if not fits:
+        raise ConfigError(f"the column {name!r} must be {wanted}, not {kind}")
+
+
+def _repeated(value: str, count: int) -> Any:
+    return pa.repeat(pa.scalar(value, pa.string()), count)
+
+
+def _narrow(column: Any) -> Any:
+    """The column with 32-bit offsets; Spark can be told to send text and bytes with 64-bit ones."""
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_large_binary(column.type):
+        return column.cast(pa.binary())
+    return column

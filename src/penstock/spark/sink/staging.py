@@ -1,0 +1,141 @@
+"""Where tasks leave the blocks they made until the commit publishes them.
+
+A small share travels inside the task's commit message. A larger one lies in a file, in a folder next to the journal
+(or where option("staging", …) says): one folder per query or job, file names that begin with the batch. A task that is
+tried twice leaves two files; only the one whose message reaches the commit counts, the rest are swept away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from penstock.engine.url import parse_url
+from penstock.errors import StorageError
+from penstock.journal.storage.block import Wire, decode_wire, encode_wire
+
+_INLINE_BYTES = 1 << 20
+"""Up to this size a task's blocks travel in its message."""
+_FORGOTTEN = 7 * 24 * 3600.0
+"""Seconds after which a folder nobody wrote to belongs to a job that was killed and never came back."""
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one task has staged."""
+
+    query: str | None
+    events: int = 0
+    keyed: bool = False
+    """Whether any event has a key."""
+    blocks: list[tuple[str, bytes]] = field(default_factory=list)
+    """Topics and blocks, when they are small."""
+    file: str | None = None
+    pieces: list[tuple[str, int]] = field(default_factory=list)
+    """Topics and lengths of the blocks in the file, in order."""
+    host: str = ""
+
+    def wires(self) -> Iterator[tuple[str, Wire]]:
+        """The topics and blocks, in order."""
+        for topic, block in self.blocks:
+            yield topic, decode_wire(block)
+        if self.file is None:
+            return
+        try:
+            with Path(self.file).open("rb") as file:
+                for topic, length in self.pieces:
+                    block = file.read(length)
+                    if len(block) != length:
+                        raise StorageError(f"the staged file {self.file} is shorter than its task left it: run again")
+                    yield topic, decode_wire(block)
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"what a task on {self.host} staged in {self.file} is not there for the commit on "
+                f"{os.uname().nodename}: a journal lies on one machine. Use a master on this machine, a staging folder "
+                "that all machines share, or write to a buffer"
+            ) from error
+
+
+class Folder:
+    """The staging folder of one query or job."""
+
+    def __init__(self, root: str, owner: str) -> None:
+        self.root = Path(root)
+        self.path = self.root / owner
+
+    def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> Staged:
+        """Keeps a task's blocks until the commit."""
+        message = Staged(query, host=os.uname().nodename)
+        size = 0
+        file = None
+        path = self.path / f"{batch}-{uuid.uuid4().hex}"
+        try:
+            for topic, wire in blocks:
+                encoded = encode_wire(wire)
+                message.events += wire.count
+                message.keyed = message.keyed or wire.key is not None
+                size += len(encoded)
+                if file is None:
+                    message.blocks.append((topic, encoded))
+                    if size <= _INLINE_BYTES:
+                        continue
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    file = path.open("wb")
+                    message.file = str(path)
+                    for held in message.blocks:
+                        _add(file, message, *held)
+                    message.blocks = []
+                else:
+                    _add(file, message, topic, encoded)
+        except BaseException:
+            if file is not None:
+                file.close()
+                path.unlink(missing_ok=True)
+            raise
+        if file is not None:
+            file.close()
+        return message
+
+    def sweep(self, through: int) -> None:
+        """Removes what batches up to and including one have left."""
+        with suppress(FileNotFoundError):
+            for file in self.path.iterdir():
+                batch = file.name.partition("-")[0]
+                if batch.isdigit() and int(batch) <= through:
+                    file.unlink(missing_ok=True)
+            with suppress(OSError):  # a newer batch is being staged
+                self.path.rmdir()
+            self._sweep_forgotten()
+
+    def remove(self) -> None:
+        """Removes everything this job has left."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._sweep_forgotten()
+
+    def _sweep_forgotten(self) -> None:
+        with suppress(OSError):
+            for folder in self.root.iterdir():
+                if folder.stat().st_mtime < time.time() - _FORGOTTEN:
+                    shutil.rmtree(folder, ignore_errors=True)
+            self.root.rmdir()
+
+
+def _add(file: BinaryIO, message: Staged, topic: str, encoded: bytes) -> None:
+    file.write(encoded)
+    message.pieces.append((topic, len(encoded)))
+
+
+def staging_root(url: str, given: str | None) -> str:
+    """The folder under which tasks stage what they write to a journal."""
+    if given is not None:
+        return os.path.abspath(given)  # noqa: PTH100
+    return parse_url(url)[1] + ".staging"

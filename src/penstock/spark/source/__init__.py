@@ -1,0 +1,1 @@
+"""The data source `penstock`: topics as tables and streams."""

@@ -1,0 +1,268 @@
+"""The options of the data sources: Spark hands over text under names of any case; here they become checked values."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from penstock.clock import to_ms
+from penstock.engine.url import parse_url
+from penstock.errors import ConfigError
+from penstock.names import check_consumer, check_kind, check_name
+
+_READ = (
+    "url",
+    "topic",
+    "topicPattern",
+    "queue",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "consumer",
+    "payloadSchema",
+    "payloadFormat",
+    "payloadColumns",
+)
+_WRITE = ("url", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
+"""What Spark itself leaves among a source's options."""
+_ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
+"""The Kafka source's names for the same things."""
+
+Offset = int | Literal["earliest", "latest"]
+
+
+class ReadOptions(msgspec.Struct, frozen=True):
+    """What a read was asked for."""
+
+    url: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    start: Offset | dict[str, Offset] = "earliest"
+    end: Offset | dict[str, Offset] = "latest"
+    start_ms: int | None = None
+    end_ms: int | None = None
+    max_offsets: int | None = None
+    min_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    consumer: str | None = None
+    payload: Literal["string", "binary"] = "string"
+    payload_schema: str | None = None
+    payload_struct: bool = False
+    given: frozenset[str] = frozenset()
+    """The names of the options that were given, in lower case."""
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """What a write was asked for."""
+
+    url: str
+    topic: str | None = None
+    queue: bool = False
+    kind: str | None = None
+    app: str | None = None
+    version: int | None = None
+    staging: str | None = None
+
+
+def settled(options: Mapping[str, str]) -> dict[str, str]:
+    """Options as the driver knows them, for processes with other folders and environments: the url made absolute."""
+    given = {_ALIASES.get(name.lower(), name.lower()): value for name, value in options.items()}
+    if given.get("url") and given.get("path"):
+        raise ConfigError('the journal is named twice: by option("url", …) and by the path given to load or save')
+    url = given.pop("path", None) or given.get("url") or os.environ.get("PENSTOCK_URL")
+    if not url:
+        raise ConfigError('no journal is named: set option("url", "shop.db"), or PENSTOCK_URL')
+    given["url"] = absolute_url(url)
+    return given
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Checks the settled options of a read; ConfigError says which one cannot be used and why."""
+    given = _known(options, _READ, "read")
+    topics, pattern = _topics(given)
+    for pair in (("startingoffsets", "startingtimestamp"), ("endingoffsets", "endingtimestamp")):
+        if pair[0] in given and pair[1] in given:
+            raise ConfigError(f"give {_spelling(pair[0])} or {_spelling(pair[1])}, not both")
+    payload_format = given.get("payloadformat", "json").lower()
+    if payload_format not in ("json", "string", "binary"):
+        raise ConfigError(f'payloadFormat is "json" or "binary", not {payload_format!r}')
+    schema = given.get("payloadschema")
+    if schema is not None and payload_format == "binary":
+        raise ConfigError("payloadSchema parses JSON payloads; it does not go with payloadFormat=binary")
+    columns = given.get("payloadcolumns", "flat").lower()
+    if columns not in ("flat", "struct"):
+        raise ConfigError(f'payloadColumns is "flat" or "struct", not {columns!r}')
+    consumer = given.get("consumer")
+    return ReadOptions(
+        given["url"],
+        topics,
+        pattern,
+        _offsets(given, "startingoffsets", "earliest", topics),
+        _offsets(given, "endingoffsets", "latest", topics),
+        _time(given, "startingtimestamp"),
+        _time(given, "endingtimestamp"),
+        number(given, "maxOffsetsPerTrigger"),
+        number(given, "minPartitions"),
+        switch(given, "failOnDataLoss"),
+        None if consumer is None else check_consumer(consumer),
+        "binary" if payload_format == "binary" else "string",
+        schema,
+        columns == "struct",
+        frozenset(given),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Checks the settled options of a write; ConfigError says which one cannot be used and why."""
+    given = _known(options, _WRITE, "write")
+    if "topic" in given and "queue" in given:
+        raise ConfigError("give topic or queue, not both: a queue's events are the topic of the same name")
+    target = given.get("queue", given.get("topic"))
+    if target is not None:
+        check_name(target, "queue" if "queue" in given else "topic")
+    app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
+    if (app is None) != (version is None):
+        raise ConfigError("txnAppId and txnVersion go together: the application's name and a number that only grows")
+    if app is not None:
+        check_consumer(app, "txnAppId")
+    kind = given.get("kind")
+    return WriteOptions(
+        given["url"],
+        target,
+        "queue" in given,
+        None if kind is None else check_kind(kind),
+        app,
+        version,
+        given.get("staging"),
+    )
+
+
+def absolute_url(url: str) -> str:
+    """The url with an absolute path: tasks run in other folders than the program that names the journal."""
+    scheme, path = parse_url(url)
+    if scheme == "memory":
+        raise ConfigError(
+            "Spark reads and writes a journal from other processes, and memory: lives in one; use sqlite:, lmdb:, file:"
+        )
+    if scheme == "rocksdb":
+        raise ConfigError(
+            "Spark reads and writes a journal from several processes, and rocksdb: allows one; "
+            "use sqlite:, lmdb: or file:"
+        )
+    return f"{scheme}:{os.path.abspath(path)}"  # noqa: PTH100 - Path.absolute keeps '..'
+
+
+def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
+    known = {name.lower() for name in names}
+    unknown = [name for name in options if name not in known and name not in SPARK_OPTIONS]
+    if unknown:
+        raise ConfigError(f"a penstock {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
+    return dict(options)
+
+
+def _spelling(lower: str) -> str:
+    return next(name for name in (*_READ, *_WRITE) if name.lower() == lower)
+
+
+def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    ways = [name for name in ("topic", "topicpattern", "queue") if name in given]
+    if len(ways) != 1:
+        said = "nothing" if not ways else " and ".join(map(_spelling, ways))
+        raise ConfigError(
+            f'say what to read by one of topic ("orders" or "orders,refunds"), topicPattern, queue; not {said}'
+        )
+    if ways[0] == "topicpattern":
+        pattern = given["topicpattern"]
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"topicPattern {pattern!r} is no regular expression: {error}") from error
+        return (), pattern
+    names = [name.strip() for name in given[ways[0]].split(",")]
+    for name in names:
+        check_name(name, ways[0])
+    if len(set(names)) != len(names):
+        raise ConfigError(f"a topic is named twice in {given[ways[0]]!r}")
+    return tuple(sorted(names)), None
+
+
+def _offsets(
+    given: Mapping[str, str], name: str, default: Literal["earliest", "latest"], topics: tuple[str, ...]
+) -> Offset | dict[str, Offset]:
+    text = given.get(name, default).strip()
+    if not text.startswith("{"):
+        return _offset(text, name)
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{_spelling(name)} is not valid JSON: {error}") from error
+    unknown = [topic for topic in parsed if topics and topic not in topics]
+    if unknown:
+        raise ConfigError(f"{_spelling(name)} speaks of topic {unknown[0]!r}, which is not read")
+    missing = [topic for topic in topics if topic not in parsed]
+    if missing:
+        raise ConfigError(f"{_spelling(name)} says nothing of topic {missing[0]!r}")
+    return {topic: _offset(str(offset), name) for topic, offset in parsed.items()}
+
+
+def _offset(text: str, name: str) -> Offset:
+    lower = text.lower()
+    if lower == "earliest":
+        return "earliest"
+    if lower == "latest":
+        return "latest"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise ConfigError(
+        f'{_spelling(name)} is "earliest", "latest", a position, or JSON like {{"orders": 42}} for several topics; '
+        f"not {text!r}"
+    )
+
+
+def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    """A whole number among settled options, None when it was not given; the name is spelled as in the docs."""
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {text!r}")
+    return value
+
+
+def switch(given: Mapping[str, str], name: str) -> bool:
+    """A switch among settled options, on when it was not given; the name is spelled as in the docs."""
+    text = given.get(name.lower(), "true")
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f'{name} is "true" or "false", not {text!r}')
+    return text.lower() == "true"
+
+
+def _time(given: Mapping[str, str], name: str) -> int | None:
+    """Milliseconds since 1970, as Kafka's source takes them, or an ISO 8601 time (UTC when it names no zone)."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{_spelling(name)} is a time like 2026-01-31T08:00:00Z or milliseconds since 1970, not {text!r}"
+        ) from None
+    return to_ms(time if time.tzinfo else time.replace(tzinfo=UTC), _spelling(name))

@@ -1,0 +1,148 @@
+"""The streaming side of the source: offsets, admission, and the cursor that follows a query.
+
+Spark asks for the newest offset with the end of the last batch that its checkpoint holds as complete, also while
+nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from penstock.errors import ConfigError
+from penstock.journal.commit.commit import Commit
+from penstock.journal.cursors import move_cursor
+from penstock.spark.source.filters import NO_FILTER
+from penstock.spark.source.options import ReadOptions
+from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed
+from penstock.spark.source.rows import Layout, read_range
+from penstock.spark.source.stores import reading, writing
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a journal's topics batch after batch; offsets are positions by topic."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        for name in ("endingOffsets", "endingTimestamp"):
+            if name.lower() in options.given:
+                raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
+        self.options = options
+        self.layout = Layout.of(schema, options)
+        self._target: Offsets | None = None
+        self._latest: tuple[int, Offsets] | None = None
+        self._followed: Offsets = {}
+        self._initial: Offsets | None = None
+        self._anchored = True
+
+    # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new query starts. Spark asks more than once and must get one answer."""
+        if self._initial is None:
+            with reading(self.options.url)._engine.read() as snap:
+                self._initial = Topics(snap, self.options).starts()
+            self._anchored = not self._moving
+            self._follow(self._initial, back=True)
+        return _sorted(self._initial)
+
+    @property
+    def _moving(self) -> bool:
+        """Whether the place where the query starts would be another one if it were asked for again, after a crash.
+
+        Then the first batch is left empty: the checkpoint holds the place before anything depends on it.
+        """
+        start = self.options.start
+        return self.options.start_ms is not None or "latest" in (
+            start.values() if isinstance(start, dict) else (start,)
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self.options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        self._follow(start)
+        if not self._anchored:
+            self._anchored = True
+            return _sorted(start)
+        end = self._now() if self._target is None else self._target
+        self._check_ahead(start, end)
+        end = {name: max(position, start.get(name, 0)) for name, position in end.items()}
+        if isinstance(limit, ReadMaxRows):
+            end = limited(start, end, limit.max_rows)
+        return _sorted({**start, **end})
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return _sorted(self._now())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._now()
+
+    def _now(self) -> Offsets:
+        """How far the topics go; asked for every few milliseconds, so that an unchanged store is not looked into."""
+        engine = reading(self.options.url)._engine
+        changes = engine.changes()
+        if self._latest is None or self._latest[0] != changes:
+            with engine.read() as snap:
+                self._latest = changes, Topics(snap, self.options).latest()
+        return self._latest[1]
+
+    def _check_ahead(self, start: Offsets, end: Offsets) -> None:
+        for name, latest in end.items():
+            if self.options.fail_on_data_loss and latest < start.get(name, 0):
+                raise ConfigError(
+                    f"this query has read topic {name!r} through {start[name]}, and the topic ends at {latest}: "
+                    f"{self.options.url} is another journal, or was restored from a backup. Start with a new "
+                    "checkpoint, or set failOnDataLoss=false to wait until the topic has grown again"
+                )
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        with reading(self.options.url)._engine.read() as snap:
+            topics = Topics(snap, self.options)
+            ends = {name: position for name, position in end.items() if name in topics.views}
+            return cut(topics, narrowed(topics, start, ends, NO_FILTER))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        options = self.options
+        return read_range(
+            reading(options.url)._engine,
+            partition.topic,
+            partition.after,
+            partition.through,
+            self.layout,
+            strict=options.fail_on_data_loss,
+        )
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing to do: see the top of this file."""
+
+    def stop(self) -> None:
+        """Nothing to let go of: the process ends."""
+
+    # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _follow(self, offsets: Offsets, *, back: bool = False) -> None:
+        """Moves the query's cursor, so that its lag can be seen and compaction waits for it."""
+        consumer = self.options.consumer
+        if consumer is None or offsets == self._followed:
+            return
+        known = self._followed
+
+        def move(commit: Commit) -> None:
+            for name, position in offsets.items():
+                if known.get(name) != position and commit.latest(name) >= position:
+                    move_cursor(commit, name, consumer, position, back=back)
+
+        with writing(self.options.url) as journal:
+            journal.run(move, relaxed=True)
+        self._followed = dict(offsets)
+
+
+def _sorted(offsets: Offsets) -> dict[str, Any]:
+    """Spark compares offsets as JSON text: the same offsets must have the same text."""
+    return {name: offsets[name] for name in sorted(offsets)}

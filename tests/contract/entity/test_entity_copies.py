@@ -1,0 +1,242 @@
+"""Export and import: whole journals to files and back, the same positions, ids, times and causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from journals import on
+
+import penstock
+from penstock import Journal, Projection
+from penstock import on as handles
+from penstock.entity.copying import exporting
+from penstock.errors import ConfigError, FenceActive
+
+Reopen = Callable[[Journal], Journal]
+FORMATS = ["jsonl", "parquet"]
+
+
+@pytest.fixture
+def other() -> Iterator[Journal]:
+    with penstock.open("memory:") as journal:
+        yield journal
+
+
+def fill(journal: Journal) -> None:
+    orders, audit = journal.topic("orders"), journal.topic("audit")
+    audit.configure(chained=True)
+    cause = None
+    for number in range(60):
+        cause = orders.append(
+            "odd" if number % 2 else "even",
+            {"n": number, "text": "line\nbreak ü"} if number % 3 else b"\xff\x00bytes",
+            key=f"k{number % 4}" if number % 5 else None,
+            scope="north" if number % 7 == 0 else None,
+            headers={"trace": str(number), "b": "c"} if number % 4 == 0 else None,
+            occurred_at=datetime(2020, 1, 1, tzinfo=UTC) if number % 9 == 0 else None,
+            cause=cause if number % 6 else None,
+        )
+        audit.append("seen", number, key="a", cause=cause)
+
+
+def everything(journal: Journal) -> dict[str, Any]:
+    return {
+        name: (
+            [{**event.as_dict(), "raw": event.raw, "link": event.link} for event in journal.topic(name).read()],
+            journal.topic(name).latest,
+            journal.topic(name).oldest,
+            len(journal.topic(name)),
+            journal.topic(name).settings,
+        )
+        for name in journal.topics()
+    }
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_copy_is_the_same_journal(journal: Journal, other: Journal, tmp_path: Path, format: Any) -> None:
+    fill(journal)
+    journal.topic("orders").compact(7)
+    report = journal.export(tmp_path / "copy", format=format)
+    assert (report.topics, report.events) == (2, 113)
+    imported = other.import_(tmp_path / "copy")
+    assert (imported.topics, imported.imported, imported.present) == (2, 113, 0)
+    assert everything(other) == everything(journal)
+    assert other.topic("audit").verify().events == 60
+    last = list(other.topic("orders").read())[-1]
+    mine = list(journal.topic("orders").read())[-1]
+    assert [event.id for event in other.topic("orders").ancestors(last)] == [
+        event.id for event in journal.topic("orders").ancestors(mine)
+    ]
+    assert [event.seq for event in other.topic("orders").read(key="k1")] == [
+        event.seq for event in journal.topic("orders").read(key="k1")
+    ]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_running_either_again_changes_nothing_and_goes_on(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any, reopen: Reopen
+) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy", format=format)
+    assert journal.export(tmp_path / "copy", format=format).events == 0
+    other.import_(tmp_path / "copy")
+    assert other.import_(tmp_path / "copy").imported == 0
+    journal = reopen(journal)
+    journal.topic("orders").append("more", key="k1")
+    journal.topic("new").append("first")
+    assert journal.export(tmp_path / "copy", format=format).events == 2
+    again = other.import_(tmp_path / "copy")
+    assert (again.imported, again.present) == (2, 120)
+    assert everything(other) == everything(journal)
+    receipt = other.topic("orders").append("own")
+    assert receipt.seq == 62 and receipt.id > list(journal.topic("orders").read())[-1].id
+
+
+@on("memory")
+def test_an_interrupted_export_is_finished(
+    journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(journal)
+    file = tmp_path / "copy" / "orders.jsonl"
+    journal.export(tmp_path / "copy")
+    whole = file.read_bytes()
+    for cut in (len(whole) - 1, len(whole) - 25, len(whole) // 2, 10, 0):
+        file.write_bytes(whole[:cut])
+        journal.export(tmp_path / "copy")
+        assert file.read_bytes() == whole
+    monkeypatch.setattr(exporting, "_PART_EVENTS", 16)
+    journal.export(tmp_path / "parts", format="parquet")
+    parts = sorted(path.name for path in (tmp_path / "parts" / "orders").iterdir())
+    assert len(parts) == 4
+    (tmp_path / "parts" / "orders" / parts[-1]).unlink()
+    (tmp_path / "parts" / "orders" / ".partial").write_bytes(b"half")
+    journal.export(tmp_path / "parts", format="parquet")
+    other.import_(tmp_path / "parts")
+    assert everything(other) == everything(journal)
+
+
+@on("memory")
+def test_a_torn_line_is_imported_when_it_is_whole(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy")
+    file = tmp_path / "copy" / "orders.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-30])
+    assert other.import_(tmp_path / "copy").imported == 119
+    file.write_bytes(whole)
+    assert other.import_(tmp_path / "copy").imported == 1
+    assert everything(other) == everything(journal)
+
+
+@on("memory")
+@pytest.mark.parametrize("format", FORMATS)
+def test_holes_left_by_compaction_by_key_are_copied(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any
+) -> None:
+    topic = journal.topic("orders")
+    for number in range(50):
+        topic.append("e", number, key=f"k{number % 7}")
+    topic.compact_keys()
+    topic.append("e", 50, key="k1")
+    topic.compact_keys()
+    topic.compact(45)
+    journal.export(tmp_path / "copy", format=format)
+    other.import_(tmp_path / "copy")
+    assert everything(other) == everything(journal)
+    other.topic("orders").append("e", 51, key="k1")
+    assert len(list(other.topic("orders").read(key="k1"))) == 2
+
+
+@on("memory")
+def test_topics_can_be_chosen_and_progress_is_told(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    fill(journal)
+    told: list[tuple[int, int]] = []
+    journal.export(tmp_path / "copy", topics=["orders", "nothing"], progress=lambda *step: told.append(step))
+    assert told[-1] == (60, 60)
+    told.clear()
+    other.import_(tmp_path / "copy", progress=lambda *step: told.append(step))
+    assert told[-1] == (60, 60) and other.topics() == ["orders"]
+    with pytest.raises(ConfigError, match="audit"):
+        other.import_(tmp_path / "copy", topics=["audit"])
+
+
+@on("memory")
+def test_another_history_is_not_mixed_in(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy")
+    other.topic("orders").append("own")
+    before = everything(other)
+    with pytest.raises(ConfigError, match=r"other events.*position 1"):
+        other.import_(tmp_path / "copy", topics=["orders"])
+    assert everything(other) == before
+
+
+@on("memory")
+def test_an_import_during_a_fence_is_refused(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy")
+    with other.fence(), pytest.raises(FenceActive):
+        other.import_(tmp_path / "copy")
+    other.import_(tmp_path / "copy")
+
+
+@on("memory")
+def test_what_is_no_export_is_refused(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    fill(journal)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    with pytest.raises(ConfigError, match="is a file"):
+        journal.export(tmp_path / "file")
+    with pytest.raises(ConfigError, match="not empty"):
+        journal.export(tmp_path / "full")
+    with pytest.raises(ConfigError, match="csv"):
+        journal.export(tmp_path / "copy", format="csv")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no export"):
+        other.import_(tmp_path / "full")
+    journal.export(tmp_path / "copy")
+    with pytest.raises(ConfigError, match="as jsonl"):
+        journal.export(tmp_path / "copy", format="parquet")
+    manifest = tmp_path / "copy" / "export.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"penstock": 1', '"penstock": 9'))
+    with pytest.raises(ConfigError, match="format 9"):
+        other.import_(tmp_path / "copy")
+    manifest.write_text("{")
+    with pytest.raises(ConfigError, match="manifest"):
+        other.import_(tmp_path / "copy")
+
+
+@on("memory")
+@pytest.mark.parametrize(
+    "broken", [b"{}\n", b"not json\n", b'{"seq":61,"topic":"orders"}\n', b'{"seq": "x"}\n', b"\xff\n"]
+)
+def test_a_broken_line_is_named_and_what_came_before_is_kept(
+    journal: Journal, other: Journal, tmp_path: Path, broken: bytes
+) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy", topics=["orders"])
+    with (tmp_path / "copy" / "orders.jsonl").open("ab") as file:
+        file.write(broken)
+    with pytest.raises(ConfigError, match="line 61"):
+        other.import_(tmp_path / "copy")
+
+
+@on("memory")
+def test_states_folded_from_a_copy_are_the_same(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    class Count(Projection):
+        odd: int = 0
+
+        @handles("odd")
+        def count(self, event: Any) -> None:
+            self.odd += 1
+
+    fill(journal)
+    journal.export(tmp_path / "copy")
+    other.import_(tmp_path / "copy")
+    for key in ("k0", "k1", "k2", "k3", None):
+        assert other.topic("orders").project(Count, key) == journal.topic("orders").project(Count, key)

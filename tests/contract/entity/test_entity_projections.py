@@ -1,0 +1,529 @@
+"""Projections: state folded from events, saved, watched, rebuilt; always what a fold over `read()` gives."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from datetime import datetime
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from journals import DEADLINE, Place, on, only
+from small_index import small_index
+
+from penstock import Draft, Event, Journal, Projection, Topic, event, schema
+from penstock import on as handles
+from penstock.entity.projection import rebuild as rebuilding
+from penstock.entity.projection.folding import folder_of
+from penstock.errors import Closed, ConfigError
+from penstock.journal.storage.keys import prefix_end
+
+Reopen = Callable[[Journal], Journal]
+
+
+class Owner(msgspec.Struct):
+    name: str
+
+
+class Account(Projection):
+    """An account, as its events leave it."""
+
+    balance: int = 0
+    owner: Owner | None = None
+    log: list[str] = []
+    by_day: dict[str, int] = {}
+    tags: set[str] = set()
+    seen_at: datetime | None = None
+    limit: ClassVar[int] = 10
+
+    @handles("deposited", "corrected")
+    def add(self, payload: Any) -> None:
+        self.balance += payload["amount"]
+
+    @handles("opened")
+    def opened(self, payload: Any, event: Event) -> None:
+        self.owner = Owner(payload["owner"])
+        self.seen_at = event.recorded_at
+        self.tags.add("open")
+
+    @handles("noted")
+    def noted(self, event: Event) -> None:
+        self.log.append(f"{event.seq}:{event.payload}")
+        self.by_day[str(event.seq)] = event.seq
+
+
+class Total(Projection):
+    total: int = 0
+
+    @handles("deposited")
+    def add(self, payload: Any) -> None:
+        self.total += payload["amount"]
+
+
+def deposit(topic: Topic, key: str, count: int = 1, amount: int = 1) -> None:
+    topic.append_many([Draft("deposited", {"amount": amount}, key=key) for _ in range(count)])
+
+
+def saved(journal: Journal) -> list[bytes]:
+    journal.flush()
+    with journal._engine.read() as snap:
+        return [key for key, _ in snap.scan(b"p", prefix_end(b"p"))]
+
+
+def test_a_state_is_the_fold_of_the_entitys_events(topic: Topic) -> None:
+    assert topic.project(Account, "a") is None
+    topic.append("opened", {"owner": "ada"}, key="a")
+    topic.append("deposited", {"amount": 5}, key="a")
+    topic.append("noted", "hello", key="a")
+    topic.append("corrected", {"amount": -2}, key="a")
+    topic.append("deposited", {"amount": 100}, key="b")
+    topic.append("unknown", key="a")
+    state = topic.project(Account, "a")
+    assert state is not None
+    assert (state.balance, state.owner, state.log, state.tags) == (3, Owner("ada"), ["3:hello"], {"open"})
+    assert state == Account.fold(topic.read(key="a"))
+    assert topic.project(Account, "b") == Account(balance=100)
+
+
+def test_an_entity_whose_events_nobody_handles_has_the_first_state(topic: Topic) -> None:
+    topic.append("unknown", key="a")
+    assert topic.project(Account, "a") == Account()
+
+
+def test_without_a_key_it_spans_the_topic(topic: Topic) -> None:
+    assert topic.project(Total) is None
+    deposit(topic, "a", 3)
+    deposit(topic, "b", 2, amount=10)
+    topic.append("deposited", {"amount": 100})
+    assert topic.project(Total) == Total(123)
+    deposit(topic, "c")
+    assert topic.project(Total) == Total(124)
+
+
+def test_every_caller_gets_a_state_of_its_own(topic: Topic) -> None:
+    topic.append("noted", 1, key="a")
+    first = topic.project(Account, "a")
+    assert first is not None
+    first.log.append("mine")
+    second = topic.project(Account, "a")
+    assert second is not None and second.log == ["1:1"] and Account().log == []
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_saved_states_are_used_and_reading_goes_on_after_them(
+    journal: Journal, topic: Topic, reopen: Reopen, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_index():
+        deposit(topic, "a", 300)
+        if indexed:
+            journal.maintain()
+        assert topic.project(Total, "a") == Total(300)
+        assert len(saved(journal)) == 1
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+        deposit(topic, "a", 7)
+        folded: list[int] = []
+        original = type(folder_of(Total)).fold_pieces
+
+        def counting(self: Any, state: Any, pieces: Any) -> Any:
+            outcome = original(self, state, pieces)
+            folded.append(outcome[2])
+            return outcome
+
+        monkeypatch.setattr(type(folder_of(Total)), "fold_pieces", counting)
+        assert topic.project(Total, "a") == Total(307)
+        assert folded == [7]
+
+
+def test_cached_may_be_stale_and_consistent_never_is(journal: Journal, topic: Topic) -> None:
+    assert topic.project(Total, "a", freshness="cached") is None
+    deposit(topic, "a", 3)
+    assert topic.project(Total, "a", freshness="cached") == Total(3), "nothing was cached: it is folded"
+    deposit(topic, "a", 1)
+    assert topic.project(Total, "a", freshness="cached") == Total(3)
+    assert topic.project(Total, "a") == Total(4)
+    assert topic.project(Total, "a", freshness="cached") == Total(4)
+    with pytest.raises(ConfigError, match="freshness"):
+        topic.project(Total, "a", freshness="fresh")  # type: ignore[arg-type]
+
+
+def test_project_if_changed_tells_only_news(topic: Topic) -> None:
+    assert topic.project_if_changed(Total, "a", 0) is None
+    deposit(topic, "a", 10)
+    changed = topic.project_if_changed(Total, "a", 0)
+    assert changed == (10, Total(10))
+    assert topic.project_if_changed(Total, "a", 10) is None
+    deposit(topic, "b")
+    assert topic.project_if_changed(Total, "a", 10) is None
+    deposit(topic, "a", 10)
+    assert topic.project_if_changed(Total, "a", 10) == (21, Total(20))
+    assert topic.project_if_changed(Total, None, 20) == (21, Total(21))
+    assert topic.project_if_changed(Total, None, 21) is None
+
+
+def test_another_version_or_other_fields_are_folded_anew(journal: Journal, topic: Topic) -> None:
+    deposit(topic, "a", 200)
+
+    class Sum(Projection, name="sum"):
+        value: int = 0
+
+        @handles("deposited")
+        def add(self, payload: Any) -> None:
+            self.value += payload["amount"]
+
+    assert topic.project(Sum, "a") == Sum(200)
+
+    class Doubled(Projection, name="sum", version=2):
+        value: int = 0
+
+        @handles("deposited")
+        def add(self, payload: Any) -> None:
+            self.value += 2 * payload["amount"]
+
+    class Renamed(Projection, name="sum"):
+        amount: int = 0
+
+        @handles("deposited")
+        def add(self, payload: Any) -> None:
+            self.amount += payload["amount"]
+
+    journal.flush()
+    assert topic.project(Doubled, "a") == Doubled(400)
+    assert topic.project(Renamed, "a") == Renamed(200)
+    assert len(saved(journal)) == 2
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_after_compaction_a_state_is_what_is_left(journal: Journal, topic: Topic, by_key: bool) -> None:
+    deposit(topic, "a", 150)
+    deposit(topic, "b", 150)
+    assert topic.project(Total, "a") == Total(150) and topic.project(Total) == Total(300)
+    journal.flush()
+    if by_key:
+        topic.compact_keys()
+        assert topic.project(Total, "a") == Total(1) and topic.project(Total) == Total(2)
+    else:
+        topic.compact(50)
+        assert topic.project(Total, "a") == Total(100) and topic.project(Total) == Total(250)
+        assert topic.project(Total, "b") == Total(150)
+    assert topic.project(Total, "a") == Total.fold(topic.read(key="a"))
+
+
+def test_a_damaged_saved_state_is_folded_anew(journal: Journal, topic: Topic) -> None:
+    deposit(topic, "a", 200)
+    topic.project(Total, "a")
+    (key,) = saved(journal)
+    for broken in (b"", b"abc", b"x" * 40):
+        with journal._engine.write() as tx:
+            tx.put(key, broken)
+        journal._states.clear()
+        assert topic.project(Total, "a") == Total(200)
+        journal.flush()
+
+
+# ── rebuilding ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("room", [1000, 3])
+def test_a_rebuild_folds_every_entity_and_reports_progress(
+    journal: Journal, topic: Topic, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuilding, "_STATES_IN_MEMORY", room)
+    for number in range(200):
+        topic.append("deposited", {"amount": number}, key=f"k{number % 10}")
+    topic.append("deposited", {"amount": 5})
+    told: list[tuple[int, int]] = []
+    report = topic.rebuild(Total, progress=lambda done, total: told.append((done, total)))
+    assert (report.entities, report.events, report.through) == (10, 201, 201)
+    assert told[-1] == (201, 201)
+    assert len(saved(journal)) == 10
+    for number in range(10):
+        assert topic.project(Total, f"k{number}", freshness="cached") == Total.fold(topic.read(key=f"k{number}"))
+    assert topic.rebuild(Total, whole=True).entities == 1
+    assert topic.project(Total, freshness="cached") == Total(199 * 100 + 5)
+
+
+def test_a_rebuild_removes_the_states_of_other_versions(journal: Journal, topic: Topic) -> None:
+    class Old(Projection, name="sum", version=1):
+        value: int = 0
+
+        @handles("deposited")
+        def add(self, payload: Any) -> None:
+            self.value += 1
+
+    class New(Old, name="sum", version=3):
+        pass
+
+    deposit(topic, "a", 200)
+    topic.project(Old, "a")
+    journal.flush()
+    topic.rebuild(New)
+    assert len(saved(journal)) == 1
+    assert topic.project(New, "a") == New(200)
+
+
+def test_a_rebuild_of_nothing_is_nothing(topic: Topic) -> None:
+    assert topic.rebuild(Total).entities == 0
+
+
+# ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_watch_yields_the_state_and_then_every_change(
+    journal: Journal, topic: Topic, in_threads: Callable[..., threading.Thread]
+) -> None:
+    deposit(topic, "a", 2)
+    watch = topic.watch(Total, "a")
+    assert watch.next(0) == Total(2) and watch.next(0) is None
+    deposit(topic, "b")
+    assert watch.next(0) is None
+
+    def later() -> None:
+        deposit(topic, "a")
+
+    in_threads(later)
+    assert watch.next(DEADLINE) == Total(3) and watch.generation == 4
+    watch.close()
+    assert watch.next() is None and list(watch) == []
+
+
+def test_a_watch_can_be_iterated_by_an_event_loop(topic: Topic) -> None:
+    async def main() -> list[int]:
+        totals: list[int] = []
+        with topic.watch(Total) as watch:
+            await asyncio.to_thread(deposit, topic, "a")
+            async for state in watch:
+                totals.append(state.total)
+                if state.total >= 3:
+                    break
+                await asyncio.to_thread(deposit, topic, "a")
+        return totals
+
+    assert asyncio.run(main()) == [1, 2, 3]
+
+
+def test_closing_the_journal_ends_a_watch(journal: Journal, topic: Topic) -> None:
+    watch = topic.watch(Total, "a")
+    journal.close()
+    with pytest.raises(Closed):
+        watch.next()
+
+
+@only(second_open=True)
+def test_a_watch_sees_what_another_journal_appends(place: Place, topic: Topic) -> None:
+    watch = topic.watch(Total, "a")
+    deposit(place.open().topic("orders"), "a")
+    assert watch.next(DEADLINE) == Total(1)
+
+
+# ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def paid() -> Iterator[type[Any]]:
+    @event("projection.paid")
+    class Paid(msgspec.Struct):
+        amount: int
+
+    yield Paid
+    schema.forget("projection.paid")
+
+
+@on("memory")
+def test_typed_payloads_go_to_handlers_that_name_the_type(topic: Topic, paid: type[Any]) -> None:
+    Paid = paid
+
+    class Sum(Projection):
+        total: int = 0
+        kinds: int = 0
+
+        @handles(Paid)
+        def add(self, event: Paid) -> None:  # type: ignore[valid-type]
+            self.total += event.amount  # type: ignore[attr-defined]
+
+        @handles("deposited")
+        def other(self, payload: Any) -> None:
+            self.kinds += 1
+
+    topic.append_many([Draft(Paid(number), key="a") for number in range(50)])
+    topic.append("deposited", {"amount": 1}, key="a")
+    topic.append("projection.paid", {"amount": 7}, key="a")
+    assert topic.project(Sum, "a") == Sum(49 * 25 + 7, 1)
+    assert Sum.fold(topic.read(key="a")) == topic.project(Sum, "a")
+
+
+@on("memory")
+def test_kinds_and_bytes_in_one_block_are_handled_in_order(topic: Topic) -> None:
+    class Trace(Projection):
+        seen: list[Any] = []
+
+        @handles("a", "b")
+        def note(self, payload: Any) -> None:
+            self.seen.append(payload if isinstance(payload, int) else len(payload))
+
+        @handles("c")
+        def note_event(self, event: Event) -> None:
+            self.seen.append(event.seq)
+
+    topic.append_many([Draft("ab"[number % 2], number, key="k") for number in range(10)])
+    assert topic.project(Trace, "k") == Trace(list(range(10)))
+    topic.append_many([Draft("abcd"[number % 4], b"xyz" if number == 4 else number, key="k") for number in range(8)])
+    assert topic.project(Trace, "k") == Trace([*range(10), 0, 1, 13, 3, 5, 17])
+
+
+@on("memory")
+def test_a_handler_that_raises_is_named_and_nothing_is_saved(journal: Journal, topic: Topic) -> None:
+    deposit(topic, "a", 120)
+    topic.append_many([Draft("deposited", {"amount": 1}, key="a"), Draft("deposited", {}, key="a")])
+    for projected in (lambda: topic.project(Total, "a"), lambda: topic.rebuild(Total), lambda: topic.project(Total)):
+        with pytest.raises(KeyError) as failure:
+            projected()
+        assert failure.value.__notes__ == [
+            "in projection handler Total.add, for event 122 of topic 'orders' ('deposited')"
+        ]
+    assert saved(journal) == [] and len(topic) == 122
+
+
+@on("memory")
+def test_payloads_are_told_apart_whatever_they_hold(topic: Topic) -> None:
+    class Seen(Projection):
+        payloads: list[Any] = []
+
+        @handles("a")
+        def note(self, payload: Any) -> None:
+            self.payloads.append(payload)
+
+    awkward = [{"a": "}{"}, {"b": {}}, {}, 5, 55, [1, [2]], "}{", {"a": "}{}{"}, 7, {}, None, True, "", {"x": "},{"}]
+    for start in range(len(awkward)):
+        for stop in range(start + 1, len(awkward) + 1):
+            topic.append_many([Draft("a", payload, key=f"{start}-{stop}") for payload in awkward[start:stop]])
+            assert topic.project(Seen, f"{start}-{stop}") == Seen(awkward[start:stop])
+
+
+@on("memory")
+def test_a_poison_payload_is_named(journal: Journal, topic: Topic) -> None:
+    from penstock.errors import PoisonMessage
+    from penstock.journal.commit.prepare import Batch
+    from penstock.journal.storage.block import Columns
+
+    columns = Columns(["deposited"] * 3, [b'{"amount":1}', b'{"amount":', b'{"amount":1}'])
+    columns.key = ["a"] * 3
+    journal.run(lambda commit: commit.append("orders", Batch(columns, 30)))
+    with pytest.raises(PoisonMessage) as failure:
+        topic.project(Total, "a")
+    assert "event 2" in failure.value.__notes__[0]
+
+
+def test_handlers_are_inherited_and_overridden() -> None:
+    class Base(Projection):
+        seen: list[str] = []
+
+        @handles("a")
+        def first(self, payload: Any) -> None:
+            self.seen.append("base a")
+
+        @handles("b")
+        def second(self, payload: Any) -> None:
+            self.seen.append("base b")
+
+    class Derived(Base):
+        extra: int = 0
+
+        @handles("a", "c")
+        def first(self, payload: Any) -> None:
+            self.seen.append("derived a")
+            self.extra += 1
+
+    folder, state = folder_of(Derived), Derived()
+    for kind in ("a", "b", "c"):
+        folder.apply(state, kind, "{}")
+    assert state == Derived(["derived a", "base b", "derived a"], 2)
+    assert folder_of(Base).kinds == {"a", "b"}
+
+
+def test_a_state_can_be_pickled_for_other_processes() -> None:
+    state = Account(balance=3, owner=Owner("ada"), log=["x"])
+    assert pickle.loads(pickle.dumps(state)) == state
+    assert pickle.loads(pickle.dumps(Account)) is Account
+
+
+def test_what_cannot_be_a_projection_is_refused_when_declared() -> None:
+    with pytest.raises(ConfigError, match="default"):
+
+        class NoDefault(Projection):
+            count: int
+
+            @handles("a")
+            def note(self, event: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="handles nothing"):
+
+        class Handless(Projection):
+            count: int = 0
+
+    with pytest.raises(ConfigError, match="version"):
+
+        class Zero(Projection, version=0):
+            @handles("a")
+            def note(self, event: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="name"):
+
+        class Long(Projection, name="x" * 81):
+            @handles("a")
+            def note(self, event: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="at least one kind"):
+        handles()
+    with pytest.raises(ConfigError, match="declared event type"):
+        handles(Owner)
+    with pytest.raises(ConfigError, match="kind"):
+        handles("")
+
+
+def test_what_is_no_projection_cannot_be_projected(topic: Topic) -> None:
+    for wrong in (dict, Projection, Account(), "Account"):
+        for attempt in (topic.project, topic.rebuild, topic.watch):
+            with pytest.raises(ConfigError, match="Projection"):
+                attempt(wrong)  # type: ignore[operator]
+
+
+@on("memory")
+def test_a_handler_must_be_able_to_take_an_event(topic: Topic) -> None:
+    class Blind(Projection):
+        count: int = field(default=0)
+
+        @handles("a")
+        def note(self) -> None:
+            self.count += 1
+
+    class Greedy(Projection):
+        count: int = 0
+
+        @handles("a")
+        def note(self, *events: Any) -> None: ...
+
+    topic.append("a", key="k")
+    for wrong in (Blind, Greedy):
+        with pytest.raises(ConfigError, match="handler"):
+            topic.project(wrong, "k")
+
+
+@on("memory")
+def test_a_state_that_cannot_be_kept_says_which(topic: Topic) -> None:
+    class Odd(Projection):
+        thing: Any = None
+
+        @handles("a")
+        def note(self, event: Any) -> None:
+            self.thing = object()
+
+    topic.append("a", key="k")
+    with pytest.raises(ConfigError, match=r"Odd.*cannot be saved"):
+        topic.project(Odd, "k")
+
+
+@only(on_disk=True, reads_beside_writer=True)
+def test_a_read_only_journal_projects_without_saving(place: Place, journal: Journal, topic: Topic) -> None:
+    deposit(topic, "a", 200)
+    reader = place.open(read_only=True)
+    assert reader.topic("orders").project(Total, "a") == Total(200)
+    assert saved(journal) == []

@@ -1,0 +1,649 @@
+"""Appending: positions, times, ids, batches, dedup keys, causes, expectations, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pytest
+from journals import Place, contiguous, on, payloads, seqs
+
+import penstock.limits
+from penstock import Draft, Journal, ManualClock, Topic
+from penstock.errors import ConfigError, Conflict, InvalidName
+
+Reopen = Callable[[Journal], Journal]
+
+
+# positions
+
+
+def test_positions_start_at_one_and_are_contiguous(topic: Topic) -> None:
+    assert topic.latest == topic.oldest == len(topic) == 0
+    received = [topic.append("placed", n).seq for n in range(50)]
+    assert received == list(range(1, 51))
+    assert (topic.oldest, topic.latest, len(topic)) == (1, 50, 50)
+    assert payloads(topic.read()) == list(range(50))
+
+
+def test_topics_count_on_their_own(journal: Journal) -> None:
+    assert [journal.topic(name).append("k").seq for name in ("a", "b", "a", "b", "a")] == [1, 1, 2, 2, 3]
+    assert journal.topics() == ["a", "b"]
+
+
+def test_a_topic_exists_from_its_first_append(journal: Journal) -> None:
+    topic = journal.topic("orders")
+    assert list(topic.read()) == [] and topic.get(1) is None and topic.cursors() == {} and journal.topics() == []
+    assert topic.compact(10).removed == 0 and topic.lag("c") == 0 and topic.cursor("c") is None
+    topic.append("placed")
+    assert journal.topics() == ["orders"]
+
+
+def test_a_batch_takes_consecutive_positions_in_order(topic: Topic) -> None:
+    topic.append("first")
+    receipts = topic.append_many(Draft("k", n) for n in range(1000))
+    assert [r.seq for r in receipts] == list(range(2, 1002))
+    assert len({r.id for r in receipts}) == 1000
+    assert [r.id for r in receipts] == sorted(r.id for r in receipts)
+    assert payloads(topic.read(1)) == list(range(1000))
+
+
+def test_an_empty_batch_appends_nothing_and_creates_no_topic(journal: Journal) -> None:
+    topic = journal.topic("orders")
+    assert topic.append_many([]) == [] and topic.submit_many(iter(())).result() == []
+    assert journal.topics() == []
+
+
+def test_positions_go_on_after_reopening(journal: Journal, reopen: Reopen) -> None:
+    journal.topic("orders").append_many([Draft("k")] * 3)
+    assert reopen(journal).topic("orders").append("k").seq == 4
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_positions_and_ids_are_never_reused_after_compacting_everything(
+    journal: Journal, reopen: Reopen, reopened: bool
+) -> None:
+    topic = journal.topic("orders")
+    last = topic.append_many([Draft("k")] * 7)[-1]
+    assert topic.compact(7).remaining == 0
+    if reopened:
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+    assert (topic.latest, topic.oldest, len(topic)) == (7, 0, 0)
+    after = topic.append("k")
+    assert after.seq == 8 and after.id > last.id
+    assert (topic.oldest, len(topic)) == (8, 1)
+
+
+# times and ids
+
+
+def test_recorded_at_never_decreases_even_if_the_clock_does(
+    journal: Journal, clock: ManualClock, reopen: Reopen
+) -> None:
+    topic = journal.topic("orders")
+    for step in (0, 5, -3600, 0, 3601, -10):
+        clock.advance(step)
+        topic.append("k")
+    journal = reopen(journal)
+    topic = journal.topic("orders")
+    clock.advance(-86400)
+    topic.append("k")
+    topic.compact(7)
+    topic.append("k")
+    later = journal.topic("other")
+    events = [*topic.read()]
+    assert len(events) == 1
+    receipts_time = events[0].recorded_at
+    assert later.append("k").seq == 1
+    assert next(iter(later.read())).recorded_at < receipts_time  # another topic has its own time
+
+
+def test_times_and_ids_of_every_event_never_go_back(topic: Topic, clock: ManualClock) -> None:
+    for step in (0, 0.001, -5, -5, 20, 0, -100):
+        clock.advance(step)
+        topic.append("k")
+        topic.append_many([Draft("k")] * 3)
+    events = list(topic.read())
+    times, ids = [e.recorded_at for e in events], [e.id for e in events]
+    assert times == sorted(times) and ids == sorted(ids) and len(set(ids)) == len(ids)
+
+
+def test_ids_are_version_7_uuids_of_the_recording_time(topic: Topic) -> None:
+    topic.append_many([Draft("k")] * 3)
+    for event in topic.read():
+        made = uuid.UUID(event.id)
+        assert made.version == 7 and made.variant == uuid.RFC_4122
+        assert made.int >> 80 == int(event.recorded_at.timestamp() * 1000)
+
+
+def test_ids_differ_between_topics_of_the_same_millisecond(journal: Journal) -> None:
+    ids = {journal.topic(f"t{n}").append("k").id for n in range(200)}
+    assert len(ids) == 200
+
+
+def test_occurred_at_is_the_producers_time_or_the_recording_time(topic: Topic, clock: ManualClock) -> None:
+    given = datetime(1969, 7, 20, 20, 17, 40, 123000, tzinfo=timezone(timedelta(hours=-4)))
+    topic.append("k", occurred_at=given)
+    topic.append("k")
+    topic.append_many([Draft("k"), Draft("k", occurred_at=given)])
+    now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+    assert [e.occurred_at for e in topic.read()] == [given, now, now, given]
+    assert all(e.recorded_at == now for e in topic.read())
+
+
+# every field
+
+
+def test_every_field_comes_back_as_it_was_given(topic: Topic, journal: Journal, reopen: Reopen) -> None:
+    cause = topic.append("cause", correlation="cor")
+    occurred = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    headers = {"z": "1", "a": "ü", "empty": ""}
+    receipt = topic.append(
+        "плaced ✓",
+        {"a": [1, None, True, 1.5, "é"]},
+        key="käy",
+        scope="s/1",
+        headers=headers,
+        occurred_at=occurred,
+        cause=cause,
+    )
+    event = reopen(journal).topic("orders").get(receipt.seq)
+    assert event is not None
+    assert (event.seq, event.topic, event.kind) == (2, "orders", "плaced ✓")
+    assert event.payload == {"a": [1, None, True, 1.5, "é"]}
+    assert (event.key, event.scope, event.occurred_at) == ("käy", "s/1", occurred)
+    assert dict(event.headers) == headers and list(event.headers) == ["z", "a", "empty"]
+    assert (event.correlation_id, event.causation_id) == ("cor", cause.id)
+    assert event.id == receipt.id and receipt.correlation_id == "cor" and not receipt.duplicate
+    assert receipt.topic == "orders"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None, True, 0, -1, 1.5, "", "text", "\0\n\u2028", [], {}, [[[]]], {"": None}, 2**63, -(2**63) - 1, 10**300,
+        1e308, -0.0, 5e-324, "🎉" * 1000, ["null", None], {"NaN": "NaN"},
+    ],
+    ids=repr,
+)  # fmt: skip
+@on("memory")
+def test_json_like_payloads_come_back_equal(topic: Topic, payload: Any) -> None:
+    topic.append("k", payload)
+    topic.append_many([Draft("k", payload), Draft("k", [payload])])
+    assert payloads(topic.read()) == [payload, payload, [payload]]
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\0\xff", bytearray(b"ab"), memoryview(b"abc")[1:]], ids=["none", "some", "bytearray", "view"]
+)
+@on("memory", "sqlite")
+def test_bytes_stay_bytes(topic: Topic, payload: Any) -> None:
+    class Tagged(bytes):
+        pass
+
+    topic.append("k", payload)
+    topic.append_many([Draft("k", payload), Draft("k", "text"), Draft("k", Tagged(payload))])
+    first, second, text, tagged = topic.read()
+    assert first.payload == second.payload == tagged.payload == bytes(payload)
+    assert type(first.payload) is bytes and first.binary and tagged.binary and not text.binary
+    assert first.raw == bytes(payload) and text.raw == b'"text"'
+
+
+def test_a_payload_changed_after_submitting_is_stored_as_it_was(topic: Topic) -> None:
+    payload, headers = {"a": 1}, {"h": "1"}
+    ticket = topic.submit("k", payload, headers=headers)
+    payload["a"], headers["h"] = 2, "2"
+    ticket.result(60)
+    event = topic.get(1)
+    assert event is not None and event.payload == {"a": 1} and event.headers == {"h": "1"}
+
+
+# what is refused leaves no trace
+
+
+@dataclasses.dataclass
+class Reading:
+    value: float
+
+
+class Level(Enum):
+    UNKNOWN = math.nan
+
+
+class Sample(msgspec.Struct):
+    value: float
+
+
+def _cyclic() -> Any:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+REFUSED_PAYLOADS = {
+    "nan": math.nan,
+    "infinity": [1, {"a": math.inf}],
+    "nan in a dataclass": {"r": Reading(math.nan)},
+    "nan in a struct": Sample(-math.inf),
+    "nan in an enum": [Level.UNKNOWN],
+    "nan in a tuple": (None, (math.nan,)),
+    "lone surrogate": {"text": "\ud800"},
+    "surrogate key": {"\udfff": 1},
+    "cyclic": _cyclic(),
+    "an object": object(),
+    "a function": [print],
+    "complex": 1j,
+    "too many digits": 10**5000,
+    "mixed keys": {("a", "b"): 1},
+}
+
+
+@pytest.mark.parametrize("payload", REFUSED_PAYLOADS.values(), ids=REFUSED_PAYLOADS)
+@on("memory")
+def test_a_payload_that_cannot_be_encoded_leaves_no_trace(journal: Journal, payload: Any) -> None:
+    topic = journal.topic("orders")
+    for attempt in (
+        lambda: topic.append("k", payload),
+        lambda: topic.submit("k", payload),
+        lambda: topic.append_many([Draft("k", 1), Draft("k", payload)]),
+        lambda: topic.append("k", payload, key="a", dedup="d"),
+    ):
+        with pytest.raises(ConfigError):
+            attempt()
+    assert journal.topics() == []
+    assert not topic.append("k", 1, dedup="d").duplicate
+    assert topic.latest == 1
+
+
+REFUSED_DRAFTS: dict[str, dict[str, Any]] = {
+    "empty key": {"key": ""},
+    "numeric key": {"key": 5},
+    "list key": {"key": ["a"]},
+    "surrogate key": {"key": "\ud800"},
+    "long key": {"key": "k" * 401},
+    "long key in bytes": {"key": "é" * 201},
+    "empty scope": {"scope": ""},
+    "long scope": {"scope": "s" * 401},
+    "empty dedup": {"dedup": ""},
+    "long dedup": {"dedup": "d" * 401},
+    "numeric dedup": {"dedup": 7},
+    "empty correlation": {"correlation": ""},
+    "headers not a mapping": {"headers": [("a", "b")]},
+    "header value not text": {"headers": {"a": 1}},
+    "header name not text": {"headers": {1: "a"}},
+    "empty header name": {"headers": {"": "a"}},
+    "surrogate header": {"headers": {"a": "\ud800"}},
+    "too many headers": {"headers": {str(n): "" for n in range(257)}},
+    "headers too large": {"headers": {"a": "x" * (64 << 10)}},
+    "naive time": {"occurred_at": datetime(2024, 1, 1)},
+    "time not a datetime": {"occurred_at": 17},
+    "time beyond the calendar": {"occurred_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))},
+    "another topic": {"topic": "other"},
+    "expect without key": {"expect": 0},
+    "negative expect": {"key": "a", "expect": -1},
+    "cause out of the batch": {"cause": 0},
+    "cause of a wrong type": {"cause": 1.5},
+    "cause a bool": {"cause": True},
+    "empty cause": {"cause": ""},
+}
+
+
+@pytest.mark.parametrize("draft", REFUSED_DRAFTS.values(), ids=REFUSED_DRAFTS)
+@on("memory")
+def test_a_draft_with_a_bad_field_leaves_no_trace(journal: Journal, draft: dict[str, Any]) -> None:
+    topic = journal.topic("orders")
+    with pytest.raises(ConfigError):
+        topic.append("k", **draft)
+    assert journal.topics() == []
+
+
+@pytest.mark.parametrize("kind", ["", "k" * 256, "\ud800", None, 5, b"k", []], ids=lambda kind: repr(kind)[:20])
+@on("memory")
+def test_a_bad_kind_is_refused(journal: Journal, kind: Any) -> None:
+    topic = journal.topic("orders")
+    with pytest.raises(ConfigError):
+        topic.append(kind)
+    with pytest.raises(ConfigError):
+        topic.append_many([Draft("good"), Draft(kind)])
+    assert journal.topics() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a b", "é", "a\n", "x" * 256, None, 5, b"a", [], "a\0"], ids=repr
+)
+@on("memory")
+def test_a_bad_topic_name_is_refused(journal: Journal, name: Any) -> None:
+    with pytest.raises(InvalidName):
+        journal.topic(name)
+
+
+@pytest.mark.parametrize("name", ["a", "...", "A-Z_0.9", "x" * 255, "-", "CON"])
+def test_any_other_topic_name_is_good(journal: Journal, name: str, reopen: Reopen) -> None:
+    assert journal.topic(name).append("k", name).seq == 1
+    assert reopen(journal).topics() == [name]
+
+
+@on("memory")
+def test_only_drafts_can_be_appended_in_batches(topic: Topic) -> None:
+    receipt = topic.append("k")
+    event = topic.get(1)
+    for wrong in ("k", ("k", 1), {"kind": "k"}, event, receipt, None):
+        with pytest.raises(ConfigError, match="Draft"):
+            topic.append_many([Draft("k"), wrong])  # type: ignore[list-item]
+    assert topic.latest == 1
+
+
+def test_the_longest_names_and_keys_are_stored(journal: Journal, reopen: Reopen) -> None:
+    topic = journal.topic("t" * 255)
+    long = "é" * 200
+    draft = {"key": long, "scope": long, "dedup": long, "correlation": long}
+    topic.append("k" * 255, headers={"h" * 100: "v" * 1000}, **draft)
+    topic.commit(long, 1)
+    topic = reopen(journal).topic("t" * 255)
+    event = topic.get(1)
+    assert event is not None
+    assert (event.key, event.scope, event.correlation_id, event.kind) == (long, long, long, "k" * 255)
+    assert topic.cursors() == {long: 1} and topic.append("k", dedup=long).duplicate
+
+
+@on("memory", "sqlite")
+def test_header_limits_are_inclusive(topic: Topic) -> None:
+    many = {f"h{n}": str(n) for n in range(penstock.limits.MAX_HEADERS)}
+    large = {"a": "x" * (penstock.limits.MAX_HEADER_BYTES - 1)}
+    topic.append_many([Draft("k", headers=many), Draft("k", headers=large), Draft("k", headers={})])
+    assert [dict(e.headers) for e in topic.read()] == [many, large, {}]
+
+
+# sizes
+
+
+def test_a_payload_of_64_mib_is_kept(place: Place) -> None:
+    large = bytes(range(256)) * (64 << 12)
+    journal = place.open()
+    topic = journal.topic("large")
+    topic.append_many([Draft("k", "before"), Draft("k", large), Draft("k", "after")])
+    before, found, after = place.reopen(journal).topic("large").read()
+    assert found.raw == large and found.payload == large
+    assert (before.payload, after.payload) == ("before", "after")
+
+
+@on("memory")
+def test_sizes_out_of_range_are_refused(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.journal.storage.payload.MAX_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr("penstock.journal.commit.prepare.MAX_BATCH_BYTES", 5000)
+    topic.append("k", b"x" * 1000)
+    for payload in (b"x" * 1001, "x" * 999):
+        with pytest.raises(ConfigError, match="too large"):
+            topic.append("k", payload)
+    topic.append_many([Draft("k", b"x" * 1000)] * 5)
+    with pytest.raises(ConfigError, match="too large"):
+        topic.append_many([Draft("k", b"x" * 1000)] * 5 + [Draft("k", b"x")])
+    assert topic.latest == 6
+
+
+@on("memory", "sqlite", "lmdb")
+def test_a_large_batch_becomes_several_blocks_and_stays_one_batch(topic: Topic) -> None:
+    sizes = [10, 300_000, 0, 250_000, 5, 1_000_000, 1]
+    drafts = [
+        Draft("k", bytes([n % 256]) * size, key=f"k{n}", headers={"n": str(n)}, cause=n - 1 if n else None)
+        for n, size in enumerate(sizes * 3)
+    ]
+    receipts = topic.append_many(drafts)
+    events = list(topic.read())
+    assert seqs(events) == [r.seq for r in receipts] == list(range(1, 22))
+    assert [len(e.raw) for e in events] == sizes * 3
+    assert [e.key for e in events] == [f"k{n}" for n in range(21)]
+    assert [e.headers["n"] for e in events] == [str(n) for n in range(21)]
+    assert [e.causation_id for e in events] == [None, *(r.id for r in receipts[:-1])]
+    assert {e.correlation_id for e in events[1:]} == {receipts[0].id}
+    assert all(topic.find(r.id) == e for r, e in zip(receipts, events, strict=True))
+
+
+@on("memory", "sqlite")
+def test_headers_count_when_blocks_are_cut(topic: Topic) -> None:
+    topic.append_many(Draft("k", headers={"a": f"{n:02}" * 30_000}) for n in range(100))
+    with topic.journal._engine.read() as snap:
+        assert all(len(value) < 2 << 20 for _, value in snap.scan(b"b", b"c"))
+    assert [e.headers["a"][:2] for e in topic.read()] == [f"{n:02}" for n in range(100)]
+
+
+@on("memory", "sqlite", "lmdb")
+def test_a_batch_of_a_hundred_thousand(topic: Topic) -> None:
+    receipts = topic.append_many([Draft("k", n) for n in range(100_000)])
+    assert contiguous([r.seq for r in receipts]) and receipts[-1].seq == 100_000
+    assert payloads(topic.read(65_530, 20)) == list(range(65_530, 65_550))
+    assert len(topic) == 100_000
+
+
+# dedup keys
+
+
+def test_a_repeated_dedup_key_returns_the_original_receipt(journal: Journal, reopen: Reopen) -> None:
+    topic = journal.topic("orders")
+    original = topic.append("k", 1, dedup="d", correlation="c")
+    again = topic.append("k", 2, dedup="d")
+    assert again.duplicate and not original.duplicate
+    assert (again.seq, again.id, again.correlation_id) == (original.seq, original.id, "c")
+    topic = reopen(journal).topic("orders")
+    assert topic.append("other", 3, dedup="d").id == original.id
+    assert payloads(topic.read()) == [1]
+
+
+def test_dedup_keys_survive_compaction_and_reopening(journal: Journal, reopen: Reopen) -> None:
+    topic = journal.topic("orders")
+    original = topic.append("k", dedup="d")
+    topic.append("k")
+    topic.compact(2)
+    topic = reopen(journal).topic("orders")
+    again = topic.append("k", dedup="d")
+    assert again.duplicate and (again.seq, again.id) == (original.seq, original.id)
+    assert topic.latest == 2
+
+
+def test_dedup_keys_belong_to_their_topic(journal: Journal) -> None:
+    assert not journal.topic("a").append("k", dedup="d").duplicate
+    assert not journal.topic("b").append("k", dedup="d").duplicate
+
+
+def test_a_batch_with_some_duplicates_returns_each_items_own_receipt(topic: Topic) -> None:
+    first = topic.append("k", "first", dedup="a", correlation="C")
+    receipts = topic.append_many(
+        [
+            Draft("k", 0, dedup="b"),
+            Draft("k", 1, dedup="a"),
+            Draft("k", 2),
+            Draft("k", 3, dedup="b"),
+            Draft("k", 4, dedup="c", key="x"),
+        ]
+    )
+    assert [r.seq for r in receipts] == [2, 1, 3, 2, 4]
+    assert [r.duplicate for r in receipts] == [False, True, False, True, False]
+    assert receipts[1].id == first.id and receipts[3].id == receipts[0].id and receipts[1].correlation_id == "C"
+    assert payloads(topic.read()) == ["first", 0, 2, 4]
+    assert [r.id for r in receipts if not r.duplicate] == [e.id for e in topic.read(1)]
+    assert [r.seq for r in topic.append_many([Draft("k", dedup=d) for d in "abc"])] == [1, 2, 4]
+
+
+def test_a_batch_of_nothing_but_duplicates_writes_nothing(topic: Topic) -> None:
+    topic.append_many([Draft("k", dedup="a"), Draft("k", dedup="b")])
+    again = topic.append_many([Draft("k", dedup="b"), Draft("k", dedup="a"), Draft("k", dedup="b")])
+    assert [(r.seq, r.duplicate) for r in again] == [(2, True), (1, True), (2, True)]
+    assert topic.latest == 2
+
+
+def test_a_dedup_key_is_known_for_its_window(topic: Topic, clock: ManualClock) -> None:
+    topic.configure(dedup_window=100)
+    topic.append("k", dedup="d")
+    clock.advance(99.999)
+    assert topic.append("k", dedup="d").duplicate  # a duplicate does not prolong the window
+    clock.advance(0.001)
+    again = topic.append("k", dedup="d")
+    assert not again.duplicate and again.seq == 2
+    clock.advance(50)
+    assert topic.append("k", dedup="d").seq == 2
+
+
+@pytest.mark.parametrize("window", [0.05, 1, 59, 61, 3600, 7 * 86400.0])
+@on("memory")
+def test_windows_of_any_length_work(topic: Topic, clock: ManualClock, window: float) -> None:
+    topic.configure(dedup_window=window)
+    for start in range(3):
+        topic.append("k", dedup=f"d{start}")
+        clock.advance(window * 0.7)
+        assert topic.append("k", dedup=f"d{start}").duplicate
+        topic.journal.maintain()
+        assert topic.append("k", dedup=f"d{start}").duplicate
+        clock.advance(window * 0.3)
+        assert not topic.append("k", dedup=f"d{start}").duplicate
+        topic.journal.maintain()
+
+
+@on("memory")
+def test_a_window_of_zero_remembers_nothing_and_of_none_everything(topic: Topic, clock: ManualClock) -> None:
+    topic.configure(dedup_window=None)
+    topic.append("k", dedup="d")
+    clock.advance(86400 * 365 * 20)
+    topic.journal.maintain()
+    assert topic.append("k", dedup="d").duplicate
+    topic.configure(dedup_window=0)
+    assert not topic.append("k", dedup="d").duplicate
+    assert not topic.append("k", dedup="d").duplicate
+
+
+def test_a_clock_that_goes_back_forgets_no_dedup_key(topic: Topic, clock: ManualClock) -> None:
+    topic.configure(dedup_window=60)
+    topic.append("k", dedup="d")
+    clock.advance(-100_000)
+    topic.journal.maintain()
+    assert topic.append("k", dedup="d").duplicate
+    assert not topic.append("k", dedup="e").duplicate
+    assert topic.append("k", dedup="e").duplicate
+
+
+def test_changing_the_window_forgets_no_key_that_still_counts(
+    journal: Journal, clock: ManualClock, reopen: Reopen
+) -> None:
+    topic = journal.topic("orders")
+    topic.append("k", dedup="old")
+    clock.advance(1000)
+    topic.append("k", dedup="new")
+    for window in (100_000, None, 5000, 2000):
+        topic.configure(dedup_window=window)
+        assert topic.append("k", dedup="new").seq == 2 and topic.append("k", dedup="old").seq == 1
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+    topic.configure(dedup_window=500)
+    assert topic.append("k", dedup="new").seq == 2
+    assert not topic.append("k", dedup="old").duplicate
+
+
+def test_expired_dedup_keys_are_removed_in_passing(topic: Topic, clock: ManualClock) -> None:
+    topic.configure(dedup_window=100)
+    topic.append_many([Draft("k", dedup=str(n)) for n in range(100)])
+    clock.advance(1000)
+    topic.append("k", dedup="kept")
+    topic.journal.maintain()
+    with topic.journal._engine.read() as snap:
+        assert len(list(snap.scan(b"d", b"e"))) == 1
+
+
+# causes
+
+
+def test_an_event_inherits_its_causes_correlation_or_its_id(topic: Topic, journal: Journal) -> None:
+    root = topic.append("root")
+    named = topic.append("named", correlation="cor")
+    root_event, named_event = topic.read()
+    other = journal.topic("other")
+    for cause, correlation in (
+        (root, root.id), (root_event, root.id), (root.id, root.id),
+        (named, "cor"), (named_event, "cor"), (named.id, "cor"),
+    ):  # fmt: skip
+        receipt = other.append("effect", cause=cause)
+        event = other.get(receipt.seq)
+        assert event is not None
+        cause_id = cause if isinstance(cause, str) else cause.id
+        assert (event.causation_id, event.correlation_id) == (cause_id, correlation)
+        assert receipt.correlation_id == correlation
+    own = other.append("effect", cause=named, correlation="mine")
+    assert own.correlation_id == "mine"
+    foreign = other.append("effect", cause="an id of somewhere else")
+    event = other.get(foreign.seq)
+    assert event is not None and event.causation_id == event.correlation_id == "an id of somewhere else"
+
+
+def test_a_draft_can_be_caused_by_an_earlier_one_of_its_batch(topic: Topic) -> None:
+    topic.append("before")
+    receipts = topic.append_many(
+        [
+            Draft("a"),
+            Draft("b", cause=0),
+            Draft("c", cause=1),
+            Draft("d", correlation="own", cause=0),
+            Draft("e", cause=3),
+            Draft("f"),
+        ]
+    )
+    events = list(topic.read(1))
+    ids = [r.id for r in receipts]
+    assert [e.causation_id for e in events] == [None, ids[0], ids[1], ids[0], ids[3], None]
+    assert [e.correlation_id for e in events] == [None, ids[0], ids[0], "own", "own", None]
+    assert [r.correlation_id for r in receipts] == [e.correlation_id for e in events]
+
+
+def test_an_effect_of_a_duplicate_is_caused_by_the_original(topic: Topic) -> None:
+    original = topic.append("a", dedup="a", correlation="C")
+    plain = topic.append("p", dedup="p")
+    receipts = topic.append_many(
+        [
+            Draft("a", dedup="a"),
+            Draft("b", cause=0),
+            Draft("p", dedup="p"),
+            Draft("c", cause=2),
+            Draft("n", dedup="n"),
+            Draft("n", dedup="n"),
+            Draft("d", cause=5),
+            Draft("p", dedup="p", cause=4),
+        ]
+    )
+    by_seq = {e.seq: e for e in topic.read()}
+    b, c, n, d = (by_seq[receipts[row].seq] for row in (1, 3, 4, 6))
+    assert (b.causation_id, b.correlation_id) == (original.id, "C")
+    assert (c.causation_id, c.correlation_id) == (plain.id, plain.id)
+    assert (d.causation_id, d.correlation_id) == (n.id, n.id)
+    assert receipts[7].duplicate and by_seq[receipts[7].seq].causation_id is None
+
+
+# expectations
+
+
+def test_expect_is_the_position_of_the_entitys_newest_event(topic: Topic) -> None:
+    first = topic.append("k", key="a", expect=0)
+    topic.append("k", key="b")
+    with pytest.raises(Conflict) as refused:
+        topic.append("k", key="a", expect=0)
+    assert (refused.value.expected, refused.value.actual) == (0, 1)
+    assert topic.append("k", key="a", expect=first.seq).seq == 3
+    assert topic.latest == 3
+
+
+def test_a_conflict_in_a_batch_refuses_the_whole_batch(topic: Topic) -> None:
+    topic.append("k", key="a")
+    with pytest.raises(Conflict):
+        topic.append_many([Draft("k", key="b", expect=0), Draft("k", key="a", expect=0)])
+    assert topic.latest == 1
+    receipts = topic.append_many([Draft("k", key="b", expect=0), Draft("k", key="b", expect=0), Draft("k")])
+    assert [r.seq for r in receipts] == [2, 3, 4]  # expectations are about the time before the batch
+
+
+def test_a_repeated_append_is_a_duplicate_before_it_is_a_conflict(topic: Topic) -> None:
+    first = topic.append("k", key="a", expect=0, dedup="once")
+    again = topic.append("k", key="a", expect=0, dedup="once")
+    assert again.duplicate and again.id == first.id

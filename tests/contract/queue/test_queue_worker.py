@@ -1,0 +1,359 @@
+"""Workers: every message to a handler, its lease kept alive, its failure its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+from journals import DEADLINE, Place, eventually, on
+
+from penstock import Delivery, Draft, Journal, ManualClock, Middleware, Queue
+from penstock.errors import ConfigError
+from penstock.observe.metrics import REGISTRY
+
+
+class Gate:
+    """A handler that stops at a gate until the test opens it."""
+
+    def __init__(self) -> None:
+        self.entered: list[Any] = []
+        self.left: list[Any] = []
+        self.open = threading.Event()
+
+    def __call__(self, delivery: Delivery) -> None:
+        self.entered.append(delivery.payload)
+        assert self.open.wait(DEADLINE)
+        self.left.append(delivery.payload)
+
+
+def drained(queue: Queue) -> None:
+    eventually(lambda: len(queue) == 0, "the queue is drained")
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_every_message_is_handled_and_acknowledged(journal: Journal, concurrency: int) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(50))
+    handled: list[int] = []
+    with queue.worker(lambda delivery: handled.append(delivery.payload), concurrency=concurrency):
+        drained(queue)
+        queue.push_many(range(50, 80))
+        drained(queue)
+    assert sorted(handled) == list(range(80)) and list(queue) == []
+    if concurrency == 1:
+        assert handled == sorted(handled)
+
+
+def test_an_asynchronous_handler(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(40))
+    handled: list[int] = []
+    running = most = 0
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        if delivery.payload == 7 and delivery.attempt == 1:
+            running -= 1
+            raise ValueError("not yet")
+        handled.append(delivery.payload)
+        running -= 1
+
+    with queue.worker(handle, concurrency=8):
+        drained(queue)
+    assert sorted(handled) == list(range(40)) and 1 < most <= 8
+
+
+def test_a_handler_that_raises_gives_the_message_back_and_the_worker_goes_on(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=2, dead_letter="grave")
+    attempts: list[tuple[int, int]] = []
+
+    def handle(delivery: Delivery) -> None:
+        attempts.append((delivery.payload, delivery.attempt))
+        if delivery.payload == 1:
+            raise ValueError("one is bad")
+
+    queue.push_many(range(3))
+    with queue.worker(handle):
+        drained(queue)
+    assert sorted(attempts) == [(0, 1), (1, 1), (1, 2), (2, 1)]
+    (letter,) = journal.queue("grave")
+    assert letter.headers["dead-error"] == "ValueError: one is bad"
+
+
+def test_a_handler_may_settle_its_delivery_itself(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.payload == "reject":
+            delivery.nack(dead=True, error="no thanks")
+        elif delivery.payload == "early":
+            delivery.ack()
+        else:
+            with journal.transaction() as tx:
+                tx.append("results", "done", delivery.payload)
+                tx.ack(delivery)
+
+    queue.push_many(["reject", "early", "together"])
+    with queue.worker(handle):
+        drained(queue)
+    assert [event.payload for event in queue.failed()] == ["reject"]
+    assert [event.payload for event in journal.topic("results").read()] == ["together"]
+
+
+@on("memory", "sqlite")
+def test_leases_are_renewed_while_a_handler_runs_also_for_messages_taken_ahead(
+    journal: Journal, clock: ManualClock
+) -> None:
+    queue = journal.queue("jobs", lease=30)
+    queue.push_many(["slow", "ahead"])
+    gate = Gate()
+    with queue.worker(gate, ahead=1):
+        eventually(lambda: gate.entered == ["slow"] and len(queue.pending()) == 2)
+        for _ in range(6):
+            clock.advance(15)
+            wanted = clock.now_ms() + 29_000
+            eventually(
+                lambda wanted=wanted: all(p.deadline.timestamp() * 1000 > wanted for p in queue.pending()),  # type: ignore[misc]
+                "both leases are renewed",
+            )
+            assert queue.take() is None, "nobody else gets them"
+        gate.open.set()
+        drained(queue)
+    assert gate.left == ["slow", "ahead"]
+
+
+@on("memory", "sqlite")
+def test_stopping_finishes_what_has_begun_and_gives_back_the_rest(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(10))
+    gate = Gate()
+    worker = queue.worker(gate, concurrency=2, ahead=3).start()
+    eventually(lambda: len(gate.entered) == 2 and queue.stats().in_flight == 5)
+    with pytest.raises(TimeoutError):
+        worker.stop(0.05)
+    eventually(lambda: queue.stats().in_flight == 2, "what was not begun is given back at once")
+    gate.open.set()
+    worker.stop(DEADLINE)
+    assert sorted(gate.left) == [0, 1] and not worker.alive
+    again = queue.take_many(20)
+    assert [(one.payload, one.attempt) for one in again] == [(n, 1) for n in range(2, 10)]
+
+
+@on("memory", "sqlite")
+def test_stopping_an_asynchronous_worker(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(6))
+    begun, finished = [], []
+    release = threading.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        begun.append(delivery.payload)
+        while not release.is_set():
+            await asyncio.sleep(0.002)
+        finished.append(delivery.payload)
+
+    worker = queue.worker(handle, concurrency=2, ahead=2).start()
+    eventually(lambda: len(begun) == 2 and queue.stats().in_flight == 4)
+    stopper = threading.Thread(daemon=True, target=worker.stop)
+    stopper.start()
+    release.set()
+    stopper.join(DEADLINE)
+    assert sorted(finished) == sorted(begun) and not worker.alive
+    left = {one.payload: one.attempt for one in queue.take_many(20)}
+    assert set(left) | set(finished) == set(range(6)) and set(left.values()) == {1}
+
+
+def test_closing_the_journal_stops_its_workers(place: Place) -> None:
+    journal = place.open(durability="process")
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    handled: list[int] = []
+    workers = [queue.worker(lambda d: handled.append(d.payload)).start(), queue.worker(print, group="x").start()]
+    del workers[1]
+    eventually(lambda: len(handled) + (3 - len(queue)) >= 3)
+    journal.close()
+    assert not workers[0].alive
+
+
+def test_a_worker_runs_in_the_calling_thread_too(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    handled: list[int] = []
+
+    def handle(delivery: Delivery) -> None:
+        handled.append(delivery.payload)
+        if len(handled) == 3:
+            worker.stop()
+
+    worker = queue.worker(handle)
+    worker.run()
+    assert handled == [0, 1, 2] and len(queue) == 0
+
+
+@on("memory", "sqlite")
+def test_an_interrupt_in_a_handler_ends_the_worker_and_keeps_the_message(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push(1)
+
+    def handle(delivery: Delivery) -> None:
+        raise SystemExit("told to go")
+
+    worker = queue.worker(handle).start()
+    eventually(lambda: not worker.alive)
+    with pytest.raises(SystemExit):
+        worker.stop()
+    delivery = queue.take()
+    assert delivery is not None and delivery.attempt == 1
+
+
+@on("memory", "sqlite")
+def test_ordering_keys_hold_under_concurrency(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=50)
+    queue.push_many([Draft("m", n, key=f"k{n % 5}") for n in range(100)])
+    handled: dict[str, list[int]] = {}
+    running: set[str] = set()
+
+    def handle(delivery: Delivery) -> None:
+        key = delivery.key or ""
+        assert key not in running
+        running.add(key)
+        time.sleep(0.0005)
+        running.discard(key)
+        if delivery.payload % 7 == 0 and delivery.attempt == 1:
+            raise ValueError("again, please")
+        handled.setdefault(key, []).append(delivery.payload)
+
+    with queue.worker(handle, concurrency=8):
+        drained(queue)
+    assert all(payloads == sorted(payloads) for payloads in handled.values())
+    assert sum(map(len, handled.values())) == 100 and list(queue.failed()) == []
+
+
+# ── middleware ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class Recorder(Middleware):
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name = name
+        self.log = log
+
+    def before(self, delivery: Delivery) -> None:
+        self.log.append(f"{self.name} before {delivery.payload}")
+
+    def after(self, delivery: Delivery, result: Any) -> None:
+        self.log.append(f"{self.name} after {result}")
+
+    def failure(self, delivery: Delivery, error: BaseException) -> None:
+        self.log.append(f"{self.name} failure {error}")
+
+
+@on("memory")
+def test_middleware_surrounds_the_handler(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=1)
+    log: list[str] = []
+
+    def handle(delivery: Delivery) -> str:
+        if delivery.payload == "bad":
+            raise ValueError("oh")
+        return "result"
+
+    queue.push_many(["good", "bad"])
+    with queue.worker(handle, middleware=[Recorder("outer", log), Recorder("inner", log)]):
+        drained(queue)
+    assert log == [
+        *("outer before good", "inner before good", "inner after result", "outer after result"),
+        *("outer before bad", "inner before bad", "inner failure oh", "outer failure oh"),
+    ]
+
+
+@on("memory")
+def test_middleware_may_decide_what_becomes_of_a_failure(journal: Journal, clock: ManualClock) -> None:
+    class Patient(Middleware):
+        def failure(self, delivery: Delivery, error: BaseException) -> None:
+            if isinstance(error, ConnectionError):
+                delivery.nack(delay=600, error="later")
+            elif isinstance(error, TypeError):
+                delivery.nack(dead=True, error="never")
+
+    class Refusing(Middleware):
+        def before(self, delivery: Delivery) -> None:
+            if delivery.payload == "refused":
+                raise TypeError("not on my watch")
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.payload == "offline":
+            raise ConnectionError
+
+    queue = journal.queue("jobs")
+    queue.push_many(["offline", "refused", "fine"])
+    with queue.worker(handle, middleware=[Patient(), Refusing()]):
+        eventually(lambda: queue.stats().delayed == 1 and queue.stats().failed == 1 and len(queue) == 1)
+
+
+@on("memory")
+def test_middleware_that_fails_does_not_lose_the_message(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Middleware):
+        def after(self, delivery: Delivery, result: Any) -> None:
+            raise RuntimeError("broken hook")
+
+    queue = journal.queue("jobs")
+    queue.push(1)
+    with caplog.at_level(logging.ERROR, "penstock.queue"), queue.worker(lambda delivery: None, middleware=[Broken()]):
+        drained(queue)
+    assert "broken hook" in caplog.text
+
+
+@on("memory")
+def test_a_lease_lost_in_spite_of_everything_is_only_a_warning(
+    journal: Journal, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = journal.queue("jobs")
+    queue.push(1)
+
+    def handle(delivery: Delivery) -> None:
+        assert queue.ack_many([delivery.token]) == 1
+
+    with caplog.at_level(logging.WARNING, "penstock.queue"), queue.worker(handle) as worker:
+        eventually(lambda: "too late" in caplog.text)
+        assert worker.alive
+
+
+@on("memory")
+def test_outcomes_are_counted(journal: Journal) -> None:
+    queue = journal.queue("counted", max_attempts=1)
+    queue.push_many(["good", "bad"])
+
+    def handle(delivery: Delivery) -> None:
+        if delivery.payload == "bad":
+            raise ValueError
+
+    with queue.worker(handle):
+        drained(queue)
+    queue.take(wait=0.001)
+    values = REGISTRY.snapshot()
+    assert values["queue.pushed{queue=counted}"] == 2 and values["queue.delivered{queue=counted}"] == 2
+    assert values["queue.acked{queue=counted}"] == 1 and values["queue.nacked{queue=counted,outcome=failed}"] == 1
+    assert values["queue.handled{queue=counted,outcome=done}"] == 1
+    assert values["queue.handling_seconds{queue=counted}"]["count"] == 2
+    assert values["queue.wait_timed_out"] >= 1 and values["queue.wait_seconds"]["count"] >= 1
+
+
+@on("memory")
+def test_bad_workers_are_refused(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    for options in ({"concurrency": 0}, {"concurrency": True}, {"ahead": -1}, {"lease": -1}, {"group": ""}):
+        with pytest.raises(ConfigError):
+            queue.worker(print, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        queue.worker("not callable")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        queue.worker(print, middleware=[print])  # type: ignore[list-item]
+    worker = queue.worker(print).start()
+    with pytest.raises(ConfigError):
+        worker.start()
+    worker.stop()

@@ -1,0 +1,382 @@
+"""Blocks: what goes in comes out, whatever is built, cut, joined and written again; damage is always found."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import Corrupt
+from penstock.journal.index.rows import build_rows, chunks_of, mark_of, rows_of, rows_of_chunk
+from penstock.journal.storage.block import (
+    Block,
+    Columns,
+    build_block,
+    read_block,
+)
+from penstock.journal.storage.columns import (
+    join_codes,
+    join_ints,
+    join_text,
+    offsets,
+    pack_ints,
+    pack_signed,
+    pack_text,
+    text_reader,
+    text_values,
+    unpack_ints,
+    unpack_signed,
+)
+from penstock.journal.storage.joining import join_blocks, merge, select
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+few_texts = st.sampled_from(["a", "b", "é", "🎉", ""])
+times = st.integers(-(1 << 45), 1 << 47)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One event, as the tests know it."""
+
+    kind: str
+    payload: bytes
+    binary: bool = False
+    key: str | None = None
+    scope: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    occurred: int | None = None
+    correlation: str | None = None
+    causation: str | None = None
+
+
+def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(st.none(), values)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Row]:
+    """The rows of one commit; a column is used by all, some or none of them."""
+    count = draw(st.one_of(st.integers(1, 8), st.sampled_from([1, 2, 40])))
+    texts = draw(st.sampled_from([text, few_texts]))
+    used = {name: draw(st.sampled_from(["no", "some", "all"])) for name in Row.__dataclass_fields__}
+
+    def column(name: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return {"no": st.none(), "some": optional(values), "all": values}[used[name]]
+
+    row = st.builds(
+        Row,
+        kind=few_texts if used["kind"] == "no" else text,
+        payload=st.binary(max_size=20) if used["payload"] == "no" else st.binary(min_size=3, max_size=3),
+        binary=column("binary", st.booleans()).map(bool),
+        key=column("key", texts),
+        scope=column("scope", texts),
+        headers=column("headers", st.dictionaries(text, text, max_size=3)).map(lambda found: found or {}),
+        occurred=column("occurred", times),
+        correlation=column("correlation", texts),
+        causation=column("causation", texts),
+    )
+    return [draw(row) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A row with the position, time and id it was given."""
+
+    row: Row
+    seq: int
+    recorded: int
+    id: int
+
+
+def columns_of(rows: list[Row]) -> Columns:
+    columns = Columns([row.kind for row in rows], [row.payload for row in rows])
+    for name in ("binary", "key", "scope", "occurred", "correlation", "causation"):
+        values = [getattr(row, name) for row in rows]
+        if any(value is not None and value is not False for value in values):
+            setattr(columns, name, values)
+    if any(row.headers for row in rows):
+        columns.headers = [row.headers or None for row in rows]
+    return columns
+
+
+def build(rows: list[Row], first: int, recorded: int, base: int) -> tuple[Block, list[Stored]]:
+    block = read_block(build_block(columns_of(rows), first, recorded, base), "t")
+    return block, [Stored(row, first + at, recorded, base + at) for at, row in enumerate(rows)]
+
+
+def check(block: Block, expected: list[Stored]) -> None:
+    """Every way to ask a block gives what was put in."""
+    assert block.count == len(expected) and block.first == expected[0].seq and block.last == expected[-1].seq
+    assert list(block.seqs) == [one.seq for one in expected]
+    assert block.last_recorded_ms == expected[-1].recorded and block.last_id == expected[-1].id
+    for at, one in enumerate(expected):
+        row = one.row
+        assert (block.seq(at), block.recorded_ms(at), block.id_number(at)) == (one.seq, one.recorded, one.id)
+        assert (block.kind(at), bytes(block.raw_payload(at)), block.is_binary(at)) == (
+            row.kind,
+            row.payload,
+            row.binary,
+        )
+        assert (block.key(at), block.scope(at)) == (row.key, row.scope)
+        assert dict(block.headers(at)) == row.headers and list(block.headers(at)) == list(row.headers)
+        assert block.occurred_ms(at) == (one.recorded if row.occurred is None else row.occurred)
+        assert list(block.occurred_times)[at] == block.occurred_ms(at)
+        assert (block.correlation(at), block.causation(at)) == (row.correlation, row.causation)
+        assert block.row_of(one.seq) == at and block.row_of_id(one.id) == at
+        assert block.row_after(one.seq) == at + 1 and block.row_after(one.seq - 1) == at
+    ids, positions = {one.id for one in expected}, {one.seq for one in expected}
+    for number in (expected[0].id - 1, expected[-1].id + 1, *(one.id + 1 for one in expected)):
+        if number not in ids:
+            assert block.row_of_id(number) is None
+    for position in range(expected[0].seq - 1, expected[-1].seq + 2):
+        if position not in positions:
+            assert block.row_of(position) is None
+
+
+@given(batches(), st.integers(1, 1 << 62), st.integers(0, 1 << 46), st.integers(0, (1 << 79) - 1))
+def test_a_block_gives_back_what_was_put_in(rows: list[Row], first: int, recorded: int, tail: int) -> None:
+    check(*build(rows, first, recorded, (recorded << 80) | tail))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[Block, list[Stored]]]:
+    """The blocks of several commits, one after the other, as a topic would have them."""
+    first, recorded, last_id = draw(st.integers(1, 1000)), draw(st.integers(0, 1 << 41)), 0
+    made = []
+    for rows in draw(st.lists(batches(), min_size=1, max_size=6)):
+        recorded += draw(st.sampled_from([0, 0, 1, 1000, 1 << 20, 1 << 33]))
+        base = last_id + 1 + draw(st.sampled_from([0, 1, 12345])) if last_id >> 80 == recorded else 0
+        base = base or (recorded << 80) | draw(st.integers(0, 1 << 70))
+        made.append(build(rows, first, recorded, base))
+        first, last_id = first + len(rows), base + len(rows) - 1
+    return made
+
+
+@settings(max_examples=50)
+@given(histories())
+def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stored]]]) -> None:
+    blocks = [block for block, _ in history]
+    expected = [one for _, stored in history for one in stored]
+    check(join_blocks(blocks), expected)
+    check(read_block(merge(blocks), "t"), expected)
+    middle = len(blocks) // 2
+    halves = [read_block(merge(part), "t") for part in (blocks[:middle], blocks[middle:]) if part]
+    check(read_block(merge(halves), "t"), expected)
+
+
+@settings(max_examples=50)
+@given(histories(), st.data())
+def test_a_selection_keeps_the_events_it_selects(
+    history: list[tuple[Block, list[Stored]]], data: st.DataObject
+) -> None:
+    blocks: list[Block] = []
+    expected: list[Stored] = []
+    for block, stored in history:
+        rows = sorted(data.draw(st.sets(st.integers(0, len(stored) - 1))))
+        if rows:
+            block = read_block(select(block, rows), "t")
+            stored = [stored[row] for row in rows]
+            check(block, stored)
+            blocks.append(block)
+            expected.extend(stored)
+    if not blocks:
+        return
+    merged = read_block(merge(blocks), "t")
+    check(merged, expected)
+    again = sorted(data.draw(st.sets(st.integers(0, len(expected) - 1), min_size=1)))
+    check(read_block(select(merged, again), "t"), [expected[row] for row in again])
+    for row in again[:3]:
+        check(read_block(merged.extract(row), "t"), [expected[row]])
+
+
+@settings(max_examples=50)
+@given(histories())
+def test_sorted_rows_cut_into_chunks_are_the_same_events_by_entity(
+    history: list[tuple[Block, list[Stored]]],
+) -> None:
+    expected = {one.seq: one for _, stored in history for one in stored}
+    for keyless in (False, True):
+        rows = [row for block, _ in history for row in rows_of(block, keyless=keyless)]
+        rows.sort(key=mark_of)
+        chunks = [read_block(value, "t") for _, value in chunks_of(rows, whole=True)]
+        assert rows == []
+        again = [row for chunk in chunks for row in rows_of_chunk(chunk)]
+        again.sort(key=mark_of)
+        assert [row[0] for row in again] == sorted(row[0] for row in again)
+        found = []
+        for chunk in chunks + ([read_block(build_rows(again), "t")] if again else []):
+            for at in range(chunk.count):
+                one = expected[chunk.seq(at)]
+                row = one.row
+                found.append(one.seq)
+                assert (chunk.recorded_ms(at), chunk.id_number(at)) == (one.recorded, one.id)
+                assert (chunk.kind(at), bytes(chunk.raw_payload(at))) == (row.kind, row.payload)
+                assert (chunk.is_binary(at), chunk.key(at), chunk.scope(at)) == (row.binary, row.key, row.scope)
+                assert dict(chunk.headers(at)) == row.headers
+                assert chunk.occurred_ms(at) == (one.recorded if row.occurred is None else row.occurred)
+                assert (chunk.correlation(at), chunk.causation(at)) == (row.correlation, row.causation)
+        wanted = [seq for seq, one in expected.items() if keyless or one.row.key is not None]
+        assert sorted(found) == sorted(wanted * 2)
+
+
+@given(st.lists(batches(), min_size=1, max_size=5), st.data())
+def test_columns_join_cut_and_pick(parts: list[list[Row]], data: st.DataObject) -> None:
+    whole = columns_of(parts[0]).take(0, len(parts[0]))
+    for part in parts[1:]:
+        whole.extend(columns_of(part))
+    rows = [row for part in parts for row in part]
+    expected = [Stored(row, 1 + at, 5, (5 << 80) + at) for at, row in enumerate(rows)]
+    check(read_block(build_block(whole, 1, 5, 5 << 80), "t"), expected)
+    start = data.draw(st.integers(0, len(rows) - 1))
+    stop = data.draw(st.integers(start + 1, len(rows)))
+    cut = read_block(build_block(whole.take(start, stop), 1 + start, 5, (5 << 80) + start), "t")
+    check(cut, expected[start:stop])
+    wanted = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
+    picked = build_block(whole.pick(wanted), 1, 5, 5 << 80)
+    check(read_block(picked, "t"), [Stored(rows[row], 1 + at, 5, (5 << 80) + at) for at, row in enumerate(wanted)])
+    assert len(whole.weights()) == len(rows)
+
+
+# damage
+
+
+def sample() -> bytes:
+    rows = [Row("k", b"%d" % n, key=str(n % 3), headers={"a": str(n)}, occurred=n) for n in range(20)]
+    return build_block(columns_of(rows), 5, 1000, 1000 << 80)
+
+
+def test_every_flipped_bit_is_found() -> None:
+    good = sample()
+    read_block(good, "t")
+    for at in range(len(good)):
+        for bit in range(8):
+            damaged = bytearray(good)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(Corrupt) as found:
+                read_block(bytes(damaged), "t")
+            assert found.value.topic == "t"
+
+
+def test_every_truncation_and_addition_is_found() -> None:
+    good = sample()
+    for size in range(len(good)):
+        with pytest.raises(Corrupt):
+            read_block(good[:size], "t")
+    for more in (b"\0", b"x" * 10, good):
+        with pytest.raises(Corrupt):
+            read_block(good + more, "t")
+
+
+def test_a_block_of_a_later_format_is_refused_with_its_number() -> None:
+    import zlib
+
+    import msgspec
+
+    fields = msgspec.msgpack.decode(sample()[:-4])
+    fields[0] = 2
+    body = msgspec.msgpack.encode(fields)
+    with pytest.raises(Corrupt, match="format 2"):
+        read_block(body + zlib.crc32(body).to_bytes(4), "t")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x90", b"\xc0", b"\xff\xff", b"\x93\x01\x02\x03", b"\xdc\xff\xff"])
+def test_well_summed_nonsense_is_refused(content: bytes) -> None:
+    import zlib
+
+    with pytest.raises(Corrupt):
+        read_block(content + zlib.crc32(content).to_bytes(4), "t")
+
+
+def test_columns_that_do_not_fit_their_count_are_found_when_they_are_read() -> None:
+    import zlib
+
+    import msgspec
+
+    from penstock.journal.storage.block import Wire
+
+    fields = msgspec.msgpack.decode(sample()[:-4])
+    names = Wire.__struct_fields__
+    uses = {
+        "lengths": lambda block: block.raw_payload(0),
+        "kind_codes": lambda block: block.kind_codes,
+        "occurred": lambda block: block.occurred_ms(0),
+        "key": lambda block: block.key(0),
+    }
+    for name, use in uses.items():
+        broken = list(fields)
+        broken[names.index(name)] = [0, b"\1\2\3", b"x", None] if name == "key" else b"\1\2\3"
+        body = msgspec.msgpack.encode(broken)
+        block = read_block(body + zlib.crc32(body).to_bytes(4), "t")
+        with pytest.raises(Corrupt):
+            use(block)
+
+
+# columns
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=50))
+@example([0])
+@example([255, 0])
+@example([256, 1])
+@example([65535, 65536])
+@example([1 << 32, 5])
+def test_integers_come_back(values: list[int]) -> None:
+    packed = pack_ints(values)
+    assert list(unpack_ints(packed, len(values))) == values
+    if isinstance(packed, bytes):
+        assert len(packed) // len(values) in (1, 2, 4, 8)
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=50))
+def test_signed_integers_come_back(values: list[int]) -> None:
+    assert list(unpack_signed(pack_signed(values), len(values))) == values
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=50))
+def test_offsets_are_running_sums(lengths: list[int]) -> None:
+    found = offsets(pack_ints(lengths), len(lengths))
+    assert [found[at + 1] - found[at] for at in range(len(lengths))] == lengths and found[0] == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_joined_integers_are_those_of_the_parts(parts: list[list[int]]) -> None:
+    whole = [value for part in parts for value in part]
+    joined = join_ints([(pack_ints(part), len(part)) for part in parts])
+    assert list(unpack_ints(joined, len(whole))) == whole
+
+
+texts = st.lists(st.one_of(optional(text), optional(few_texts)), min_size=1, max_size=30)
+
+
+@given(texts)
+@example([None])
+@example([None, None, ""])
+@example([""] * 10)
+def test_texts_come_back(values: list[str | None]) -> None:
+    column = pack_text(values)
+    assert text_values(column, len(values)) == values
+    read = text_reader(column, len(values))
+    assert [read(row) for row in range(len(values))] == values
+
+
+@given(st.lists(st.one_of(st.integers(1, 5), texts), min_size=1, max_size=6))
+def test_joined_texts_are_those_of_the_parts(parts: list[int | list[str | None]]) -> None:
+    columns: list[Any] = [(None, part) if isinstance(part, int) else (pack_text(part), len(part)) for part in parts]
+    whole = [value for part in parts for value in ([None] * part if isinstance(part, int) else part)]
+    assert text_values(join_text(columns), len(whole)) == whole
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 255, 256, 257, 600])
+def test_joined_dictionaries_of_any_size(distinct: int) -> None:
+    chance, parts, whole = random.Random(distinct), [], list[str]()
+    for _ in range(4):
+        values = [f"v{chance.randrange(distinct)}" for _ in range(chance.choice([1, 50, 700]))]
+        ordered = list(dict.fromkeys(values))
+        parts.append((ordered, pack_ints([ordered.index(value) for value in values]), len(values)))
+        whole.extend(values)
+    values, codes = join_codes(parts)
+    assert [values[code] for code in unpack_ints(codes, len(whole))] == whole
