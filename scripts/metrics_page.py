@@ -28,7 +28,7 @@ def page() -> str:
 
 def table() -> str:
     """Every metric of a process that uses everything."""
-    from penstock.buffer.counters import Measures
+    from penstock.buffer.counters import BufferCounters
     from penstock.observe.collect import GAUGES
     from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
     from penstock.server.api.metrics import own
@@ -42,7 +42,7 @@ def table() -> str:
             found[family.name] = (family.kind, family.label_names, family.help)
 
     counted = Registry()
-    Measures(counted)
+    BufferCounters(counted)
     add(counted)
     add(own())
     known = {name for name, *_ in GAUGES}

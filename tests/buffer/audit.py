@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.buffer.format import Manifest, next_epoch, parse_manifest
-from penstock.buffer.store import Store, Stored
+from penstock.buffer.store import ObjectStore, Stored
 
 from .conftest import MANIFEST
 
@@ -15,7 +15,7 @@ from .conftest import MANIFEST
 class Audit:
     """What the actors did to one buffer. Changes of the manifest are checked one after the other, as they happen."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self.lock = threading.RLock()
         self.violations: list[str] = []

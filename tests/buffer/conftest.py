@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.buffer import Consumer, Descriptor, Metadata
-from penstock.buffer.counters import Measures
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import encode_batch, parse_manifest
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.store import Store, open_store
+from penstock.buffer.store import ObjectStore, open_store
 from penstock.buffer.store.contract import VersionConflict
 from penstock.clock import ManualClock, SystemClock
 from penstock.observe.metrics import Registry
@@ -40,7 +40,7 @@ def azure() -> Iterator[AzureEmulator]:
 
 
 @pytest.fixture(params=["memory", "file", "s3", *(["azure"] if azurite() else [])])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty store of each kind."""
     if request.param == "memory":
         return open_store(f"memory://test-{next(_names)}")
@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def memory() -> Store:
+def memory() -> ObjectStore:
     return open_store(f"memory://test-{next(_names)}")
 
 
@@ -66,10 +66,10 @@ def clock() -> ManualClock:
 class Buffer:
     """A buffer under test: enqueues batches directly, opens consumers, looks into the manifest."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self.registry = Registry()
-        self._writer = ManifestObject(store, MANIFEST, SystemClock(), Measures(Registry()).for_role("producer"))
+        self._writer = ManifestObject(store, MANIFEST, SystemClock(), BufferCounters(Registry()).for_role("producer"))
         self._consumers: list[Consumer] = []
 
     def enqueue(self, location: str, entries: Sequence[bytes], metadata: Sequence[Metadata] = ()) -> None:
@@ -109,12 +109,12 @@ class Buffer:
 
 
 @pytest.fixture
-def buffer(store: Store) -> Buffer:
+def buffer(store: ObjectStore) -> Buffer:
     return Buffer(store)
 
 
 @pytest.fixture
-def memory_buffer(memory: Store) -> Buffer:
+def memory_buffer(memory: ObjectStore) -> Buffer:
     return Buffer(memory)
 
 

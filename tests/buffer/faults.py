@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from penstock.buffer.store import Store, Stored
+from penstock.buffer.store import ObjectStore, Stored
 from penstock.errors import StorageError
 
 
@@ -33,7 +33,7 @@ class FaultyStore:
     A script's step is "ok", "fail", "lose", "hold" (wait until `release`), or a function that is given the call.
     """
 
-    def __init__(self, inner: Store, rates: Rates | None = None, seed: int = 0) -> None:
+    def __init__(self, inner: ObjectStore, rates: Rates | None = None, seed: int = 0) -> None:
         self._inner = inner
         self.url = f"faulty+{inner.url}"
         self.identity = inner.identity

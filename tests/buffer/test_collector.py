@@ -8,8 +8,8 @@ from ulid import ULID
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.consume.collector import collect
 from penstock.buffer.format import encode_batch
-from penstock.buffer.naming import Place, batch_time_ms
-from penstock.buffer.store import Store
+from penstock.buffer.naming import BufferPaths, batch_time_ms
+from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StorageError
 
@@ -18,7 +18,7 @@ from .faults import FaultyStore
 
 NOW = 1_700_000_000_000
 GRACE = 600
-PLACE = Place("ingest/manifest", "ingest")
+PLACE = BufferPaths("ingest/manifest", "ingest")
 
 
 @pytest.fixture
@@ -26,17 +26,17 @@ def clock() -> ManualClock:
     return ManualClock(NOW)
 
 
-def batch_at(store: Store, ms: int, prefix: str = "ingest") -> str:
+def batch_at(store: ObjectStore, ms: int, prefix: str = "ingest") -> str:
     location = f"{prefix}/{ULID.from_timestamp(ms)}.batch"
     store.put(location, encode_batch([b"x"]))
     return location
 
 
-def there(store: Store) -> set[str]:
+def there(store: ObjectStore) -> set[str]:
     return {path for path in store.list("ingest") if path.endswith(".batch")}
 
 
-def test_with_an_empty_manifest_only_the_grace_counts(store: Store, clock: ManualClock):
+def test_with_an_empty_manifest_only_the_grace_counts(store: ObjectStore, clock: ManualClock):
     old, at_grace, young = (batch_at(store, NOW - age) for age in (700_000, 600_000, 599_999))
     consumer = Buffer(store).consumer(clock=clock, gc_grace=GRACE)
     assert consumer.collect_garbage() == 2
@@ -44,7 +44,7 @@ def test_with_an_empty_manifest_only_the_grace_counts(store: Store, clock: Manua
     assert {old, at_grace}.isdisjoint(there(store))
 
 
-def test_what_the_manifest_names_and_what_is_younger_than_that_is_kept(store: Store, clock: ManualClock):
+def test_what_the_manifest_names_and_what_is_younger_than_that_is_kept(store: ObjectStore, clock: ManualClock):
     buffer = Buffer(store)
     older, named, younger = (batch_at(store, NOW - age) for age in (3_000_000, 2_000_000, 1_000_000))
     buffer.enqueue_entry(named)
@@ -57,7 +57,7 @@ def test_what_the_manifest_names_and_what_is_younger_than_that_is_kept(store: St
     assert older not in there(store)
 
 
-def test_other_names_and_other_places_are_none_of_its_business(memory: Store, clock: ManualClock):
+def test_other_names_and_other_places_are_none_of_its_business(memory: ObjectStore, clock: ManualClock):
     kept = [
         "ingest/notes.txt",
         "ingest/short.batch",
@@ -72,7 +72,7 @@ def test_other_names_and_other_places_are_none_of_its_business(memory: Store, cl
     assert all(memory.get(path) is not None for path in kept)
 
 
-def test_an_entry_whose_name_tells_no_time_keeps_everything(memory: Store, clock: ManualClock):
+def test_an_entry_whose_name_tells_no_time_keeps_everything(memory: ObjectStore, clock: ManualClock):
     old = batch_at(memory, 1)
     buffer = Buffer(memory)
     buffer.enqueue("ingest/foreign.batch", [b"x"])
@@ -80,7 +80,7 @@ def test_an_entry_whose_name_tells_no_time_keeps_everything(memory: Store, clock
     assert old in there(memory)
 
 
-def test_the_oldest_entry_is_found_whatever_its_place_in_the_queue(memory: Store, clock: ManualClock):
+def test_the_oldest_entry_is_found_whatever_its_place_in_the_queue(memory: ObjectStore, clock: ManualClock):
     buffer = Buffer(memory)
     between = batch_at(memory, NOW - 3_000_000)
     late, early = batch_at(memory, NOW - 1_000_000), batch_at(memory, NOW - 4_000_000)
@@ -90,7 +90,7 @@ def test_the_oldest_entry_is_found_whatever_its_place_in_the_queue(memory: Store
     assert there(memory) == {between, late, early}
 
 
-def test_a_batch_appended_while_objects_are_listed_is_kept(memory: Store, clock: ManualClock):
+def test_a_batch_appended_while_objects_are_listed_is_kept(memory: ObjectStore, clock: ManualClock):
     buffer = Buffer(memory)
     old = batch_at(memory, NOW - 3_000_000)
     faulty = FaultyStore(memory)
@@ -106,7 +106,7 @@ def test_a_batch_appended_while_objects_are_listed_is_kept(memory: Store, clock:
     assert old in there(memory)
 
 
-def test_an_append_prepared_before_a_collection_cannot_name_what_it_deleted(memory: Store, clock: ManualClock):
+def test_an_append_prepared_before_a_collection_cannot_name_what_it_deleted(memory: ObjectStore, clock: ManualClock):
     """The producer stops for an hour between looking at its object's age and writing the manifest."""
     consumer = Buffer(memory).consumer(clock=clock, gc_grace=GRACE)
     collected: list[int] = []
@@ -124,7 +124,7 @@ def test_an_append_prepared_before_a_collection_cannot_name_what_it_deleted(memo
     assert consumer.next_batch().entries == [b"kept"]
 
 
-def test_a_collection_whose_answer_was_lost_does_not_fence_its_own_consumer(memory: Store, clock: ManualClock):
+def test_a_collection_whose_answer_was_lost_does_not_fence_its_own_consumer(memory: ObjectStore, clock: ManualClock):
     batch_at(memory, 1)
     faulty = FaultyStore(memory)
     consumer = Consumer(faulty, gc_interval=None, clock=clock)
@@ -139,7 +139,7 @@ def test_a_collection_whose_answer_was_lost_does_not_fence_its_own_consumer(memo
     assert consumer.next_batch() is None
 
 
-def test_a_fenced_consumers_collector_deletes_nothing(memory: Store, clock: ManualClock):
+def test_a_fenced_consumers_collector_deletes_nothing(memory: ObjectStore, clock: ManualClock):
     batch_at(memory, 1)
     buffer = Buffer(memory)
     consumer = buffer.consumer(clock=clock)
@@ -149,7 +149,7 @@ def test_a_fenced_consumers_collector_deletes_nothing(memory: Store, clock: Manu
     assert len(there(memory)) == 1
 
 
-def test_objects_that_are_gone_already_count_as_deleted(memory: Store, clock: ManualClock):
+def test_objects_that_are_gone_already_count_as_deleted(memory: ObjectStore, clock: ManualClock):
     """A list that lags behind shows what an earlier collection deleted."""
     location = batch_at(memory, 1)
     faulty = FaultyStore(memory)
@@ -159,7 +159,7 @@ def test_objects_that_are_gone_already_count_as_deleted(memory: Store, clock: Ma
     assert consumer.collect_garbage() == 1
 
 
-def test_what_cannot_be_deleted_is_counted_and_stays_for_the_next_time(memory: Store, clock: ManualClock):
+def test_what_cannot_be_deleted_is_counted_and_stays_for_the_next_time(memory: ObjectStore, clock: ManualClock):
     batch_at(memory, 1)
     buffer = Buffer(memory)
     faulty = FaultyStore(memory)
@@ -172,13 +172,13 @@ def test_what_cannot_be_deleted_is_counted_and_stays_for_the_next_time(memory: S
     assert counted["buffer.gc_duration_seconds"]["count"] == 2
 
 
-def test_a_dry_run_only_counts(memory: Store):
+def test_a_dry_run_only_counts(memory: ObjectStore):
     batch_at(memory, 1)
     outcome = collect(memory, PLACE, now_ms=NOW, grace_ms=0, dry_run=True)
     assert (outcome.deleted, len(there(memory))) == (1, 1)
 
 
-def test_the_background_collector_collects_and_stops_when_fenced(memory: Store, clock: ManualClock, eventually):
+def test_the_background_collector_collects_and_stops_when_fenced(memory: ObjectStore, clock: ManualClock, eventually):
     buffer = Buffer(memory)
     batch_at(memory, 1)
     consumer = buffer.consumer(clock=clock, gc_interval=0.005)
@@ -187,7 +187,7 @@ def test_the_background_collector_collects_and_stops_when_fenced(memory: Store, 
     eventually(lambda: not consumer._collector.running)
 
 
-def test_the_background_collector_outlives_a_failure(memory: Store, clock: ManualClock, eventually):
+def test_the_background_collector_outlives_a_failure(memory: ObjectStore, clock: ManualClock, eventually):
     batch_at(memory, 1)
     faulty = FaultyStore(memory)
     faulty.on("list", "fail", "fail")

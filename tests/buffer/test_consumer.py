@@ -12,7 +12,7 @@ import pytest
 
 from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.format import encode_batch, parse_manifest, set_epoch
-from penstock.buffer.store import Store, VersionConflict, open_store
+from penstock.buffer.store import ObjectStore, VersionConflict, open_store
 from penstock.clock import ManualClock
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 
@@ -21,7 +21,7 @@ from .faults import FaultyStore
 
 
 @pytest.fixture
-def faulty(memory: Store) -> FaultyStore:
+def faulty(memory: ObjectStore) -> FaultyStore:
     return FaultyStore(memory)
 
 
@@ -58,7 +58,7 @@ def test_resuming_below_what_is_left_goes_on_with_the_first_that_is(memory_buffe
     assert memory_buffer.length() == 0
 
 
-def test_when_the_hundredth_write_fails_the_ack_did_not_happen(memory: Store, faulty: FaultyStore):
+def test_when_the_hundredth_write_fails_the_ack_did_not_happen(memory: ObjectStore, faulty: FaultyStore):
     buffer = Buffer(memory)
     buffer.fill(100)
     consumer = Consumer(faulty, gc_interval=None)
@@ -114,7 +114,7 @@ def test_taking_over_survives_conflicts_and_lost_answers(memory, faulty):
     assert consumer.next_batch() is None
 
 
-def test_the_epoch_after_the_last_is_zero_and_still_fences(memory: Store, memory_buffer: Buffer):
+def test_the_epoch_after_the_last_is_zero_and_still_fences(memory: ObjectStore, memory_buffer: Buffer):
     memory.put(MANIFEST, set_epoch(parse_manifest(None), 2**64 - 3))
     last = memory_buffer.consumer()
     assert last.epoch == 2**64 - 2
@@ -165,7 +165,7 @@ def test_what_was_not_acked_comes_again(memory_buffer: Buffer):
     assert second.next_batch().sequence == 0
 
 
-def test_an_unchanged_manifest_is_not_transferred_again(memory: Store, faulty: FaultyStore):
+def test_an_unchanged_manifest_is_not_transferred_again(memory: ObjectStore, faulty: FaultyStore):
     buffer = Buffer(memory)
     buffer.fill(3)
     consumer = Consumer(faulty, gc_interval=None)
@@ -184,7 +184,7 @@ def test_max_zero_reads_nothing(memory, faulty):
         consumer.next_descriptors(-1)
 
 
-def test_a_damaged_manifest_and_a_damaged_batch_say_where(memory: Store, memory_buffer: Buffer):
+def test_a_damaged_manifest_and_a_damaged_batch_say_where(memory: ObjectStore, memory_buffer: Buffer):
     memory_buffer.enqueue("ingest/bad.batch", [b"x"])
     memory.put("ingest/bad.batch", b"\xff" * 20)
     consumer = memory_buffer.consumer()
@@ -210,7 +210,7 @@ def test_a_batch_above_the_limit_is_refused(memory_buffer: Buffer):
         memory_buffer.consumer(max_batch_bytes=500).next_batch()
 
 
-def test_the_lag_is_the_age_of_the_newest_range_and_never_negative(memory: Store, memory_buffer: Buffer):
+def test_the_lag_is_the_age_of_the_newest_range_and_never_negative(memory: ObjectStore, memory_buffer: Buffer):
     clock = ManualClock(100_000)
     consumer = memory_buffer.consumer(clock=clock)
     memory_buffer.enqueue("ingest/a.batch", [b"a", b"b"], (Metadata(0, 1_000), Metadata(1, 98_500)))
@@ -237,7 +237,7 @@ def test_the_consumers_metrics_have_the_references_names(memory_buffer: Buffer):
     assert counted["buffer.manifest_writes{role=consumer}"] == 2  # the epoch, the dequeue
 
 
-def test_a_fetcher_outlives_its_consumer_and_shows_only_the_manifest(store: Store):
+def test_a_fetcher_outlives_its_consumer_and_shows_only_the_manifest(store: ObjectStore):
     buffer = Buffer(store)
     buffer.fill(1)
     consumer = buffer.consumer()
@@ -328,11 +328,11 @@ def test_a_raw_fetch_gives_the_bytes_as_stored(memory_buffer: Buffer):
 # ── the trail ──
 
 
-def trail(store: Store) -> list[tuple[int, str]]:
+def trail(store: ObjectStore) -> list[tuple[int, str]]:
     return list(parse_manifest(store.get(f"{MANIFEST}.trail")).locations())
 
 
-def test_the_trail_remembers_what_was_removed(memory: Store, memory_buffer: Buffer):
+def test_the_trail_remembers_what_was_removed(memory: ObjectStore, memory_buffer: Buffer):
     locations = memory_buffer.fill(5)
     consumer = memory_buffer.consumer()
     consumer.ack_through(1)
@@ -343,14 +343,14 @@ def test_the_trail_remembers_what_was_removed(memory: Store, memory_buffer: Buff
     assert trail(memory) == list(enumerate(locations))
 
 
-def test_the_trail_forgets_what_is_old_and_keeps_what_is_recent(memory: Store, memory_buffer: Buffer):
+def test_the_trail_forgets_what_is_old_and_keeps_what_is_recent(memory: ObjectStore, memory_buffer: Buffer):
     memory_buffer.fill(1500)
     memory_buffer.consumer().ack_through(1499)
     assert [sequence for sequence, _ in trail(memory)] == list(range(1500 - 1024, 1500))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 50, set_epoch(parse_manifest(None), 5)])
-def test_a_damaged_trail_stops_nobody(memory: Store, memory_buffer: Buffer, damage: bytes):
+def test_a_damaged_trail_stops_nobody(memory: ObjectStore, memory_buffer: Buffer, damage: bytes):
     locations = memory_buffer.fill(3)
     consumer = memory_buffer.consumer()
     memory.put(f"{MANIFEST}.trail", damage)
@@ -359,7 +359,7 @@ def test_a_damaged_trail_stops_nobody(memory: Store, memory_buffer: Buffer, dama
     assert trail(memory) == list(enumerate(locations))
 
 
-def test_a_manifest_that_began_anew_begins_a_new_trail(memory: Store, memory_buffer: Buffer):
+def test_a_manifest_that_began_anew_begins_a_new_trail(memory: ObjectStore, memory_buffer: Buffer):
     memory_buffer.fill(4)
     memory_buffer.consumer().ack_through(3)
     memory.delete([MANIFEST])

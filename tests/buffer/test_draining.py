@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.buffer import Consumer, Metadata, Producer, drain
-from penstock.buffer.store import Store, open_store
+from penstock.buffer.store import ObjectStore, open_store
 from penstock.errors import OutOfOrder
 from penstock.events import Draft
 
@@ -70,7 +70,7 @@ def test_a_draft_function_decides_what_an_entry_becomes(memory_buffer: Buffer, t
     assert (event.kind, event.key, event.payload) == ("set", "k1", {"value": 5, "by": "m"})
 
 
-def test_what_was_appended_and_not_acknowledged_is_skipped(memory: Store, topic):
+def test_what_was_appended_and_not_acknowledged_is_skipped(memory: ObjectStore, topic):
     """The drain dies after the transaction and before the manifest write."""
     buffer = Buffer(memory)
     buffer.fill(3)
@@ -92,7 +92,7 @@ def test_what_was_appended_and_not_acknowledged_is_skipped(memory: Store, topic)
     assert buffer.length() == 0
 
 
-def test_two_drains_at_once_append_every_batch_once(memory: Store, topic):
+def test_two_drains_at_once_append_every_batch_once(memory: ObjectStore, topic):
     buffer = Buffer(memory)
     buffer.fill(40)
     first = buffer.consumer()
@@ -132,7 +132,7 @@ def test_a_failing_journal_keeps_the_batch(memory_buffer: Buffer, topic):
     assert len(payloads(topic)) == 4
 
 
-def test_a_manifest_that_began_anew_is_noticed(memory: Store, topic):
+def test_a_manifest_that_began_anew_is_noticed(memory: ObjectStore, topic):
     buffer = Buffer(memory)
     buffer.fill(5)
     drain(buffer.consumer(), topic, until_empty=True)
@@ -145,7 +145,7 @@ def test_a_manifest_that_began_anew_is_noticed(memory: Store, topic):
     assert payloads(topic)[-1] == b"new"
 
 
-def test_buffers_and_topics_do_not_share_their_progress(memory: Store, topic):
+def test_buffers_and_topics_do_not_share_their_progress(memory: ObjectStore, topic):
     one, two = Buffer(memory), Buffer(open_store("memory://another-buffer"))
     one.fill(2)
     two.fill(2)

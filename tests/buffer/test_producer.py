@@ -10,7 +10,7 @@ import pytest
 
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import decode_batch, parse_manifest
-from penstock.buffer.store import Store, VersionConflict
+from penstock.buffer.store import ObjectStore, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
 from penstock.observe.metrics import Registry
@@ -21,7 +21,7 @@ from .faults import FaultyStore
 FOREVER = 3600
 
 
-def consumed(store: Store) -> list[bytes]:
+def consumed(store: ObjectStore) -> list[bytes]:
     """Every entry, in manifest order."""
     found: list[bytes] = []
     for descriptor in parse_manifest(store.get(MANIFEST)):
@@ -29,13 +29,13 @@ def consumed(store: Store) -> list[bytes]:
     return found
 
 
-def test_a_resolved_ticket_means_the_manifest_holds_the_entries(store: Store):
+def test_a_resolved_ticket_means_the_manifest_holds_the_entries(store: ObjectStore):
     with Producer(store, flush_interval=0.01) as producer:
         producer.produce([b"one", b"two"]).result(30)
         assert consumed(store) == [b"one", b"two"]
 
 
-def test_entries_stay_in_order_over_many_batches(store: Store):
+def test_entries_stay_in_order_over_many_batches(store: ObjectStore):
     expected = [f"{n}".encode() for n in range(300)]
     with Producer(store, flush_interval=FOREVER, flush_bytes=60) as producer:
         for start in range(0, 300, 3):
@@ -45,7 +45,7 @@ def test_entries_stay_in_order_over_many_batches(store: Store):
     assert manifest.next_sequence == manifest.count > 10
 
 
-def test_each_call_is_one_metadata_range_with_its_first_index_and_time(memory: Store):
+def test_each_call_is_one_metadata_range_with_its_first_index_and_time(memory: ObjectStore):
     clock = ManualClock(5000)
     with Producer(memory, flush_interval=FOREVER, clock=clock) as producer:
         producer.produce([b"a", b"b"], b"first")
@@ -61,7 +61,7 @@ def test_each_call_is_one_metadata_range_with_its_first_index_and_time(memory: S
     assert descriptor.location.endswith(".batch")
 
 
-def test_a_batch_is_sent_when_its_time_has_come(memory: Store):
+def test_a_batch_is_sent_when_its_time_has_come(memory: ObjectStore):
     with Producer(memory, flush_interval=0.02, flush_bytes=1 << 30) as producer:
         first, second = producer.produce([b"a"]), producer.produce([b"b"])
         second.result(30)
@@ -69,7 +69,7 @@ def test_a_batch_is_sent_when_its_time_has_come(memory: Store):
         assert consumed(memory) == [b"a", b"b"]
 
 
-def test_a_batch_is_sent_when_it_is_large_enough(memory: Store):
+def test_a_batch_is_sent_when_it_is_large_enough(memory: ObjectStore):
     with Producer(memory, flush_interval=FOREVER, flush_bytes=100) as producer:
         producer.produce([b"x" * 40])
         full = producer.produce([b"y" * 60])
@@ -79,7 +79,7 @@ def test_a_batch_is_sent_when_it_is_large_enough(memory: Store):
         assert consumed(memory) == [b"x" * 40, b"y" * 60]
 
 
-def test_flush_sends_what_is_there_and_an_empty_flush_writes_nothing(memory: Store):
+def test_flush_sends_what_is_there_and_an_empty_flush_writes_nothing(memory: ObjectStore):
     faulty = FaultyStore(memory)
     with Producer(faulty, flush_interval=FOREVER) as producer:
         producer.flush()
@@ -89,7 +89,7 @@ def test_flush_sends_what_is_there_and_an_empty_flush_writes_nothing(memory: Sto
         assert ticket.done()
 
 
-def test_close_flushes_and_a_second_close_does_nothing(memory: Store):
+def test_close_flushes_and_a_second_close_does_nothing(memory: ObjectStore):
     producer = Producer(memory, flush_interval=FOREVER)
     ticket = producer.produce([b"a"])
     producer.close()
@@ -100,12 +100,12 @@ def test_close_flushes_and_a_second_close_does_nothing(memory: Store):
 
 
 @pytest.mark.parametrize("entries", [[], b"bytes", "text", ["text"], [b"ok", 5]])
-def test_what_is_no_list_of_entries_is_refused(memory: Store, entries):
+def test_what_is_no_list_of_entries_is_refused(memory: ObjectStore, entries):
     with Producer(memory) as producer, pytest.raises(ConfigError):
         producer.produce(entries)
 
 
-def test_other_kinds_of_bytes_are_copied(memory: Store):
+def test_other_kinds_of_bytes_are_copied(memory: ObjectStore):
     changing = bytearray(b"before")
     with Producer(memory, flush_interval=FOREVER) as producer:
         producer.produce([changing, memoryview(b"view"), memoryview(bytearray(8)).cast("I")])
@@ -133,7 +133,7 @@ def test_bad_options_are_refused(options):
         Producer("memory://refused", **options)
 
 
-def test_zstd_batches_are_smaller_and_read_the_same(memory: Store):
+def test_zstd_batches_are_smaller_and_read_the_same(memory: ObjectStore):
     entries = [b"the same words again and again"] * 500
     with Producer(memory, flush_interval=FOREVER, compression="zstd") as producer:
         producer.produce(entries)
@@ -146,7 +146,7 @@ def test_zstd_batches_are_smaller_and_read_the_same(memory: Store):
 
 
 @pytest.mark.parametrize("verb", ["put", "put_if", "read"])
-def test_what_the_store_refuses_is_tried_again(memory: Store, verb: str):
+def test_what_the_store_refuses_is_tried_again(memory: ObjectStore, verb: str):
     faulty = FaultyStore(memory)
     faulty.on(verb, "fail", "fail", "fail")
     with Producer(faulty, flush_interval=0.01, metrics=(registry := Registry())) as producer:
@@ -156,7 +156,7 @@ def test_what_the_store_refuses_is_tried_again(memory: Store, verb: str):
     assert registry.snapshot()["buffer.retries"] == 3
 
 
-def test_an_upload_whose_answer_was_lost_is_not_appended_twice(memory: Store):
+def test_an_upload_whose_answer_was_lost_is_not_appended_twice(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", "lose", "lose")
     with Producer(faulty, flush_interval=0.01) as producer:
@@ -165,7 +165,7 @@ def test_an_upload_whose_answer_was_lost_is_not_appended_twice(memory: Store):
     assert len(set(faulty.puts)) == 1
 
 
-def test_a_manifest_write_whose_answer_was_lost_is_recognised(memory: Store):
+def test_a_manifest_write_whose_answer_was_lost_is_recognised(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "lose", "ok", "lose")
     with Producer(faulty, flush_interval=0.01) as producer:
@@ -174,7 +174,7 @@ def test_a_manifest_write_whose_answer_was_lost_is_recognised(memory: Store):
     assert consumed(memory) == [b"0", b"1", b"2"]
 
 
-def test_a_write_that_others_followed_is_recognised(memory: Store):
+def test_a_write_that_others_followed_is_recognised(memory: ObjectStore):
     faulty = FaultyStore(memory)
     other = Producer(memory, flush_interval=0.01)
 
@@ -190,7 +190,7 @@ def test_a_write_that_others_followed_is_recognised(memory: Store):
     assert consumed(memory) == [b"ours", b"theirs"]
 
 
-def test_a_write_that_was_consumed_before_its_answer_was_missed_is_recognised(store: Store):
+def test_a_write_that_was_consumed_before_its_answer_was_missed_is_recognised(store: ObjectStore):
     """The consumer removes the entry before its producer can look for it: the trail remembers it."""
     consumer = Consumer(store, gc_interval=None)
     taken: list[bytes] = []
@@ -214,7 +214,7 @@ def test_a_write_that_was_consumed_before_its_answer_was_missed_is_recognised(st
     consumer.close()
 
 
-def test_a_conflict_that_was_our_own_success_is_recognised(memory: Store):
+def test_a_conflict_that_was_our_own_success_is_recognised(memory: ObjectStore):
     """A client that retries by itself turns a lost answer into a conflict."""
 
     def done_but_conflict(act):
@@ -228,7 +228,7 @@ def test_a_conflict_that_was_our_own_success_is_recognised(memory: Store):
     assert consumed(memory) == [b"once"]
 
 
-def test_a_write_that_is_done_late_counts_once(memory: Store, eventually):
+def test_a_write_that_is_done_late_counts_once(memory: ObjectStore, eventually):
     """The request times out, is not done when the producer looks, and is done when it tries again."""
     late: list = []
 
@@ -248,7 +248,7 @@ def test_a_write_that_is_done_late_counts_once(memory: Store, eventually):
     assert consumed(memory) == [b"once", b"next"]
 
 
-def test_more_batches_joining_a_late_write_are_told_apart(memory: Store):
+def test_more_batches_joining_a_late_write_are_told_apart(memory: ObjectStore):
     """The first write carried one batch, the second two; the first is done after all."""
     late: list = []
     more = threading.Event()
@@ -276,7 +276,7 @@ def test_more_batches_joining_a_late_write_are_told_apart(memory: Store):
     assert consumed(memory) == [b"first", b"second"]
 
 
-def test_a_damaged_manifest_keeps_the_entries_until_it_is_mended(memory: Store, eventually):
+def test_a_damaged_manifest_keeps_the_entries_until_it_is_mended(memory: ObjectStore, eventually):
     memory.put(MANIFEST, b"not a manifest")
     with Producer(memory, flush_interval=0.005) as producer:
         ticket = producer.produce([b"kept"])
@@ -287,7 +287,7 @@ def test_a_damaged_manifest_keeps_the_entries_until_it_is_mended(memory: Store, 
     assert consumed(memory) == [b"kept"]
 
 
-def test_close_reports_what_could_not_be_written(memory: Store):
+def test_close_reports_what_could_not_be_written(memory: ObjectStore):
     faulty = FaultyStore(memory)
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=10)
     producer.produce([b"written"] * 2).result(30)
@@ -304,7 +304,7 @@ def test_close_reports_what_could_not_be_written(memory: Store):
     assert consumed(memory) == [b"written"] * 2
 
 
-def test_close_does_not_wait_for_what_cannot_mend(memory: Store):
+def test_close_does_not_wait_for_what_cannot_mend(memory: ObjectStore):
     faulty = FaultyStore(memory)
 
     def forbidden(act):
@@ -319,7 +319,7 @@ def test_close_does_not_wait_for_what_cannot_mend(memory: Store):
     assert time.monotonic() - began < 60
 
 
-def test_flush_says_when_it_took_too_long(memory: Store):
+def test_flush_says_when_it_took_too_long(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     with Producer(faulty, flush_interval=FOREVER) as producer:
@@ -333,7 +333,7 @@ def test_flush_says_when_it_took_too_long(memory: Store):
 # ── flow ──
 
 
-def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: Store, eventually):
+def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     with Producer(faulty, flush_interval=FOREVER, flush_bytes=1) as producer:
@@ -346,7 +346,7 @@ def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: Store, eventua
     assert consumed(memory) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_one_manifest_write_carries_every_batch_that_is_ready(memory: Store, eventually):
+def test_one_manifest_write_carries_every_batch_that_is_ready(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "hold")
     with Producer(faulty, flush_interval=FOREVER, flush_bytes=1) as producer:
@@ -361,7 +361,7 @@ def test_one_manifest_write_carries_every_batch_that_is_ready(memory: Store, eve
     assert parse_manifest(memory.get(MANIFEST)).count == 10
 
 
-def test_produce_blocks_only_when_too_many_calls_wait(memory: Store, eventually):
+def test_produce_blocks_only_when_too_many_calls_wait(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=4, inflight_bytes=100, max_buffered=3)
@@ -380,7 +380,7 @@ def test_produce_blocks_only_when_too_many_calls_wait(memory: Store, eventually)
     assert consumed(memory) == [b"x" * 96, b"wait", b"wait", b"wait", b"late"]
 
 
-def test_waiting_bytes_are_bounded_too(memory: Store):
+def test_waiting_bytes_are_bounded_too(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=100, inflight_bytes=1000)
@@ -393,13 +393,13 @@ def test_waiting_bytes_are_bounded_too(memory: Store):
     assert len(consumed(memory)) == 19
 
 
-def test_a_batch_larger_than_the_whole_budget_gets_through(memory: Store):
+def test_a_batch_larger_than_the_whole_budget_gets_through(memory: ObjectStore):
     with Producer(memory, flush_interval=FOREVER, inflight_bytes=10) as producer:
         producer.produce([b"x" * 1000])
     assert consumed(memory) == [b"x" * 1000]
 
 
-def test_close_wakes_whoever_waits_for_room(memory: Store, eventually):
+def test_close_wakes_whoever_waits_for_room(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=1, inflight_bytes=1, max_buffered=1)
@@ -422,7 +422,7 @@ def test_close_wakes_whoever_waits_for_room(memory: Store, eventually):
     assert len(outcome) == 3 - len(consumed(memory))
 
 
-def test_many_producers_share_one_manifest(store: Store):
+def test_many_producers_share_one_manifest(store: ObjectStore):
     """Every ticket resolves, nothing is lost or doubled, and each producer's own order holds."""
     each, producers = 12, 4
     failures: list[BaseException] = []
@@ -447,7 +447,7 @@ def test_many_producers_share_one_manifest(store: Store):
         assert [n for owner, n in found if owner == name] == list(range(each))
 
 
-def test_conflicts_are_counted(memory: Store):
+def test_conflicts_are_counted(memory: ObjectStore):
     def somebody_was_first(act):
         raise VersionConflict("injected")
 
@@ -462,7 +462,7 @@ def test_conflicts_are_counted(memory: Store):
     assert registry.snapshot()["buffer.manifest_writes{role=producer}"] == 2
 
 
-def test_a_batch_that_waited_too_long_for_the_manifest_gets_a_new_name(memory: Store, eventually):
+def test_a_batch_that_waited_too_long_for_the_manifest_gets_a_new_name(memory: ObjectStore, eventually):
     """Otherwise a collector could delete its object in the moment it is appended."""
     clock = ManualClock()
     faulty = FaultyStore(memory)
@@ -482,7 +482,7 @@ def test_a_batch_that_waited_too_long_for_the_manifest_gets_a_new_name(memory: S
     assert consumed(memory) == [b"kept"]
 
 
-def test_a_new_name_is_appended_only_after_its_upload_succeeded(memory: Store):
+def test_a_new_name_is_appended_only_after_its_upload_succeeded(memory: ObjectStore):
     clock = ManualClock()
     faulty = FaultyStore(memory)
 
@@ -497,7 +497,7 @@ def test_a_new_name_is_appended_only_after_its_upload_succeeded(memory: Store):
     assert consumed(memory) == [b"kept"]
 
 
-def test_tickets_and_producers_work_in_an_event_loop(memory: Store):
+def test_tickets_and_producers_work_in_an_event_loop(memory: ObjectStore):
     async def work() -> None:
         async with Producer(memory, flush_interval=0.005) as producer:
             await asyncio.gather(*(_await(producer.produce([f"{n}".encode()])) for n in range(20)))

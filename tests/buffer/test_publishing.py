@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.buffer import Consumer, Metadata
-from penstock.buffer.counters import Measures
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import Manifest, append, encode_entries, parse_manifest
 from penstock.buffer.format.arrow import arrow_to_block
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.naming import Place
-from penstock.buffer.produce.publishing import Publisher, Staged
-from penstock.buffer.store import Store
+from penstock.buffer.naming import BufferPaths
+from penstock.buffer.produce.publishing import Publisher, StagedObject
+from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.observe.metrics import Registry
@@ -23,19 +23,19 @@ from penstock.observe.metrics import Registry
 from .conftest import Buffer
 from .faults import FaultyStore, Killed
 
-PLACE = Place("ingest/manifest", "ingest")
+PLACE = BufferPaths("ingest/manifest", "ingest")
 
 
-def publisher(store: Store, **options) -> Publisher:
+def publisher(store: ObjectStore, **options) -> Publisher:
     return Publisher(store, PLACE, pause=lambda seconds: None, **options)
 
 
-def stage(store: Store, *entries: bytes, **options) -> Staged:
+def stage(store: ObjectStore, *entries: bytes, **options) -> StagedObject:
     block = arrow_to_block(pa.array(entries, pa.binary()))
     return publisher(store, **options).stage(block, [Metadata(0, 5, b"m")], len(entries), "none")
 
 
-def delivered(store: Store) -> list[list[bytes]]:
+def delivered(store: ObjectStore) -> list[list[bytes]]:
     """What a new consumer gets, and removes."""
     found = []
     with Consumer(store, gc_interval=None) as consumer:
@@ -86,14 +86,14 @@ def test_a_mark_that_cannot_be_written_is_refused(mark: Mark):
 # ── publishing ──
 
 
-def test_all_shares_appear_with_one_write(store: Store):
+def test_all_shares_appear_with_one_write(store: ObjectStore):
     shares = [stage(store, b"a", b"b"), stage(store, b"c")]
     assert parse_manifest(store.get(PLACE.manifest)).count == 0
     assert publisher(store).publish(shares)
     assert delivered(store) == [[b"a", b"b"], [b"c"]]
 
 
-def test_work_that_is_done_again_finds_itself_done(store: Store):
+def test_work_that_is_done_again_finds_itself_done(store: ObjectStore):
     mark = Mark("query:q", 3)
     assert publisher(store).publish([stage(store, b"a")], mark)
     assert not publisher(store).publish([stage(store, b"a")], mark)
@@ -103,7 +103,7 @@ def test_work_that_is_done_again_finds_itself_done(store: Store):
     assert delivered(store) == [[b"a"], [b"other"], [b"b"]]
 
 
-def test_it_finds_itself_done_after_its_entries_were_consumed_and_everything_else_was_forgotten(memory: Store):
+def test_it_finds_itself_done_after_its_entries_were_consumed_and_everything_else_was_forgotten(memory: ObjectStore):
     assert publisher(memory).publish([stage(memory, b"a")], Mark("query:q", 3))
     assert delivered(memory) == [[b"a"]]
     memory.delete(["ingest/manifest.trail"])
@@ -114,7 +114,7 @@ def test_it_finds_itself_done_after_its_entries_were_consumed_and_everything_els
     assert delivered(memory) == []
 
 
-def test_damaged_marks_are_named_and_nothing_is_written(memory: Store):
+def test_damaged_marks_are_named_and_nothing_is_written(memory: ObjectStore):
     publisher(memory).publish([stage(memory, b"a")], Mark("query:q", 3))
     memory.put("ingest/manifest.marks", b"{]")
     with pytest.raises(Corrupt, match=r"ingest/manifest\.marks"):
@@ -122,7 +122,7 @@ def test_damaged_marks_are_named_and_nothing_is_written(memory: Store):
     assert parse_manifest(memory.get(PLACE.manifest)).count == 1
 
 
-def test_more_names_than_are_kept_forget_those_not_heard_of_for_longest(memory: Store, monkeypatch):
+def test_more_names_than_are_kept_forget_those_not_heard_of_for_longest(memory: ObjectStore, monkeypatch):
     monkeypatch.setattr("penstock.buffer.marks.NAMES", 2)
     clock = ManualClock()
     buffer = Buffer(memory)
@@ -131,12 +131,12 @@ def test_more_names_than_are_kept_forget_those_not_heard_of_for_longest(memory: 
         consumer = buffer.consumer(clock=clock)
         consumer.ack_through(consumer.look().next_sequence - 1)
         clock.advance(1)
-    found = ManifestObject(memory, PLACE.manifest, SystemClock(), Measures(Registry()).for_role("producer"))
+    found = ManifestObject(memory, PLACE.manifest, SystemClock(), BufferCounters(Registry()).for_role("producer"))
     assert [found.latest_mark(name) for name in ("one", "two", "three")] == [None, 1, 1]
 
 
 @pytest.mark.parametrize("mark", [None, Mark("query:q", 1)])
-def test_an_answer_that_was_lost_makes_no_second_copy(memory: Store, mark: Mark | None):
+def test_an_answer_that_was_lost_makes_no_second_copy(memory: ObjectStore, mark: Mark | None):
     faulty = FaultyStore(memory)
     shares = [stage(memory, b"a"), stage(memory, b"b")]
     faulty.on("put_if", "lose")
@@ -145,14 +145,14 @@ def test_an_answer_that_was_lost_makes_no_second_copy(memory: Store, mark: Mark 
 
 
 @pytest.mark.parametrize("mark", [None, Mark("query:q", 1)])
-def test_a_refused_write_is_tried_again(memory: Store, mark: Mark | None):
+def test_a_refused_write_is_tried_again(memory: ObjectStore, mark: Mark | None):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "fail", "fail")
     assert publisher(faulty).publish([stage(memory, b"a")], mark)
     assert delivered(memory) == [[b"a"]]
 
 
-def test_a_store_that_stays_silent_is_given_up_and_the_repetition_finds_out(memory: Store):
+def test_a_store_that_stays_silent_is_given_up_and_the_repetition_finds_out(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "lose")
     faulty.on("read", "ok", "ok", *["fail"] * 1000)
@@ -163,7 +163,7 @@ def test_a_store_that_stays_silent_is_given_up_and_the_repetition_finds_out(memo
     assert delivered(memory) == [[b"a"]]
 
 
-def test_a_write_that_arrives_after_its_writer_was_killed_and_replaced_comes_once(memory: Store):
+def test_a_write_that_arrives_after_its_writer_was_killed_and_replaced_comes_once(memory: ObjectStore):
     """The killed one's put is still on its way when its successor has looked for the mark."""
     mark = Mark("query:q", 1)
     first = [stage(memory, b"a")]
@@ -179,7 +179,7 @@ def test_a_write_that_arrives_after_its_writer_was_killed_and_replaced_comes_onc
     assert delivered(memory) == [[b"a"]]
 
 
-def test_killed_in_the_middle_the_repetition_writes_what_is_missing(memory: Store):
+def test_killed_in_the_middle_the_repetition_writes_what_is_missing(memory: ObjectStore):
     def die(act):
         raise Killed
 
@@ -194,7 +194,7 @@ def test_killed_in_the_middle_the_repetition_writes_what_is_missing(memory: Stor
 # ── beside a collector ──
 
 
-def test_shares_nobody_published_are_collected(memory: Store):
+def test_shares_nobody_published_are_collected(memory: ObjectStore):
     clock = ManualClock()
     lost = stage(memory, b"lost", clock=clock)
     clock.advance(601)
@@ -202,7 +202,7 @@ def test_shares_nobody_published_are_collected(memory: Store):
     assert memory.get(lost.location) is None
 
 
-def test_shares_that_waited_long_are_stored_again_before_they_are_published(memory: Store):
+def test_shares_that_waited_long_are_stored_again_before_they_are_published(memory: ObjectStore):
     clock = ManualClock()
     old = stage(memory, b"old", clock=clock)
     clock.advance(300)
@@ -215,7 +215,7 @@ def test_shares_that_waited_long_are_stored_again_before_they_are_published(memo
     assert delivered(memory) == [[b"old"], [b"new"]]
 
 
-def test_a_share_that_was_collected_stops_the_publication_and_nothing_is_half_written(memory: Store):
+def test_a_share_that_was_collected_stops_the_publication_and_nothing_is_half_written(memory: ObjectStore):
     clock = ManualClock()
     old = stage(memory, b"old", clock=clock)
     clock.advance(601)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from penstock.buffer import Batch, Consumer
-from penstock.buffer.store import Store
+from penstock.buffer.store import ObjectStore
 from penstock.errors import ConfigError, Corrupt, StorageError
 
 from .conftest import Buffer
@@ -74,7 +74,7 @@ def test_only_the_finished_prefix_is_acked(memory_buffer: Buffer, ordered: bool,
     assert not run.is_alive()
 
 
-def test_reading_ahead_is_bounded(memory: Store):
+def test_reading_ahead_is_bounded(memory: ObjectStore):
     buffer = Buffer(memory)
     buffer.fill(30)
     faulty = FaultyStore(memory)
@@ -88,7 +88,7 @@ def test_reading_ahead_is_bounded(memory: Store):
     assert max(ahead) <= 4
 
 
-def test_fetches_overlap(memory: Store):
+def test_fetches_overlap(memory: ObjectStore):
     buffer = Buffer(memory)
     buffer.fill(4)
     faulty = FaultyStore(memory)
@@ -211,7 +211,7 @@ def test_coroutine_handlers_are_awaited(memory_buffer: Buffer, ordered: bool):
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
-def test_passing_failures_of_the_store_are_ridden_out(memory: Store):
+def test_passing_failures_of_the_store_are_ridden_out(memory: ObjectStore):
     buffer = Buffer(memory)
     buffer.fill(30)
     faulty = FaultyStore(memory)
@@ -223,7 +223,7 @@ def test_passing_failures_of_the_store_are_ridden_out(memory: Store):
     assert buffer.length() == 0
 
 
-def test_a_missing_object_ends_the_run_after_what_came_before_it(memory: Store):
+def test_a_missing_object_ends_the_run_after_what_came_before_it(memory: ObjectStore):
     buffer = Buffer(memory)
     locations = buffer.fill(5)
     memory.delete([locations[3]])
@@ -235,7 +235,7 @@ def test_a_missing_object_ends_the_run_after_what_came_before_it(memory: Store):
     assert consumer.acked == 2
 
 
-def test_a_damaged_batch_ends_the_run_unless_somebody_says_otherwise(memory: Store):
+def test_a_damaged_batch_ends_the_run_unless_somebody_says_otherwise(memory: ObjectStore):
     buffer = Buffer(memory)
     locations = buffer.fill(3)
     memory.put(locations[1], b"damaged")
@@ -272,7 +272,7 @@ def test_two_runs_at_once_are_refused(memory_buffer: Buffer):
     assert consumer.run(handle, until_empty=True).batches == 0
 
 
-def test_acks_are_collected_into_few_manifest_writes(memory: Store):
+def test_acks_are_collected_into_few_manifest_writes(memory: ObjectStore):
     buffer = Buffer(memory)
     buffer.fill(200)
     faulty = FaultyStore(memory)

@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from penstock.buffer import Batch, Consumer, Producer
-from penstock.buffer.store import Store, open_store
+from penstock.buffer.store import ObjectStore, open_store
 from penstock.clock import ManualClock
 from penstock.errors import Closed, Fenced, PenstockError, StorageError
 from penstock.observe.metrics import Registry
@@ -51,7 +51,7 @@ class Sink:
 class World:
     """Everything that acts on one buffer during a test."""
 
-    def __init__(self, store: Store, seed: int, rates: Rates, pace: float) -> None:
+    def __init__(self, store: ObjectStore, seed: int, rates: Rates, pace: float) -> None:
         self.audit = Audit(store)
         self.random = random.Random(seed)
         self.rates = rates
@@ -255,7 +255,7 @@ def deaths_are_silent(monkeypatch: pytest.MonkeyPatch):
 ROUGH = Rates(fail=0.08, lose=0.08, delay=0.3, stale=0.3)
 
 
-def suite(store: Store, seed: int, steps: int, pause: float, entries: int, pace: float = 0.003) -> World:
+def suite(store: ObjectStore, seed: int, steps: int, pause: float, entries: int, pace: float = 0.003) -> World:
     world = World(store, seed, ROUGH, pace)
     try:
         play(world, steps, pause, entries)
@@ -266,7 +266,7 @@ def suite(store: Store, seed: int, steps: int, pause: float, entries: int, pace:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_lost_or_doubled_in_memory(memory: Store, seed: int, deaths_are_silent):
+def test_nothing_is_lost_or_doubled_in_memory(memory: ObjectStore, seed: int, deaths_are_silent):
     world = suite(memory, seed, steps=25, pause=0.04, entries=200)
     assert world.audit.epochs > 1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.naming import Place, shard_of, shard_place
-from penstock.buffer.store import Store
+from penstock.buffer.naming import BufferPaths, shard_of, shard_place
+from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, ConfigError, Fenced, Unflushed
 
@@ -17,14 +17,14 @@ def key_of(entry: bytes) -> bytes:
     return entry.partition(b":")[0]
 
 
-def consumed(store: Store, shard: int, shards: int) -> list[bytes]:
+def consumed(store: ObjectStore, shard: int, shards: int) -> list[bytes]:
     found: list[bytes] = []
     with Consumer(store, shards=shards, shard=shard, gc_interval=None) as consumer:
         consumer.run(lambda batch: found.extend(batch.entries), until_empty=True)
     return found
 
 
-def test_entries_of_one_key_stay_in_one_shard_and_in_order(store: Store):
+def test_entries_of_one_key_stay_in_one_shard_and_in_order(store: ObjectStore):
     entries = [f"key{n % 7}:{n}".encode() for n in range(140)]
     with Producer(store, shards=3, key=key_of, flush_interval=0.002) as producer:
         tickets = [producer.produce(entries[start : start + 10]) for start in range(0, 140, 10)]
@@ -37,7 +37,7 @@ def test_entries_of_one_key_stay_in_one_shard_and_in_order(store: Store):
     assert sum(bool(found) for found in by_shard) > 1
 
 
-def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: Store, eventually):
+def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "ok", "hold")
     with Producer(faulty, shards=2, key=lambda entry: int(entry), flush_interval=0.001) as producer:
@@ -48,7 +48,7 @@ def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: Stor
         assert ticket.result(30) is None
 
 
-def test_a_split_call_fails_as_a_whole(memory: Store, eventually):
+def test_a_split_call_fails_as_a_whole(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "ok", *["fail"] * 1000)
     producer = Producer(faulty, shards=2, key=lambda entry: int(entry), flush_interval=0.001)
@@ -61,7 +61,7 @@ def test_a_split_call_fails_as_a_whole(memory: Store, eventually):
         ticket.result(0)
 
 
-def test_a_split_call_is_taken_whole_or_not_at_all(memory: Store):
+def test_a_split_call_is_taken_whole_or_not_at_all(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold", "hold")
     producer = Producer(
@@ -77,7 +77,7 @@ def test_a_split_call_is_taken_whole_or_not_at_all(memory: Store):
     assert consumed(memory, 0, 2) + consumed(memory, 1, 2) == [b"0", b"1"]
 
 
-def test_each_shard_has_its_own_consumer(memory: Store):
+def test_each_shard_has_its_own_consumer(memory: ObjectStore):
     first = Consumer(memory, shards=2, shard=0, gc_interval=None)
     Consumer(memory, shards=2, shard=1, gc_interval=None)
     assert first.next_batch() is None
@@ -86,7 +86,7 @@ def test_each_shard_has_its_own_consumer(memory: Store):
         first.next_batch()
 
 
-def test_one_shards_collector_leaves_the_others_alone(memory: Store):
+def test_one_shards_collector_leaves_the_others_alone(memory: ObjectStore):
     clock = ManualClock()
     with Producer(memory, shards=2, key=lambda entry: int(entry), flush_interval=0.001, clock=clock) as producer:
         producer.produce([b"0", b"1"]).result(30)
@@ -99,11 +99,11 @@ def test_one_shards_collector_leaves_the_others_alone(memory: Store):
 
 
 def test_another_number_of_shards_is_another_set_of_manifests():
-    whole = Place("ingest/manifest", "ingest")
+    whole = BufferPaths("ingest/manifest", "ingest")
     names = {shard_place(whole, 0, shards) for shards in (1, 2, 4)}
     assert len(names) == 3
     assert shard_place(whole, 0, 1) == whole
-    assert shard_place(whole, 1, 4) == Place("ingest/manifest-00001-of-00004", "ingest/shard-00001-of-00004")
+    assert shard_place(whole, 1, 4) == BufferPaths("ingest/manifest-00001-of-00004", "ingest/shard-00001-of-00004")
 
 
 @pytest.mark.parametrize("shard, shards", [(-1, 2), (2, 2), (0, 0)])

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.store import Store, VersionConflict, check_path, open_store, probe_conditional_puts
+from penstock.buffer.store import ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.buffer.store import probe as probing
 from penstock.errors import ConfigError, StorageError
 
@@ -16,13 +16,13 @@ from .emulator import Emulator
 from .faults import FaultyStore
 
 
-def test_a_missing_object_is_none(store: Store):
+def test_a_missing_object_is_none(store: ObjectStore):
     assert store.get("a/none") is None
     assert store.read("a/none") is None
     assert list(store.list("a")) == []
 
 
-def test_what_was_put_is_got(store: Store):
+def test_what_was_put_is_got(store: ObjectStore):
     store.put("a/x", b"one")
     store.put("a/x", b"two")
     assert bytes(store.get("a/x")) == b"two"
@@ -30,14 +30,14 @@ def test_what_was_put_is_got(store: Store):
     assert bytes(store.get("a/empty")) == b""
 
 
-def test_create_happens_once(store: Store):
+def test_create_happens_once(store: ObjectStore):
     store.put_if("a/m", b"one", None)
     with pytest.raises(VersionConflict):
         store.put_if("a/m", b"two", None)
     assert bytes(store.get("a/m")) == b"one"
 
 
-def test_replace_needs_the_current_version(store: Store):
+def test_replace_needs_the_current_version(store: ObjectStore):
     first = store.put_if("a/m", b"one", None)
     second = store.put_if("a/m", b"two", first)
     with pytest.raises(VersionConflict):
@@ -47,14 +47,14 @@ def test_replace_needs_the_current_version(store: Store):
     store.put_if("a/m", b"three", found.version)
 
 
-def test_replacing_what_was_deleted_is_a_conflict(store: Store):
+def test_replacing_what_was_deleted_is_a_conflict(store: ObjectStore):
     version = store.put_if("a/m", b"one", None)
     store.delete(["a/m"])
     with pytest.raises(VersionConflict):
         store.put_if("a/m", b"two", version)
 
 
-def test_what_is_known_already_is_not_read_again(store: Store):
+def test_what_is_known_already_is_not_read_again(store: ObjectStore):
     store.put_if("a/m", b"one", None)
     known = store.read("a/m")
     assert store.read("a/m", known) is known
@@ -64,13 +64,13 @@ def test_what_is_known_already_is_not_read_again(store: Store):
     assert store.read("a/m", known) is None
 
 
-def test_lists_hold_direct_children_only(store: Store):
+def test_lists_hold_direct_children_only(store: ObjectStore):
     for path in ("a/x", "a/y", "a/deep/z", "ab/w", "a.txt"):
         store.put(path, b"1")
     assert sorted(store.list("a")) == ["a/x", "a/y"]
 
 
-def test_deleting_twice_is_no_failure(store: Store):
+def test_deleting_twice_is_no_failure(store: ObjectStore):
     paths = [f"a/{n}" for n in range(5)]
     for path in paths:
         store.put(path, b"1")
@@ -79,7 +79,7 @@ def test_deleting_twice_is_no_failure(store: Store):
     assert list(store.list("a")) == []
 
 
-def test_exactly_one_of_many_racing_writers_wins(store: Store):
+def test_exactly_one_of_many_racing_writers_wins(store: ObjectStore):
     version = store.put_if("a/m", b"start", None)
     won: list[int] = []
     lost: list[int] = []
@@ -102,7 +102,7 @@ def test_exactly_one_of_many_racing_writers_wins(store: Store):
     assert bytes(store.get("a/m")) == f"writer {won[0]}".encode()
 
 
-def test_a_store_travels_by_pickle(store: Store):
+def test_a_store_travels_by_pickle(store: ObjectStore):
     store.put("a/x", b"one")
     there = pickle.loads(pickle.dumps(store))
     assert bytes(there.get("a/x")) == b"one"
@@ -115,7 +115,7 @@ def test_a_store_travels_by_pickle(store: Store):
 class Deaf:
     """An S3 look-alike that ignores the conditions of a put."""
 
-    def __init__(self, inner: Store, *, create: bool, replace: bool) -> None:
+    def __init__(self, inner: ObjectStore, *, create: bool, replace: bool) -> None:
         self._inner = inner
         self.url = self.identity = f"s3://deaf-{create}-{replace}"
         self._ignores = {True: create, False: replace}
@@ -135,7 +135,7 @@ class Deaf:
 
 @pytest.mark.parametrize("create, replace, says", [(True, True, "If-None-Match"), (False, True, "If-Match")])
 @pytest.mark.parametrize("open_one", [Producer, Consumer])
-def test_a_store_that_ignores_conditional_puts_is_refused(memory: Store, create, replace, says, open_one):
+def test_a_store_that_ignores_conditional_puts_is_refused(memory: ObjectStore, create, replace, says, open_one):
     with pytest.raises(StorageError, match=f"does not honour conditional puts.*{says}"):
         open_one(Deaf(memory, create=create, replace=replace))
     with pytest.raises(StorageError):  # the refusal is not forgotten, nor is a probe left by another believed

@@ -6,21 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from penstock.journal.index import builder as keybuild
-from penstock.journal.index import indexer
-from penstock.journal.index import merge as keymerge
-from penstock.journal.index import rows as keyrows
+from penstock.journal.index import builder, indexer, merge, rows
 
 SIZES = [
     (indexer, "INDEX_RUN_EVENTS", 16),
     (indexer, "INDEX_FAN_IN", 3),
     (indexer, "INDEX_STEP_BYTES", 1500),
-    (keybuild, "INDEX_STEP_BYTES", 1500),
-    (keyrows, "INDEX_CHUNK_BYTES", 600),
-    (keyrows, "INDEX_LARGE_CHUNK_BYTES", 1500),
-    (keyrows, "_MARKS", 4),
-    (keymerge, "INDEX_STEP_BYTES", 2000),
-    (keymerge, "_MARKS_STEP", 9),
+    (builder, "INDEX_STEP_BYTES", 1500),
+    (rows, "INDEX_CHUNK_BYTES", 600),
+    (rows, "INDEX_LARGE_CHUNK_BYTES", 1500),
+    (rows, "_MARKS", 4),
+    (merge, "INDEX_STEP_BYTES", 2000),
+    (merge, "_MARKS_STEP", 9),
 ]
 
 

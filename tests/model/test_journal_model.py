@@ -67,7 +67,7 @@ class JournalMachine(RuleBasedStateMachine):
     def _open(self) -> Journal:
         journal = penstock.open(self.url, clock=self.clock, durability="process")
         # Housekeeping happens when the machine says so: the model must know of it.
-        journal._keeper.request = lambda topic: None  # type: ignore[method-assign]
+        journal._housekeeper.request = lambda topic: None  # type: ignore[method-assign]
         return journal
 
     def teardown(self) -> None:

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from penstock.buffer.manifest import ManifestObject
 from penstock.spark.buffer import sink as buffer_sink
 from penstock.spark.buffer.source import BufferSource
-from penstock.spark.buffer.stream import StreamReader as BufferReader
+from penstock.spark.buffer.stream import BufferStreamReader as BufferReader
 from penstock.spark.sink import sink
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stream import StreamReader

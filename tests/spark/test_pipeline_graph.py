@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, InvalidName
 from penstock.spark import buffer_at, external, flow, queue, topic
 from penstock.spark.pipeline.faults import fault_of
 from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
-from penstock.spark.pipeline.graph import Graph
+from penstock.spark.pipeline.graph import FlowGraph
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def passing(source: Any, target: Any, name: str) -> Flow:
 
 
 def problems(url: str, *flows: Flow) -> list[str]:
-    return Graph(Pipeline.of(flows, "shop"), url).problems()
+    return FlowGraph(Pipeline.of(flows, "shop"), url).problems()
 
 
 # ── declaring ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +138,7 @@ def test_flows_come_after_those_that_feed_them(url: str) -> None:
     middle = passing([topic("orders"), topic("alerts")], topic("letters"), "write")
     first = passing(topic("orders"), queue("alerts"), "alert")
     other = passing(topic("orders"), external("parquet", "lake"), "keep")
-    graph = Graph(Pipeline.of([last, middle, first, other], "shop"), url)
+    graph = FlowGraph(Pipeline.of([last, middle, first, other], "shop"), url)
     assert graph.problems() == []
     assert [[one.name for one in level] for level in graph.levels()] == [["alert", "keep"], ["write"], ["send"]]
 
@@ -228,7 +228,7 @@ def test_an_error_of_spark_is_told_in_a_sentence(text: str, message: str, passes
 def test_a_pattern_leaves_the_reports_of_pipelines_alone_unless_it_names_them(url: str) -> None:
     with penstock.open(url) as journal:
         journal.topic("penstock.pipelines").append("flow.reported")
-    everything = Graph(Pipeline.of([passing(topic(pattern=".*"), external("noop"), "all")], "shop"), url).flows[0]
+    everything = FlowGraph(Pipeline.of([passing(topic(pattern=".*"), external("noop"), "all")], "shop"), url).flows[0]
     known = [(str(everything.sources[0].url), name) for name in ("orders", "penstock.pipelines")]
     assert [name for _, name in everything.sources[0].nodes(known)] == ["orders"]
     named = topic(pattern=r"penstock\..*").at(url)

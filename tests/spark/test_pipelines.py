@@ -24,7 +24,7 @@ from penstock.spark import buffer_at, flow, queue, topic
 from penstock.spark.pipeline import running
 from penstock.spark.pipeline.alone import alone
 from penstock.spark.pipeline.flows import Flow, Pipeline
-from penstock.spark.pipeline.graph import Bound
+from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.pipeline.running import Runner, run
 
@@ -151,7 +151,7 @@ def test_a_flow_from_a_buffer_tells_how_many_entries_wait(
 
     readings = buffer_at((tmp_path / "readings").as_uri())
     both = flow(source=[readings, topic("orders")], target=topic("copies"))(events)
-    bound = Bound(both, "shop", url_of(journal))
+    bound = BoundFlow(both, "shop", url_of(journal))
     add_orders(journal, 4)
     assert Lag(bound).total({}) == 4  # there is no buffer yet
     with Producer(readings.options["url"]) as producer:

@@ -359,7 +359,7 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
         import os, signal, sys
         import penstock
         from penstock.journal.sealed import sealing
-        from penstock.journal.sealed import writing as sealfile
+        from penstock.journal.sealed import writing
 
         stage, hits = sys.argv[2], [0]
         def killing(name, function, first):
@@ -373,8 +373,8 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
                 return done
             return wrapped
 
-        sealfile._verify = killing("written", sealfile._verify, True)
-        sealfile.settle = killing("verified", sealfile.settle, True)
+        writing._verify = killing("written", writing._verify, True)
+        writing.settle = killing("verified", writing.settle, True)
         sealing.save_segment = killing("named", sealing.save_segment, True)
         sealing._Sealing._record = killing("recorded", sealing._Sealing._record, False)
         journal = penstock.open(sys.argv[1] + "/shop.db")

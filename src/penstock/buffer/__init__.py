@@ -13,8 +13,9 @@ What holds:
 - only the consumer that took the newest epoch can remove entries; all others get `Fenced`;
 - the collector deletes nothing that a manifest names, or that a producer may still append.
 
-`store` holds the object stores, `manifest` the shared object, `pipeline` and `lane` what a producer does, `running` and
-`collector` what a consumer does beside reading, and `draining` the way into a journal, exactly once.
+    format/     the bytes, as pure functions     store/     object stores behind one contract
+    produce/    entries to batches to objects    consume/   reading, acknowledging, collecting, draining
+    manifest    the shared object: every change is one conditional put
 """
 
 from penstock.buffer.consume.batch import Batch

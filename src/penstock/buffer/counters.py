@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.observe.metrics import REGISTRY, Registry
 
 
-class Measures:
+class BufferCounters:
     """The buffer's metrics in one registry."""
 
     def __init__(self, registry: Registry = REGISTRY) -> None:
@@ -31,15 +31,15 @@ class Measures:
         self._writes = registry.counters("buffer.manifest_writes", "Manifest writes that won.", ("role",))
         self._conflicts = registry.counters("buffer.manifest_conflicts", "Manifest writes that lost.", ("role",))
 
-    def for_role(self, role: str) -> ManifestMeasures:
+    def for_role(self, role: str) -> ManifestCounters:
         """The manifest counters of one side, "producer" or "consumer"."""
-        return ManifestMeasures(self, role)
+        return ManifestCounters(self, role)
 
 
-class ManifestMeasures:
+class ManifestCounters:
     """How often one side wrote the manifest, and how often somebody else was first."""
 
-    def __init__(self, measures: Measures, role: str) -> None:
+    def __init__(self, measures: BufferCounters, role: str) -> None:
         self._writes = measures._writes.labels(role=role)
         self._conflicts = measures._conflicts.labels(role=role)
         self.queue_length = measures.queue_length

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from penstock.buffer.counters import ManifestMeasures
+from penstock.buffer.counters import ManifestCounters
 from penstock.buffer.format import Manifest, append, parse_manifest
 from penstock.buffer.format.descriptor import Metadata
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.marks import Marks
-from penstock.buffer.store import Store, Stored, VersionConflict
+from penstock.buffer.store import ObjectStore, Stored, VersionConflict
 from penstock.buffer.store.contract import Buffer
 from penstock.buffer.trail import Trail
 from penstock.clock import Clock
@@ -24,7 +24,7 @@ from penstock.errors import Corrupt
 log = logging.getLogger("penstock.buffer")
 
 
-class Snapshot(NamedTuple):
+class ManifestVersion(NamedTuple):
     """A manifest as it was read, and what a conditional put needs to replace exactly that."""
 
     manifest: Manifest
@@ -34,13 +34,13 @@ class Snapshot(NamedTuple):
 class ManifestObject:
     """One manifest in a store. Not thread-safe: whoever holds it takes care of that."""
 
-    def __init__(self, store: Store, path: str, clock: Clock, measures: ManifestMeasures) -> None:
+    def __init__(self, store: ObjectStore, path: str, clock: Clock, measures: ManifestCounters) -> None:
         self.path = path
         self._store = store
         self._measures = measures
         self._trail = Trail(store, path, clock)
         self._marks = Marks(store, path, clock)
-        self._known: Snapshot | None = None
+        self._known: ManifestVersion | None = None
         self._length = 0
         #: The sequence the last `append` would give its first entry; None when it did not get as far as writing.
         self.expected_sequence: int | None = None
@@ -58,15 +58,15 @@ class ManifestObject:
         """The manifest as last read or written, which may be outdated: then the next `append` conflicts."""
         return (self._known or self._load()).manifest
 
-    def _load(self) -> Snapshot:
+    def _load(self) -> ManifestVersion:
         known = self._known
         stored = self._store.read(self.path, known.stored if known else None)
         if known is None or stored is None or stored is not known.stored:
-            known = Snapshot(_parse(stored.data if stored else None, self.path), stored)
+            known = ManifestVersion(_parse(stored.data if stored else None, self.path), stored)
         self._remember(known)
         return known
 
-    def _replace(self, snapshot: Snapshot, data: bytes) -> None:
+    def _replace(self, snapshot: ManifestVersion, data: bytes) -> None:
         """Puts `data` in the place of the snapshot; on any doubt about the outcome nothing is remembered."""
         self._known = None
         try:
@@ -74,11 +74,11 @@ class ManifestObject:
         except VersionConflict:
             self._measures.lost()
             raise
-        written = Snapshot(Manifest(data), Stored(data, version))
+        written = ManifestVersion(Manifest(data), Stored(data, version))
         self._remember(written)
         self._measures.wrote()
 
-    def _remember(self, snapshot: Snapshot) -> None:
+    def _remember(self, snapshot: ManifestVersion) -> None:
         self._known = snapshot
         self._length = snapshot.manifest.count
         self._measures.queue_length.set(self._length)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.buffer.format.mark import Mark
-from penstock.buffer.store import Store, Stored
+from penstock.buffer.store import ObjectStore, Stored
 from penstock.clock import Clock
 from penstock.errors import Corrupt
 
@@ -20,25 +20,25 @@ from penstock.errors import Corrupt
 NAMES = 1024
 
 
-class _Kept(msgspec.Struct):
+class _StoredMark(msgspec.Struct):
     number: int
     at_ms: int
 
 
-class _Document(msgspec.Struct):
-    marks: dict[str, _Kept]
+class _MarksDocument(msgspec.Struct):
+    marks: dict[str, _StoredMark]
     version: int = 1
 
 
 class Marks:
     """The marks object of one manifest."""
 
-    def __init__(self, store: Store, manifest: str, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, manifest: str, clock: Clock) -> None:
         self._store = store
         self._path = f"{manifest}.marks"
         self._clock = clock
         self._stored: Stored | None = None
-        self._marks: dict[str, _Kept] = {}
+        self._marks: dict[str, _StoredMark] = {}
 
     def read(self, name: str) -> int | None:
         """The highest number of that name whose entries have been removed, as far as anyone remembers."""
@@ -54,11 +54,11 @@ class Marks:
         for name, number in marks:
             kept = merged.get(name)
             if kept is None or kept.number < number:
-                merged[name] = _Kept(number, now)
+                merged[name] = _StoredMark(number, now)
         if merged == self._marks:
             return
         newest = sorted(merged.items(), key=lambda each: each[1].at_ms, reverse=True)[:NAMES]
-        data = msgspec.json.encode(_Document(dict(newest)), order="sorted")
+        data = msgspec.json.encode(_MarksDocument(dict(newest)), order="sorted")
         version = self._store.put_if(self._path, data, self._stored.version if self._stored else None)
         self._marks, self._stored = dict(newest), Stored(data, version)
 
@@ -69,9 +69,9 @@ class Marks:
         self._stored = stored
 
 
-def _parse(data: Any, path: str) -> dict[str, _Kept]:
+def _parse(data: Any, path: str) -> dict[str, _StoredMark]:
     try:
-        found = msgspec.json.decode(bytes(data), type=_Document)
+        found = msgspec.json.decode(bytes(data), type=_MarksDocument)
     except msgspec.DecodeError as error:
         raise Corrupt(
             f"the marks of removed entries cannot be read: {error}. Delete the object to go on; a query whose last "

@@ -16,7 +16,7 @@ _SUFFIX = ".batch"
 _ULID_LENGTH = 26
 
 
-class Place(NamedTuple):
+class BufferPaths(NamedTuple):
     """One manifest and the prefix its batches are under."""
 
     manifest: str
@@ -27,12 +27,12 @@ class Place(NamedTuple):
         return f"{self.prefix}/{ULID.from_timestamp(now_ms)}{_SUFFIX}"
 
 
-def place(manifest: str, prefix: str) -> Place:
+def place(manifest: str, prefix: str) -> BufferPaths:
     """Checks the two paths."""
-    return Place(check_path(manifest, "manifest"), check_path(prefix.rstrip("/"), "prefix"))
+    return BufferPaths(check_path(manifest, "manifest"), check_path(prefix.rstrip("/"), "prefix"))
 
 
-def shard_place(whole: Place, shard: int, shards: int) -> Place:
+def shard_place(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
     """One of `shards` manifests, with a prefix of its own (a collector knows only its own manifest's references).
 
     The names carry the number of shards: after a change of it, old and new shards never mix.
@@ -42,7 +42,7 @@ def shard_place(whole: Place, shard: int, shards: int) -> Place:
     if shards == 1:
         return whole
     tail = f"{shard:05d}-of-{shards:05d}"
-    return Place(f"{whole.manifest}-{tail}", f"{whole.prefix}/shard-{tail}")
+    return BufferPaths(f"{whole.manifest}-{tail}", f"{whole.prefix}/shard-{tail}")
 
 
 def shard_of(key: bytes | str | int, shards: int) -> int:

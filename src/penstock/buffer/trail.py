@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from penstock.buffer.format import Manifest, append, dequeue, parse_manifest
 from penstock.buffer.format.manifest import empty_manifest
 from penstock.buffer.naming import batch_time_ms
-from penstock.buffer.store import Store, Stored
+from penstock.buffer.store import ObjectStore, Stored
 from penstock.clock import Clock
 from penstock.errors import Corrupt
 
@@ -26,7 +26,7 @@ _YOUNG_MS = 300_000
 class Trail:
     """The trail of one manifest."""
 
-    def __init__(self, store: Store, manifest: str, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, manifest: str, clock: Clock) -> None:
         self._store = store
         self._path = f"{manifest}.trail"
         self._clock = clock

@@ -19,8 +19,8 @@ from penstock.buffer import Batch, Consumer, Fetcher, Producer
 from penstock.buffer.consume.collector import collect
 from penstock.buffer.format import Manifest, parse_manifest
 from penstock.buffer.format.manifest import VERSION
-from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, batch_time_ms, place, shard_place
-from penstock.buffer.store import Store, open_store
+from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, BufferPaths, batch_time_ms, place, shard_place
+from penstock.buffer.store import ObjectStore, open_store
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError, StorageError
 
@@ -103,7 +103,7 @@ def status(
                 )
 
 
-def _status(found: Manifest, where: Place) -> dict[str, Any]:
+def _status(found: Manifest, where: BufferPaths) -> dict[str, Any]:
     """A manifest in numbers; the lag is the age of the oldest entry that waits."""
     oldest = found.after(None, 1)
     born = None
@@ -201,7 +201,7 @@ def consume(
             _consume(consumer, write, follow=follow, limit=limit)
 
 
-def _peek(store: Store, where: Place, write: Callable[[Batch], None], limit: int | None) -> None:
+def _peek(store: ObjectStore, where: BufferPaths, write: Callable[[Batch], None], limit: int | None) -> None:
     found = _manifest(store, where)
     fetcher = Fetcher(store, where.manifest)
     for descriptor in found.after(None, found.count if limit is None else limit):
@@ -250,7 +250,7 @@ def gc(
 # ── what the commands share ──
 
 
-def _look(url: str, option: list[str] | None) -> Store:
+def _look(url: str, option: list[str] | None) -> ObjectStore:
     """The store, to look into: a directory that is not there is not made for that."""
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
@@ -258,11 +258,11 @@ def _look(url: str, option: list[str] | None) -> Store:
     return open_store(url, _options(option))
 
 
-def _manifest(store: Store, where: Place) -> Manifest:
+def _manifest(store: ObjectStore, where: BufferPaths) -> Manifest:
     return parse_manifest(store.get(where.manifest))
 
 
-def _place(manifest: str, prefix: str, shard: int, shards: int) -> Place:
+def _place(manifest: str, prefix: str, shard: int, shards: int) -> BufferPaths:
     return shard_place(place(manifest, prefix), shard, shards)
 
 

@@ -19,7 +19,7 @@ from penstock.units import show_duration
 if TYPE_CHECKING:
     from penstock.api import Journal
     from penstock.conditions import Where
-    from penstock.observe.sample import Failure
+    from penstock.observe.sample import FailedMessage
     from penstock.queue.queue import Queue
 
 
@@ -118,7 +118,7 @@ def dead(run: Run, queue: str, limit: int) -> None:
         _say_failures(run, own() if own else letters(journal, queue), limit, "no dead letters")
 
 
-def _say_failures(run: Run, found: Iterator[Failure], limit: int, otherwise: str) -> None:
+def _say_failures(run: Run, found: Iterator[FailedMessage], limit: int, otherwise: str) -> None:
     rows: list[tuple[Any, ...]] = []
     for number, failure in enumerate(found):
         if number >= limit:

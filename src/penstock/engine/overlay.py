@@ -191,7 +191,7 @@ class OverlayWrite(Overlay):
         super().delete_range(start, stop)
 
 
-class _Nothing:
+class _Absent:
     """The base of a transaction that has not begun, or is over."""
 
     def get(self, key: bytes) -> bytes | None:
@@ -201,4 +201,4 @@ class _Nothing:
         raise transaction_is_over()
 
 
-_NOTHING = _Nothing()
+_NOTHING = _Absent()

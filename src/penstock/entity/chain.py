@@ -126,7 +126,7 @@ def check(topic: EntityTopic, receipt: Receipt) -> CheckReport:
         raise ConfigError(f"check takes the receipt of an append, not {receipt!r:.80}")
     if receipt.topic != topic.name:
         raise ConfigError(f"the receipt is of topic {receipt.topic!r}, not of {topic.name!r}")
-    look = topic.journal._index.look(topic.name)
+    lookup = topic.journal._index.lookup(topic.name)
     with topic.journal._engine.read() as snap:
         view = TopicView.open(snap, topic.name)
         if view is None:
@@ -145,7 +145,7 @@ def check(topic: EntityTopic, receipt: Receipt) -> CheckReport:
             return CheckReport(True, "it is there; the topic kept no hash chain, so its contents cannot be checked")
         if receipt.link is not None and receipt.link != stored.hex():
             return CheckReport(False, "the event's link is another one than the receipt's")
-        before = look.open(view).newest(event.key or "", receipt.seq - 1)
+        before = lookup.open(view).newest(event.key or "", receipt.seq - 1)
         link = link_of(load_blake3(), (stored_link(before) if before is not None else None) or GENESIS, event)
         if link == stored:
             return CheckReport(True, "it is there, unchanged")

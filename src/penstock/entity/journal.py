@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.entity.causality.walk import correlated
-from penstock.entity.projection.states import States
+from penstock.entity.projection.states import StateCache
 from penstock.entity.staging.fence import Fence, Fences
 from penstock.entity.staging.gate import Gates
 from penstock.entity.staging.outbox import Outbox
@@ -33,7 +33,7 @@ class EntityJournal(BaseJournal):
         self._guards_lock = threading.RLock()
         self._fences = Fences(self)
         self._gates = Gates(self)
-        self._states = States()
+        self._states = StateCache()
 
     def outbox(self) -> Outbox:
         """Gathers drafts for any topics locally and appends them as one atomic batch."""

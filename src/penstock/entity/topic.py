@@ -12,7 +12,7 @@ from penstock.entity.projection.projection import Projection, check_projection
 from penstock.entity.projection.states import Freshness, project
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.index.directory import drop_index
 from penstock.journal.reading import TopicView
 from penstock.journal.topic import BaseTopic
@@ -37,21 +37,21 @@ class EntityTopic(BaseTopic):
     def generation(self, key: str) -> int:
         """The position of an entity's newest event; 0 when it has none. What `expect=` is compared with."""
         check_text(key, "key")
-        look = self.journal._index.look(self.name)
+        lookup = self.journal._index.lookup(self.name)
 
         def newest(view: TopicView) -> int:
-            event = look.open(view).newest(key)
+            event = lookup.open(view).newest(key)
             return event.seq if event is not None else 0
 
-        return self._look(newest, 0)
+        return self._lookup(newest, 0)
 
     def entities(self) -> Iterator[str]:
         """Every key that has events, each once, in no particular order."""
-        look = self.journal._index.look(self.name)
+        lookup = self.journal._index.lookup(self.name)
         with self.journal._engine.read() as snap:
             view = TopicView.open(snap, self.name)
             if view is not None:
-                yield from look.open(view).entities()
+                yield from lookup.open(view).entities()
 
     def reindex(self) -> None:
         """Throws the index of entities, causes and correlations away and builds it anew, beside everything else."""
@@ -63,7 +63,7 @@ class EntityTopic(BaseTopic):
                 commit.writes += 1
                 drop_index(commit.tx, head.number, name)
 
-        self._writer.run(Operation(drop))
+        self._writer.run(WriteRequest(drop))
         self.journal._indexer.request(name)
 
     # ── projections ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,8 @@ from penstock.errors import Closed, ConfigError
 from penstock.events import Draft, Event
 from penstock.journal.commit import interrupts
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation, Writer
-from penstock.journal.index.index import KeyIndex
+from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
 from penstock.journal.reading import find_event
 from penstock.journal.signal import Hub
@@ -26,7 +26,7 @@ from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic
 from penstock.journal.transaction import BaseTransaction
 from penstock.journal.upkeep.compaction import Hold, cursor_holds
-from penstock.journal.upkeep.housekeeper import Keeper
+from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.journal.worker import Worker
 from penstock.limits import INDEX_RUN_EVENTS
 from penstock.names import check_name
@@ -94,13 +94,13 @@ class BaseJournal:
         # A memory store may be open a second time under its name, in this process.
         watched = engine.shared or engine.read_only or engine.scheme == "memory"
         self._hub = Hub(engine.changes if watched else None, engine.location)
-        self._index = KeyIndex(engine)
+        self._index = EntityIndex(engine)
         self._writer = Writer(
             engine, self.clock, self._index, capacity=capacity, pressure=pressure, committed=self._committed
         )
-        self._keeper = Keeper(engine, self._writer)
+        self._housekeeper = Housekeeper(engine, self._writer)
         self._indexer = Indexer(engine, self._writer, self._index)
-        self._keeper.chores.append(self._indexer.consider)
+        self._housekeeper.chores.append(self._indexer.consider)
         self._topics: dict[str, BaseTopic] = {}
         self._guards: list[Guard] = []
         self._holds: list[Hold] = [cursor_holds]
@@ -195,7 +195,7 @@ class BaseJournal:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
         self._writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         for name in self.topics():
-            self._keeper.keep(name, thorough=True)
+            self._housekeeper.keep(name, thorough=True)
             self._indexer.index(name, thorough=True)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
@@ -231,7 +231,7 @@ class BaseJournal:
         yield self._before_close
         for worker in list(self._workers):
             yield worker.stop
-        yield self._keeper.close
+        yield self._housekeeper.close
         yield self._indexer.close
         self.closed = True
         if not self._engine.read_only:
@@ -254,14 +254,14 @@ class BaseJournal:
 
     # ── for the layers ───────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, apply: Callable[[Commit], Any], *, relaxed: bool = False) -> Any:
-        """Does something inside a group commit; see `Operation`."""
-        return self._writer.run(Operation(apply, relaxed=relaxed))
+        """Does something inside a group commit; see `WriteRequest`."""
+        return self._writer.run(WriteRequest(apply, relaxed=relaxed))
 
     def _committed(self, touched: dict[str, int]) -> None:
         self._indexer.commits += 1
         for name, count in touched.items():
             self._hub.notify(name)
-            self._keeper.note(name, touched[name])
+            self._housekeeper.note(name, touched[name])
             if count >= INDEX_RUN_EVENTS // 8:
                 self._indexer.request(name)
 

@@ -23,7 +23,7 @@ from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
 
 
-class Filter(msgspec.Struct, frozen=True):
+class EventFilter(msgspec.Struct, frozen=True):
     """Which events a reader wants besides their positions."""
 
     key: str | None = None
@@ -57,7 +57,7 @@ class Filter(msgspec.Struct, frozen=True):
         return rows
 
 
-EVERYTHING = Filter()
+EVERYTHING = EventFilter()
 
 
 class TopicView:
@@ -201,7 +201,7 @@ class TopicView:
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def events(
-        self, after: int, through: int, limit: int | None, wanted: Filter = EVERYTHING, *, reverse: bool = False
+        self, after: int, through: int, limit: int | None, wanted: EventFilter = EVERYTHING, *, reverse: bool = False
     ) -> Iterator[Event]:
         """The wanted events, streamed."""
         left = keys.MAX_SEQ if limit is None else limit

@@ -14,11 +14,11 @@ from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings, TopicRecord, load_record, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
-from penstock.journal.commit.prepare import Batch, FindCause, prepare, prepare_one
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare, prepare_one
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
-from penstock.journal.index.lookup import Look, entity_events
-from penstock.journal.reading import Filter, TopicView
+from penstock.journal.index.lookup import Lookup, entity_events
+from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.links import load_blake3
 from penstock.journal.subscription import OnLag, Subscription
@@ -52,13 +52,13 @@ class BaseTopic:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
         batch = self._prepare(kind, payload, draft)
         name = self.name
-        return self._writer.run(Operation(lambda commit: commit.append(name, batch)[0], batch.size))
+        return self._writer.run(WriteRequest(lambda commit: commit.append(name, batch)[0], batch.size))
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         batch = self._prepare_many(drafts)
         name = self.name
-        return self._writer.run(Operation(lambda commit: commit.append(name, batch), batch.size))
+        return self._writer.run(WriteRequest(lambda commit: commit.append(name, batch), batch.size))
 
     def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
@@ -76,15 +76,19 @@ class BaseTopic:
         """Like `submit_many`, but raises Backpressure(retry_after) instead of waiting."""
         return self._submit_many(self._prepare_many(drafts), patient=False)
 
-    def _submit_one(self, batch: Batch, *, patient: bool) -> Ticket[Receipt]:
+    def _submit_one(self, batch: PreparedBatch, *, patient: bool) -> Ticket[Receipt]:
         name = self.name
-        return self._writer.submit(Operation(lambda commit: commit.append(name, batch)[0], batch.size), patient=patient)
+        return self._writer.submit(
+            WriteRequest(lambda commit: commit.append(name, batch)[0], batch.size), patient=patient
+        )
 
-    def _submit_many(self, batch: Batch, *, patient: bool) -> Ticket[list[Receipt]]:
+    def _submit_many(self, batch: PreparedBatch, *, patient: bool) -> Ticket[list[Receipt]]:
         name = self.name
-        return self._writer.submit(Operation(lambda commit: commit.append(name, batch), batch.size), patient=patient)
+        return self._writer.submit(WriteRequest(lambda commit: commit.append(name, batch), batch.size), patient=patient)
 
-    def _prepare(self, kind: Any, payload: Any, draft: dict[str, Any], find_cause: FindCause | None = None) -> Batch:
+    def _prepare(
+        self, kind: Any, payload: Any, draft: dict[str, Any], find_cause: FindCause | None = None
+    ) -> PreparedBatch:
         """Checks and encodes one event, and asks whoever may refuse it."""
         journal = self.journal
         if journal._guards:
@@ -95,7 +99,7 @@ class BaseTopic:
             return prepare((Draft(kind, payload, **draft),), self.name, find_cause or journal._find_cause)
         return prepare_one(kind, payload)
 
-    def _prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> Batch:
+    def _prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> PreparedBatch:
         journal = self.journal
         if journal._guards:
             drafts = list(drafts)
@@ -107,15 +111,15 @@ class BaseTopic:
     @property
     def latest(self) -> int:
         """The highest position ever assigned (0: none); compaction never lowers it."""
-        return self._look(TopicView.latest, 0)
+        return self._lookup(TopicView.latest, 0)
 
     @property
     def oldest(self) -> int:
         """The first position still stored (0: none)."""
-        return self._look(TopicView.oldest, 0)
+        return self._lookup(TopicView.oldest, 0)
 
     def __len__(self) -> int:
-        return self._look(TopicView.count, 0)
+        return self._lookup(TopicView.count, 0)
 
     def __bool__(self) -> bool:
         return True
@@ -149,13 +153,13 @@ class BaseTopic:
         return self._read(after, limit, keys.MAX_SEQ if through is None else through, wanted, since_ms, reverse)
 
     def _read(
-        self, after: int, limit: int | None, through: int, wanted: Filter, since_ms: int | None, reverse: bool
+        self, after: int, limit: int | None, through: int, wanted: EventFilter, since_ms: int | None, reverse: bool
     ) -> Iterator[Event]:
-        look = None if wanted.key is None else self.journal._index.look(self.name)
+        lookup = None if wanted.key is None else self.journal._index.lookup(self.name)
         with self.journal._engine.read() as snap:
             view = TopicView.open(snap, self.name)
             if view is not None:
-                yield from read_view(view, after, limit, through, wanted, since_ms, reverse, look)
+                yield from read_view(view, after, limit, through, wanted, since_ms, reverse, lookup)
 
     def read_arrow(
         self,
@@ -196,19 +200,19 @@ class BaseTopic:
     def get(self, seq: int) -> Event | None:
         """The event at a position, or None."""
         check_position(seq, "seq")
-        return self._look(lambda view: view.get(seq), None)
+        return self._lookup(lambda view: view.get(seq), None)
 
     def find(self, id: str) -> Event | None:
         """The event with an id, or None."""
         if not isinstance(id, str):
             raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
         number = parse_id(id)
-        return None if number is None else self._look(lambda view: view.find(number), None)
+        return None if number is None else self._lookup(lambda view: view.find(number), None)
 
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
         ms = to_ms(time, "time")
-        return self._look(lambda view: view.position_before(ms), 0)
+        return self._lookup(lambda view: view.position_before(ms), 0)
 
     def subscribe(
         self,
@@ -235,27 +239,27 @@ class BaseTopic:
         check_consumer(consumer)
         check_position(seq, "seq")
         name = self.name
-        self._writer.run(Operation(lambda commit: move_cursor(commit, name, consumer, seq, back=back)))
+        self._writer.run(WriteRequest(lambda commit: move_cursor(commit, name, consumer, seq, back=back)))
 
     def forget(self, consumer: str) -> bool:
         """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
         check_consumer(consumer)
         name = self.name
-        return self._writer.run(Operation(lambda commit: drop_cursor(commit, name, consumer)))
+        return self._writer.run(WriteRequest(lambda commit: drop_cursor(commit, name, consumer)))
 
     def cursor(self, consumer: str) -> int | None:
         """How far a consumer has come, or None when it never committed."""
         check_consumer(consumer)
-        return self._look(lambda view: read_cursor(view.snap, view.number, consumer), None)
+        return self._lookup(lambda view: read_cursor(view.snap, view.number, consumer), None)
 
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
-        return self._look(lambda view: read_cursors(view.snap, view.number), {})
+        return self._lookup(lambda view: read_cursors(view.snap, view.number), {})
 
     def lag(self, consumer: str) -> int:
         """How many positions a consumer is behind the newest event."""
         check_consumer(consumer)
-        return self._look(lambda view: view.latest() - (read_cursor(view.snap, view.number, consumer) or 0), 0)
+        return self._lookup(lambda view: view.latest() - (read_cursor(view.snap, view.number, consumer) or 0), 0)
 
     def worker(
         self,
@@ -276,7 +280,7 @@ class BaseTopic:
     @property
     def settings(self) -> Settings:
         """What the topic keeps and for how long."""
-        return self._look(lambda view: view.record.settings, Settings())
+        return self._lookup(lambda view: view.record.settings, Settings())
 
     def configure(self, **changes: Any) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
@@ -295,15 +299,15 @@ class BaseTopic:
                 head.settings = settings
             return settings
 
-        settings = self._writer.run(Operation(apply))
-        self.journal._keeper.request(name)
+        settings = self._writer.run(WriteRequest(apply))
+        self.journal._housekeeper.request(name)
         return settings
 
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
         """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
         check_position(through, "through")
         name, holds = self.name, () if force else self.journal._holds
-        report = self._writer.run(Operation(lambda commit: compact(commit, name, through, holds)))
+        report = self._writer.run(WriteRequest(lambda commit: compact(commit, name, through, holds)))
         if report.removed:
             self.journal._writer.reclaim()
         return report
@@ -311,13 +315,13 @@ class BaseTopic:
     def compact_keys(self) -> int:
         """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
         name = self.name
-        removed = self._writer.run(Operation(lambda commit: compact_by_key(commit, name)))
+        removed = self._writer.run(WriteRequest(lambda commit: compact_by_key(commit, name)))
         if removed:
             self.journal._writer.reclaim()
         return removed
 
     # ── the way to the store ─────────────────────────────────────────────────────────────────────────────────────────
-    def _look(self, question: Callable[[TopicView], T], otherwise: T) -> T:
+    def _lookup(self, question: Callable[[TopicView], T], otherwise: T) -> T:
         """Asks the newest committed state; a topic nobody wrote to answers `otherwise`."""
         with self.journal._engine.read() as snap:
             record = load_record(snap, self.name)
@@ -329,31 +333,31 @@ def read_view(
     after: int,
     limit: int | None,
     through: int,
-    wanted: Filter,
+    wanted: EventFilter,
     since_ms: int | None,
     reverse: bool,
-    look: Look | None = None,
+    lookup: Lookup | None = None,
 ) -> Iterator[Event]:
     """The events a `read` wants from one view of a topic; those of one entity through its index."""
     view.check_not_trimmed(after)
     if since_ms is not None:
         after = max(after, view.position_before(since_ms))
-    if look is not None:
-        return entity_events(look.open(view), wanted, after, limit, through, reverse=reverse)
+    if lookup is not None:
+        return entity_events(lookup.open(view), wanted, after, limit, through, reverse=reverse)
     return view.events(after, through, limit, wanted, reverse=reverse)
 
 
-def _filter(key: str | None, kind: str | Sequence[str] | None, scope: str | None) -> Filter:
+def _filter(key: str | None, kind: str | Sequence[str] | None, scope: str | None) -> EventFilter:
     for text, what in ((key, "key"), (scope, "scope")):
         if text is not None and not isinstance(text, str):
             raise ConfigError(f"{what} must be text, not {text!r:.80}")
     if kind is None:
-        return Filter(key, None, scope)
+        return EventFilter(key, None, scope)
     kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
     for one in kinds:
         if not isinstance(one, str):
             raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
-    return Filter(key, frozenset(kinds), scope)
+    return EventFilter(key, frozenset(kinds), scope)
 
 
 def _check_together(topic: str, before: Settings, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.interrupts import Shield, is_inside
 from penstock.journal.cursors import move_cursor, read_cursor
-from penstock.journal.index.lookup import Look
+from penstock.journal.index.lookup import Lookup
 from penstock.journal.reading import TopicView, find_event
 from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic, _filter, read_view
@@ -171,7 +171,7 @@ class BaseTransaction:
 
 def _read_in(
     view: TopicView | None,
-    look: Look | None,
+    lookup: Lookup | None,
     after: int = 0,
     limit: int | None = None,
     *,
@@ -189,4 +189,4 @@ def _read_in(
     last = keys.MAX_SEQ if through is None else check_position(through, "through")
     if view is None or limit == 0:
         return iter(())
-    return read_view(view, after, limit, last, wanted, since_ms, reverse, look)
+    return read_view(view, after, limit, last, wanted, since_ms, reverse, lookup)

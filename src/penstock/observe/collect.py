@@ -1,6 +1,6 @@
 """Looking at a whole journal: what `penstock top`, the page and `/metrics` show, and a program may watch in-process.
 
-penstock.observe.collect.look(journal)      # a Sample: every topic and queue now
+penstock.observe.collect.take_sample(journal)      # a Sample: every topic and queue now
 penstock.metrics.watch(journal)       # the same as gauges of the process's registry
 """
 
@@ -28,7 +28,7 @@ FRESH = 1.0
 """Seconds for which a look serves everybody who asks: the gauges of one scrape are of one moment."""
 
 
-def look(journal: Journal) -> Sample:
+def take_sample(journal: Journal) -> Sample:
     """One sample, without rates. All topics are seen in one snapshot, each by one look at its newest block."""
     topics = {}
     with journal._engine.read() as snap:
@@ -137,7 +137,7 @@ def gauges(sample: Sample) -> Registry:
     return registry
 
 
-class _Watch:
+class _WatchedJournal:
     """One journal's sample, taken anew when it is older than a moment; nothing once the journal is closed."""
 
     def __init__(self, journal: Journal) -> None:
@@ -152,7 +152,7 @@ class _Watch:
                 return None
             if self._seen is None or time.monotonic() - self._seen[0] > FRESH:
                 try:
-                    self._seen = (time.monotonic(), look(journal))
+                    self._seen = (time.monotonic(), take_sample(journal))
                 except PenstockError:
                     return None  # closed in between, or a store in trouble, which others report better
             return self._seen[1]
@@ -160,7 +160,7 @@ class _Watch:
 
 def watch(journal: Journal, registry: Registry = REGISTRY) -> None:
     """Adds a journal's present state to a registry, looked at when the registry is read. One journal each."""
-    watched = _Watch(journal)
+    watched = _WatchedJournal(journal)
 
     def source(values: Callable[[Sample], Values]) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
         def read() -> list[tuple[tuple[str, ...], float]]:

@@ -47,7 +47,7 @@ class Sample(msgspec.Struct):
     """Events a second, over all topics."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailedMessage(msgspec.Struct, frozen=True):
     """A message that was given up, and why."""
 
     event: Event

@@ -5,17 +5,15 @@ A queue is a topic plus delivery state per group. Pushing writes only the event.
 wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
 and in none of these is settled: settling is forgetting.
 
-    policy.py, retry.py     a queue's policy, as values
-    push.py                 the event, and a row for what is special about its delivery
-    take.py, choice.py      which messages come next, and their leases
-    settle.py, dead.py      the ends of a delivery: ack, nack, release, extend, expiry, giving up
-    modes.py                groups, fanout, the change of mode
-    state.py, group.py      queues and groups in memory; records.py: in the store; keys.py: where
-    blocks.py               the events under the positions
-    inspect.py, repair.py   looking without taking; claim, redrive, move, purge
-    queue.py, delivery.py   what users hold (core.py: the inner side); waiting.py: takes that wait; desk.py: its home
-    worker.py, middleware.py, schedule.py, cron.py    handlers over a queue; periodic messages
-    housekeeping.py         removing what everybody has settled
+    queue, delivery     what users hold (core: the inner side; delivery_base: shared with deliveries over HTTP)
+    policy, retry       a queue's policy, as values
+    registry            a journal's queues: handles, cached states, threads
+    inspect             a queue's contents without taking
+    token               what names a delivery outside this process
+    journal             what queues add to journals and transactions
+    state/              rows, groups, and what the writer keeps of them in memory
+    operations/         push, take, settle, groups, repair: each inside one commit
+    run/                workers, takes that wait, periodic messages, upkeep
 
 Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
 

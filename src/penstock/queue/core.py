@@ -10,41 +10,41 @@ from penstock.clock import Seconds
 from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import Batch, FindCause
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.prepare import FindCause, PreparedBatch
+from penstock.journal.commit.writer import WriteRequest
 from penstock.queue import metrics
-from penstock.queue.delivery import Delivery, Hold, extend_in, nack_in, release_in
+from penstock.queue.delivery import Delivery, LeaseHandle, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
-from penstock.queue.operations.push import Wish, draft_fields, plain_batch, push, read_wish
-from penstock.queue.operations.settle import Held, ack, ack_mask, find_held
+from penstock.queue.operations.push import DeliveryOptions, draft_fields, plain_batch, push, read_delivery_options
+from penstock.queue.operations.settle import HeldMessage, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
 
 if TYPE_CHECKING:
-    from penstock.queue.registry import Desk
+    from penstock.queue.registry import QueueRegistry
 
 
 class QueueCore:
     """The part of a queue that users do not see."""
 
-    def __init__(self, desk: Desk, name: str, topic: int) -> None:
-        self.journal = desk.journal
+    def __init__(self, registry: QueueRegistry, name: str, topic: int) -> None:
+        self.journal = registry.journal
         self.name = name
-        self._desk = desk
-        self._book = desk.book
+        self._registry = registry
+        self._cache = registry.cache
         self._number = topic
-        self._writer = desk.journal._writer
-        self._topic = desk.journal.topic(name)
-        self._signal = desk.journal._hub.signal(name)
+        self._writer = registry.journal._writer
+        self._topic = registry.journal.topic(name)
+        self._signal = registry.journal._hub.signal(name)
         self._counters = QueueCounters(name)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _push_in(self, commit: Commit, batch: Batch, wish: Wish | None) -> list[Receipt]:
-        return push(commit, self._book.state(commit, self.name), batch, wish)
+    def _push_in(self, commit: Commit, batch: PreparedBatch, delivery: DeliveryOptions | None) -> list[Receipt]:
+        return push(commit, self._cache.state(commit, self.name), batch, delivery)
 
     def _prepare_with(
         self, payload: Any, options: dict[str, Any], find_cause: FindCause | None = None
-    ) -> tuple[Batch, Wish | None]:
+    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
         return self._prepare(payload, **_push_options(options), find_cause=find_cause)
 
     def _prepare(
@@ -60,8 +60,8 @@ class QueueCore:
         headers: Mapping[str, str] | None,
         cause: Any,
         find_cause: FindCause | None = None,
-    ) -> tuple[Batch, Wish | None]:
-        wish = None
+    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
+        delivery = None
         if (
             priority
             or priority.__class__ is not int
@@ -69,13 +69,13 @@ class QueueCore:
             or not_before is not None
             or max_attempts is not None
         ):
-            wish = read_wish(self.journal.clock, key, priority, delay, not_before, max_attempts)
+            delivery = read_delivery_options(self.journal.clock, key, priority, delay, not_before, max_attempts)
         fields = draft_fields(key, dedup, headers, cause)
-        return self._topic._prepare(kind, payload, fields, find_cause), wish
+        return self._topic._prepare(kind, payload, fields, find_cause), delivery
 
     def _prepare_many(
         self, payloads: Iterable[Any], options: dict[str, Any], find_cause: FindCause | None = None
-    ) -> tuple[Batch, Wish | None]:
+    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
         given = _push_options(options)
         if given["dedup"] is not None:
             raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
@@ -88,7 +88,7 @@ class QueueCore:
         fields = draft_fields(given["key"], None, given["headers"], given["cause"])
         drafts = [item if isinstance(item, Draft) else Draft(kind, item, **fields) for item in payloads]
         keyed = next((draft.key for draft in drafts if draft.key is not None), None)
-        wish = read_wish(
+        delivery = read_delivery_options(
             self.journal.clock,
             keyed,
             given["priority"],
@@ -96,12 +96,12 @@ class QueueCore:
             given["not_before"],
             given["max_attempts"],
         )
-        return self._topic._prepare_many(drafts, find_cause), wish
+        return self._topic._prepare_many(drafts, find_cause), delivery
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _by_hold(self, handles: list[Delivery | str]) -> tuple[list[tuple[Hold, int]], list[str]]:
+    def _by_hold(self, handles: list[Delivery | str]) -> tuple[list[tuple[LeaseHandle, int]], list[str]]:
         """Deliveries as one bit mask per lease, and the tokens among them."""
-        masks: dict[Hold, int] = {}
+        masks: dict[LeaseHandle, int] = {}
         tokens: list[str] = []
         for handle in handles:
             if isinstance(handle, Delivery):
@@ -116,8 +116,8 @@ class QueueCore:
                 raise ConfigError(f"a delivery of queue {hold.queue.name!r} was given to queue {self.name!r}")
         return list(masks.items()), tokens
 
-    def _ack_many_in(self, commit: Commit, together: list[tuple[Hold, int]], tokens: list[str]) -> int:
-        state = self._book.state(commit, self.name)
+    def _ack_many_in(self, commit: Commit, together: list[tuple[LeaseHandle, int]], tokens: list[str]) -> int:
+        state = self._cache.state(commit, self.name)
         count = 0
         for hold, mask in together:
             group = state.group(commit.tx, hold.group)
@@ -131,7 +131,7 @@ class QueueCore:
                 count += 1
         return count
 
-    def _find(self, commit: Commit, state: QueueState, token: str) -> Held | None:
+    def _find(self, commit: Commit, state: QueueState, token: str) -> HeldMessage | None:
         address = read_token(token)
         if address is None or (address.group and address.group not in state.record.groups.values()):
             return None
@@ -142,40 +142,40 @@ class QueueCore:
 
     def _ack(self, delivery: Delivery) -> None:
         def apply(commit: Commit) -> None:
-            state = self._book.state(commit, self.name)
+            state = self._cache.state(commit, self.name)
             ack(commit, state, delivery._held_or_stale(commit, state))
 
-        self._writer.run(Operation(apply))
+        self._writer.run(WriteRequest(apply))
         self._note_acks(1)
 
     def _ack_in(self, commit: Commit, delivery: Delivery) -> None:
-        state = self._book.state(commit, self.name)
+        state = self._cache.state(commit, self.name)
         ack(commit, state, delivery._held_or_stale(commit, state))
 
     def _note_acks(self, count: int) -> None:
         self._counters.acked.inc(count)
-        self._desk.caretaker.note(self.name, count)
+        self._registry.upkeep.note(self.name, count)
 
     def _nack(self, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> None:
-        outcome = self._writer.run(Operation(lambda commit: self._nack_in(commit, delivery, delay, error, dead)))
+        outcome = self._writer.run(WriteRequest(lambda commit: self._nack_in(commit, delivery, delay, error, dead)))
         metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
 
     def _nack_in(self, commit: Commit, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> str:
-        return nack_in(commit, self._book.state(commit, self.name), delivery, delay, error, dead)
+        return nack_in(commit, self._cache.state(commit, self.name), delivery, delay, error, dead)
 
     def _extend(self, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool = False) -> int:
         def apply(commit: Commit) -> int:
-            state = self._book.state(commit, self.name)
+            state = self._cache.state(commit, self.name)
             return extend_in(commit, state, deliveries, lease_ms, patient=patient)
 
-        return self._writer.run(Operation(apply, relaxed=True))
+        return self._writer.run(WriteRequest(apply, relaxed=True))
 
     def _release(self, deliveries: list[Delivery]) -> int:
         def apply(commit: Commit) -> int:
-            state = self._book.find(commit, self.name)
+            state = self._cache.find(commit, self.name)
             return 0 if state is None else release_in(commit, state, deliveries)
 
-        return self._writer.run(Operation(apply, relaxed=True))
+        return self._writer.run(WriteRequest(apply, relaxed=True))
 
 
 _PUSH_DEFAULTS: dict[str, Any] = {

@@ -11,8 +11,8 @@ from penstock.clock import Seconds, from_ms
 from penstock.errors import ConfigError, PoisonMessage
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.queue.inhand import InHand
-from penstock.queue.operations.settle import Held, Outcome, extend, find_held, nack, release, stale
+from penstock.queue.delivery_base import DeliveryBase
+from penstock.queue.operations.settle import HeldMessage, Outcome, extend, find_held, nack, release, stale
 from penstock.queue.policy import duration, duration_ms
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, Lease
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 
-class Hold(msgspec.Struct, eq=False, weakref=False):
+class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
     """What the deliveries of one lease have in common."""
 
     queue: Any
@@ -33,19 +33,19 @@ class Hold(msgspec.Struct, eq=False, weakref=False):
     secret: bytes = b""
     deadline: int = 0
 
-    def under(self, group: int, number: int, lease: Lease) -> Hold:
+    def under(self, group: int, number: int, lease: Lease) -> LeaseHandle:
         """The same taker's hold on a lease it was given."""
-        return Hold(self.queue, self.label, self.consumer, group, number, lease.secret, lease.deadline)
+        return LeaseHandle(self.queue, self.label, self.consumer, group, number, lease.secret, lease.deadline)
 
 
-class Delivery(InHand, msgspec.Struct, eq=False, weakref=True):
+class Delivery(DeliveryBase, msgspec.Struct, eq=False, weakref=True):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
 
     >>> with queue.take() as delivery:   # acknowledged on a clean exit, given back with the error on an exception
     ...     handle(delivery.payload)
     """
 
-    _hold: Hold
+    _hold: LeaseHandle
     _index: int
     event: Event
     """The message as it was pushed."""
@@ -117,11 +117,11 @@ class Delivery(InHand, msgspec.Struct, eq=False, weakref=True):
         self._settled = True
 
     # ── inside a commit ──────────────────────────────────────────────────────────────────────────────────────────────
-    def _held(self, commit: Commit, queue: QueueState) -> Held | None:
+    def _held(self, commit: Commit, queue: QueueState) -> HeldMessage | None:
         hold = self._hold
         return find_held(commit, queue, hold.group, hold.number, self._index, hold.secret)
 
-    def _held_or_stale(self, commit: Commit, queue: QueueState) -> Held:
+    def _held_or_stale(self, commit: Commit, queue: QueueState) -> HeldMessage:
         held = self._held(commit, queue)
         if held is None:
             raise stale(self.token, queue.name)

@@ -18,7 +18,7 @@ from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
 from penstock.queue import metrics
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import Blocks
+from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import WORK, QueueState, unknown_queue
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import NEVER, read_special
@@ -78,7 +78,7 @@ def looking(queue: Queue) -> Iterator[tuple[Snapshot, QueueState]]:
     """A snapshot and the queue in it."""
     queue.journal._check_open()
     with queue.journal._engine.read() as snap:
-        state = queue._book.load(snap, queue.name)
+        state = queue._cache.load(snap, queue.name)
         if state is None:
             raise unknown_queue(queue.name)
         yield snap, state
@@ -89,7 +89,7 @@ def get(queue: Queue, seq: int) -> Event | None:
     with looking(queue) as (snap, state):
         open_in = any(is_unsettled(snap, group, seq) for group in state.delivering(snap))
         if seq and (open_in or any(is_in_flight(snap, group, seq) for group in state.left_behind(snap))):
-            return Blocks(queue.name, state.topic).event(snap, seq)
+            return BlockCache(queue.name, state.topic).event(snap, seq)
         return None
 
 
@@ -107,7 +107,7 @@ def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def unsettled_events(queue: Queue) -> Iterator[Event]:
     with looking(queue) as (snap, state):
-        blocks = Blocks(queue.name, state.topic)
+        blocks = BlockCache(queue.name, state.topic)
         for seq in unsettled_positions(snap, state):
             event = blocks.event(snap, seq)
             if event is not None:
@@ -148,7 +148,7 @@ def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
 
 def peek(queue: Queue, limit: int | None, name: str) -> list[Event]:
     with looking(queue) as (snap, state):
-        blocks = Blocks(queue.name, state.topic)
+        blocks = BlockCache(queue.name, state.topic)
         found: list[Event] = []
         for seq in next_positions(snap, state, _group(snap, state, name), blocks, queue.journal.clock.now_ms()):
             if limit is not None and len(found) >= limit:
@@ -159,7 +159,7 @@ def peek(queue: Queue, limit: int | None, name: str) -> list[Event]:
         return found
 
 
-def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Blocks, now: int) -> Iterator[int]:
+def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: BlockCache, now: int) -> Iterator[int]:
     """What would be taken, in that order."""
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     ranked: list[tuple[int, int]] = []
@@ -174,11 +174,11 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
             ranked.append((-message.priority, message.seq))
     special: set[int] = set()
     for key, value in _unabsorbed(snap, group, latest):
-        seq, wish = keys.tail_seq(key), read_special(value, state.name)
-        if wish.due > now or wish.priority:
+        seq, options = keys.tail_seq(key), read_special(value, state.name)
+        if options.due > now or options.priority:
             special.add(seq)
-        if wish.due <= now and wish.priority:
-            ranked.append((-wish.priority, seq))
+        if options.due <= now and options.priority:
+            ranked.append((-options.priority, seq))
 
     def plain() -> Iterator[tuple[int, int]]:
         for seq in untouched(snap, group, latest):
@@ -241,7 +241,7 @@ def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int) 
         seqs.append(keys.tail_seq(key))
     if not seqs:
         return None
-    event = Blocks(state.name, state.topic).event(snap, min(seqs))
+    event = BlockCache(state.name, state.topic).event(snap, min(seqs))
     return None if event is None else int(event._rows.recorded_ms(event._row))
 
 
@@ -280,7 +280,7 @@ def pending(queue: Queue, name: str | None) -> list[PendingDelivery]:
 
 def failed(queue: Queue, name: str) -> Iterator[Event]:
     with looking(queue) as (snap, state):
-        blocks = Blocks(queue.name, state.topic)
+        blocks = BlockCache(queue.name, state.topic)
         group = _group(snap, state, name)
         for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f")):
             event = blocks.event(snap, keys.tail_seq(key))

@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 from penstock.events import Receipt
 from penstock.journal.journal import BaseJournal
 from penstock.journal.transaction import BaseTransaction
-from penstock.queue.registry import Desk
+from penstock.queue.registry import QueueRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ class QueueJournal(BaseJournal):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._desk = Desk(self)
+        self._registry = QueueRegistry(self)
 
     def queue(self, name: str, **policy: Any) -> Queue:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
@@ -31,15 +31,15 @@ class QueueJournal(BaseJournal):
         A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
         """
         self._check_open()
-        return self._desk.queue(name, policy)
+        return self._registry.queue(name, policy)
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
-        return self._desk.names()
+        return self._registry.names()
 
     def _before_close(self) -> None:
         super()._before_close()
-        self._desk.close()
+        self._registry.close()
 
 
 class QueueTransaction(BaseTransaction):
@@ -65,15 +65,15 @@ class QueueTransaction(BaseTransaction):
         """Pushes a message; nobody is woken, and nobody sees it, before the transaction commits."""
         self._open()
         handle = self._queue(queue)
-        batch, wish = handle._prepare_with(payload, options, self._find_cause)
-        return self._change(lambda commit: handle._push_in(commit, batch, wish)[0])
+        batch, delivery = handle._prepare_with(payload, options, self._find_cause)
+        return self._change(lambda commit: handle._push_in(commit, batch, delivery)[0])
 
     def push_many(self, queue: Queue | str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Pushes several messages at consecutive positions."""
         self._open()
         handle = self._queue(queue)
-        batch, wish = handle._prepare_many(payloads, options, self._find_cause)
-        return self._change(lambda commit: handle._push_in(commit, batch, wish))
+        batch, delivery = handle._prepare_many(payloads, options, self._find_cause)
+        return self._change(lambda commit: handle._push_in(commit, batch, delivery))
 
     def ack(self, delivery: Delivery) -> None:
         """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
@@ -97,14 +97,14 @@ class QueueTransaction(BaseTransaction):
         self._settling.append(delivery)
 
     def _queue(self, queue: Queue | str) -> Queue:
-        return self._journal._desk.own(queue)
+        return self._journal._registry.own(queue)
 
     def _handle_of(self, delivery: Delivery) -> Queue:
         from penstock.queue.delivery import Delivery
 
         if not isinstance(delivery, Delivery):
             raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
-        return self._journal._desk.own(delivery.queue)
+        return self._journal._registry.own(delivery.queue)
 
 
 def _reopen(deliveries: list[Delivery]) -> None:

@@ -12,7 +12,7 @@ from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.queue import inspect
 from penstock.queue.core import QueueCore
@@ -42,7 +42,7 @@ class Queue(QueueCore):
     @property
     def policy(self) -> QueuePolicy:
         """How the queue delivers, as stored."""
-        record = self._desk.record(self.name)
+        record = self._registry.record(self.name)
         if record is None:
             raise unknown_queue(self.name)
         return record.policy
@@ -68,26 +68,26 @@ class Queue(QueueCore):
         `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
         message's receipt again. `max_attempts`: its own retry budget.
         """
-        batch, wish = self._prepare(
+        batch, delivery = self._prepare(
             payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
         )
-        receipt = self._writer.run(Operation(lambda commit: self._push_in(commit, batch, wish)[0], batch.size))
+        receipt = self._writer.run(WriteRequest(lambda commit: self._push_in(commit, batch, delivery)[0], batch.size))
         self._counters.pushed.inc()
         return receipt
 
     def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
-        batch, wish = self._prepare_with(payload, options)
+        batch, delivery = self._prepare_with(payload, options)
         self._counters.pushed.inc()
-        return self._writer.submit(Operation(lambda commit: self._push_in(commit, batch, wish)[0], batch.size))
+        return self._writer.submit(WriteRequest(lambda commit: self._push_in(commit, batch, delivery)[0], batch.size))
 
     def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
         """
-        batch, wish = self._prepare_many(payloads, options)
-        receipts = self._writer.run(Operation(lambda commit: self._push_in(commit, batch, wish), batch.size))
+        batch, delivery = self._prepare_many(payloads, options)
+        receipts = self._writer.run(WriteRequest(lambda commit: self._push_in(commit, batch, delivery), batch.size))
         self._counters.pushed.inc(len(receipts))
         return receipts
 
@@ -174,7 +174,7 @@ class Queue(QueueCore):
         if consumer is not None:
             check_consumer(consumer)
         lease_ms = None if lease is None else duration_ms(lease, "lease")
-        return Request(limit, group, consumer, lease_ms, newest, self._desk.owner)
+        return Request(limit, group, consumer, lease_ms, newest, self._registry.owner)
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
@@ -186,7 +186,7 @@ class Queue(QueueCore):
         if not handles:
             return 0
         together, tokens = self._by_hold(handles)
-        count = self._writer.run(Operation(lambda commit: self._ack_many_in(commit, together, tokens)))
+        count = self._writer.run(WriteRequest(lambda commit: self._ack_many_in(commit, together, tokens)))
         for handle in handles:
             if handle.__class__ is Delivery:
                 handle._settled = True
@@ -266,12 +266,12 @@ class Queue(QueueCore):
         letters. They get a fresh budget. Returns how many; `dry_run` only counts.
         """
         check_limit(limit)
-        return repair.redrive(self, None if to is None else self._desk.own(to), limit, where, dry_run)
+        return repair.redrive(self, None if to is None else self._registry.own(to), limit, where, dry_run)
 
     def move(self, to: Queue, *, limit: int | None = None, where: Callable[[Event], bool] | None = None) -> int:
         """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
         check_limit(limit)
-        return repair.move(self, self._desk.own(to), limit, where)
+        return repair.move(self, self._registry.own(to), limit, where)
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
@@ -299,7 +299,7 @@ class Queue(QueueCore):
         changes = checked(policy, self.name)
 
         def apply(commit: Commit) -> QueuePolicy:
-            state = self._book.state(commit, self.name)
+            state = self._cache.state(commit, self.name)
             old = state.policy
             new = msgspec.structs.replace(old, **changes)
             if new == old:
@@ -312,7 +312,7 @@ class Queue(QueueCore):
             commit.touched.setdefault(self.name, 0)
             return new
 
-        return self._writer.run(Operation(apply))
+        return self._writer.run(WriteRequest(apply))
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def groups(self) -> list[str]:
@@ -329,7 +329,7 @@ class Queue(QueueCore):
             check_position(after, "after")
 
         def apply(commit: Commit) -> None:
-            state = self._book.state(commit, self.name)
+            state = self._cache.state(commit, self.name)
             if name in state.record.groups:
                 return
             latest = commit.latest(self.name)
@@ -340,13 +340,13 @@ class Queue(QueueCore):
                 )
             add_group(commit, state, name, start)
 
-        self._writer.run(Operation(apply))
+        self._writer.run(WriteRequest(apply))
 
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
         check_consumer(name, "group")
         return self._writer.run(
-            Operation(lambda commit: remove_group(commit, self._book.state(commit, self.name), name))
+            WriteRequest(lambda commit: remove_group(commit, self._cache.state(commit, self.name), name))
         )
 
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────

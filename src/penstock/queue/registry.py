@@ -1,4 +1,4 @@
-"""A journal's queue desk: the handles, the book of states, and the threads that belong to queues."""
+"""A journal's queues: their handles, their cached states, and the threads that belong to them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_name
 from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
 from penstock.queue.run.schedule import Scheduler
-from penstock.queue.run.upkeep import Caretaker
+from penstock.queue.run.upkeep import QueueUpkeep
 from penstock.queue.state import keys
-from penstock.queue.state.cache import Book, unknown_queue
+from penstock.queue.state.cache import QueueCache, unknown_queue
 from penstock.queue.state.owners import new_owner, retire_owner
 from penstock.queue.state.records import QueueRecord, read_queue
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 
-class Desk:
+class QueueRegistry:
     """Everything about queues that one open journal has one of."""
 
     def __init__(self, journal: BaseJournal) -> None:
         self.journal = journal
-        self.book = Book()
+        self.cache = QueueCache()
         self.owner = new_owner()
-        self.caretaker = Caretaker(journal, self.book)
+        self.upkeep = QueueUpkeep(journal, self.cache)
         self.scheduler = Scheduler(self)
         self._handles: dict[str, Queue] = {}
         self._lock = threading.Lock()
-        journal._holds.append(self.caretaker.holds)
-        journal._keeper.chores.append(self.caretaker.keep)
+        journal._holds.append(self.upkeep.holds)
+        journal._housekeeper.chores.append(self.upkeep.keep)
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -51,7 +51,7 @@ class Desk:
         if record is None:
             if self.journal._engine.read_only:
                 raise unknown_queue(name)
-            record = self.journal._writer.run(Operation(lambda commit: self._make(commit, name, wanted)))
+            record = self.journal._writer.run(WriteRequest(lambda commit: self._make(commit, name, wanted)))
         refuse_mismatch(name, record.policy, wanted)
         return self.handle(name, record.topic)
 
@@ -87,13 +87,13 @@ class Desk:
             return self.existing(queue)
         if not isinstance(queue, Queue):
             raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
-        if queue._desk is not self:
+        if queue._registry is not self:
             raise ConfigError(f"queue {queue.name!r} belongs to another journal")
         return queue
 
     def _make(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueRecord:
-        state = self.book.find(commit, name)  # somebody may have been faster
-        return (state or self.book.create(commit, name, QueuePolicy(**fields))).record
+        state = self.cache.find(commit, name)  # somebody may have been faster
+        return (state or self.cache.create(commit, name, QueuePolicy(**fields))).record
 
     def close(self) -> None:
         """Ends what queues do in the background, while the journal is still open."""

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
-from penstock.queue.inhand import InHand
+from penstock.queue.delivery_base import DeliveryBase
 from penstock.remote.events import event_of
 from penstock.remote.queue_documents import HeldDocument
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.remote.queue import RemoteQueue
 
 
-class RemoteDelivery(InHand):
+class RemoteDelivery(DeliveryBase):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does."""
 
     def __init__(self, queue: RemoteQueue, found: HeldDocument) -> None:

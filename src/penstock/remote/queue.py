@@ -13,7 +13,7 @@ from penstock.conditions import Where
 from penstock.errors import ConfigError, PenstockError
 from penstock.events import Draft, Event, Receipt
 from penstock.names import check_consumer, check_limit, check_position
-from penstock.observe.sample import Failure
+from penstock.observe.sample import FailedMessage
 from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.run.schedule import Schedule
@@ -234,11 +234,11 @@ class RemoteQueue:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
         return (failure.event for failure in self.failures(group))
 
-    def failures(self, group: str = "default") -> Iterator[Failure]:
+    def failures(self, group: str = "default") -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
         return failures_of(decode_failures(self._get("failed", group=group, limit=10_000)).failed)
 
-    def letters(self) -> Iterator[Failure]:
+    def letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters, with the reason each was given up for."""
         return failures_of(decode_failures(self._get("dead", limit=10_000)).dead)
 

@@ -13,10 +13,10 @@ from penstock.conditions import Where
 from penstock.document import RawEvent, ReceiptDocument
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
-from penstock.observe.sample import Failure
+from penstock.observe.sample import FailedMessage
 from penstock.observe.tracing import trace_headers, with_trace
 from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
-from penstock.queue.operations.push import read_wish
+from penstock.queue.operations.push import read_delivery_options
 from penstock.queue.policy import QueuePolicy, checked
 from penstock.queue.run.schedule import Schedule
 from penstock.remote.events import event_of
@@ -100,7 +100,7 @@ def push_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(options) - set(_PUSH_FIELDS))
     if unknown:
         raise ConfigError(f"a push has no option {unknown[0]!r}; there are {', '.join(sorted(_PUSH_FIELDS))}")
-    read_wish(
+    read_delivery_options(
         SystemClock(),
         options.get("key"),
         options.get("priority", 0),
@@ -136,6 +136,6 @@ def condition(where: Any) -> str | None:
     raise ConfigError(f'a condition is a function or text, like "payload.total > 10", not {where!r:.80}')
 
 
-def failures_of(found: list[_Failure]) -> Iterator[Failure]:
+def failures_of(found: list[_Failure]) -> Iterator[FailedMessage]:
     for one in found:
-        yield Failure(event_of(one.event), one.queue, one.attempts, one.reason, one.error, one.at)
+        yield FailedMessage(event_of(one.event), one.queue, one.attempts, one.reason, one.error, one.at)

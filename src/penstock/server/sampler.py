@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Closed, PenstockError
-from penstock.observe.collect import look
+from penstock.observe.collect import take_sample
 from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Series:
 class Sampler:
     """Samples a journal for as long as it is open. `start` is idempotent; whoever listens is told of every sample."""
 
-    def __init__(self, journal: Journal, *, take: Callable[[Any], Sample] = look) -> None:
+    def __init__(self, journal: Journal, *, take: Callable[[Any], Sample] = take_sample) -> None:
         self._journal = journal
         self._take = take
         self._lock = threading.Lock()

@@ -401,12 +401,12 @@ def test_payloads_are_told_apart_whatever_they_hold(topic: Topic) -> None:
 @on("memory")
 def test_a_poison_payload_is_named(journal: Journal, topic: Topic) -> None:
     from penstock.errors import PoisonMessage
-    from penstock.journal.commit.prepare import Batch
+    from penstock.journal.commit.prepare import PreparedBatch
     from penstock.journal.storage.block import Columns
 
     columns = Columns(["deposited"] * 3, [b'{"amount":1}', b'{"amount":', b'{"amount":1}'])
     columns.key = ["a"] * 3
-    journal.run(lambda commit: commit.append("orders", Batch(columns, 30)))
+    journal.run(lambda commit: commit.append("orders", PreparedBatch(columns, 30)))
     with pytest.raises(PoisonMessage) as failure:
         topic.project(Total, "a")
     assert "event 2" in failure.value.__notes__[0]

@@ -135,11 +135,11 @@ def test_one_that_fails_after_changing_something_is_undone_alone(journal: Journa
         commit.append("never", batch)
         raise RuntimeError("half-way")
 
-    from penstock.journal.commit.writer import Operation
+    from penstock.journal.commit.writer import WriteRequest
 
     with writer_held(journal):
         caused = topic.submit_many([Draft("a", dedup="a"), Draft("b", cause=0), Draft("c", cause=1)])
-        spoiler = writer.submit(Operation(half_way))
+        spoiler = writer.submit(WriteRequest(half_way))
         after = topic.submit("d", dedup="a")
         linked = topic.submit_many([Draft("e"), Draft("f", cause=0)])
     assert isinstance(spoiler.exception(DEADLINE), RuntimeError)

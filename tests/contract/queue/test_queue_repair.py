@@ -162,7 +162,7 @@ def test_a_move_is_all_or_nothing(queue: Queue, journal: Journal) -> None:
     assert len(queue) == 2 and len(ranked) == 0
     journal.queue("gone").drop()
     with pytest.raises(UnknownQueue):
-        queue.move(small, limit=0) or queue.redrive(to=journal._desk.existing("gone"))
+        queue.move(small, limit=0) or queue.redrive(to=journal._registry.existing("gone"))
 
 
 def test_moving_a_key_s_head_lets_the_next_one_go(queue: Queue, journal: Journal) -> None:
@@ -378,6 +378,6 @@ def test_opening_a_queue_does_not_load_its_backlog(queue: Queue, journal: Journa
     queue = journal.queue("jobs")
     delivery = queue.take()
     assert delivery is not None and delivery.seq == 1
-    state = queue._book._states["jobs"]
+    state = queue._cache._states["jobs"]
     assert len(state.blocks._kept) < 31
     assert penstock.Queue is type(queue)

@@ -69,13 +69,13 @@ def test_missed_ticks_can_be_one_or_none(journal: Journal, clock: ManualClock) -
     one, none = journal.queue("one"), journal.queue("none")
     one.every(10, "t", name="s", missed="last")
     none.every(10, "t", name="s", missed="none")
-    journal._desk.scheduler.close()
+    journal._registry.scheduler.close()
     clock.advance(1005)
     from penstock.queue.run.schedule import Scheduler
 
-    journal._desk.scheduler = Scheduler(journal._desk)
+    journal._registry.scheduler = Scheduler(journal._registry)
     for queue in (one, none):
-        journal._desk.scheduler.watch(queue.name, queue._number)
+        journal._registry.scheduler.watch(queue.name, queue._number)
     eventually(lambda: (len(one) == 1 and len(none) == 1) or len(one) > 1)
     assert len(one) == 1 and one.schedules()[0].next_tick == one.schedules()[0].last_tick + timedelta(seconds=10)
 

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock, Queue, Retry
 from penstock.errors import StorageError
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 
 
 class Fault(Exception):
@@ -92,7 +92,7 @@ class Run:
         yield lambda: self.clock.advance(40)
         yield self.take
         yield lambda: queue.redrive()
-        yield lambda: self.journal._desk.caretaker.keep("jobs")
+        yield lambda: self.journal._registry.upkeep.keep("jobs")
 
     def take(self) -> None:
         found = self.queue.take_many(3)
@@ -166,10 +166,10 @@ def test_a_queue_survives_the_failure_of_others_in_its_group_commit(tmp_path: Pa
             commit.writes += 1
             raise Fault
 
-        bad = journal._writer.submit(Operation(half_way))
+        bad = journal._writer.submit(WriteRequest(half_way))
         tickets = [queue.submit(n) for n in range(20)]
         deliveries = queue.take_many(10)
-        worse = journal._writer.submit(Operation(half_way))
+        worse = journal._writer.submit(WriteRequest(half_way))
         assert queue.ack_many(deliveries) == 10
         for failed in (bad, worse):
             with pytest.raises(Fault):

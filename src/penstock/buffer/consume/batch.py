@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.buffer.format.batch import Block
+from penstock.buffer.format.batch import DecodedBatch
 from penstock.buffer.format.descriptor import Metadata
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class Batch:
 
     __slots__ = ("_block", "_entries", "location", "metadata", "sequence")
 
-    def __init__(self, sequence: int, location: str, metadata: tuple[Metadata, ...], block: Block) -> None:
+    def __init__(self, sequence: int, location: str, metadata: tuple[Metadata, ...], block: DecodedBatch) -> None:
         self.sequence = sequence
         self.location = location
         self.metadata = metadata

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.buffer.format import Manifest, parse_manifest
-from penstock.buffer.naming import Place, batch_time_ms
-from penstock.buffer.store import Store
+from penstock.buffer.naming import BufferPaths, batch_time_ms
+from penstock.buffer.store import ObjectStore
 from penstock.errors import Fenced, PenstockError
 
 log = logging.getLogger("penstock.buffer")
@@ -34,8 +34,8 @@ class Collection(NamedTuple):
 
 
 def collect(
-    store: Store,
-    place: Place,
+    store: ObjectStore,
+    place: BufferPaths,
     *,
     now_ms: int,
     grace_ms: int,

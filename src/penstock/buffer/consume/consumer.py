@@ -13,13 +13,13 @@ from penstock.buffer.consume.batch import Batch
 from penstock.buffer.consume.collector import Collector, collect
 from penstock.buffer.consume.fetcher import Fetcher
 from penstock.buffer.consume.ownership import OwnedManifest
-from penstock.buffer.consume.running import Run, RunReport
-from penstock.buffer.counters import Measures
+from penstock.buffer.consume.running import ConsumerRun, RunReport
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import MAX_BATCH_BYTES
 from penstock.buffer.format.descriptor import Descriptor
 from penstock.buffer.format.manifest import Manifest
 from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, place, shard_place
-from penstock.buffer.store import Store, open_store, probe_conditional_puts
+from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, OutOfOrder
 from penstock.observe.metrics import REGISTRY, Registry
@@ -46,7 +46,7 @@ class Consumer:
 
     def __init__(
         self,
-        url: str | Store,
+        url: str | ObjectStore,
         *,
         after: int | None = None,
         manifest: str = DEFAULT_MANIFEST,
@@ -68,7 +68,7 @@ class Consumer:
         self._store = open_store(url, options)
         probe_conditional_puts(self._store, self.place.manifest)
         self._clock = clock or SystemClock()
-        self._measures = Measures(metrics)
+        self._measures = BufferCounters(metrics)
         self._manifest_measures = self._measures.for_role("consumer")
         self._manifest = OwnedManifest(self._store, self.place.manifest, self._clock, self._manifest_measures)
         self._fetcher = Fetcher(self._store, self.place.manifest, max_batch_bytes, self._measures)
@@ -78,7 +78,7 @@ class Consumer:
         self._unacked: deque[int] = deque()  # handed out, in order
         self._unwritten = 0
         self._closed = False
-        self._run: Run | None = None
+        self._run: ConsumerRun | None = None
         if after is not None and (there := self._manifest.load_owned().next_sequence) > 0:
             self._manifest.dequeue(min(after, there - 1))
         self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
@@ -230,7 +230,7 @@ class Consumer:
             if self._run is not None:
                 raise ConfigError("this consumer is running already")
             self._hand_out_again()
-            run = self._run = Run(
+            run = self._run = ConsumerRun(
                 self,
                 handler,
                 concurrency=concurrency,

@@ -5,7 +5,7 @@ A batch whose sequence is not above the mark was appended before (by a life that
 a consumer that was fenced meanwhile) and is skipped. The mark decides inside the transaction, so even two drains at
 once append every batch once.
 
-The journal is known here only by what it must be able to do (`Journal`, `Topic`, `Transaction`).
+The journal is known here only by what it must be able to do (`DrainJournal`, `DrainTopic`, `DrainTransaction`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.events import Draft
 _LONGEST_NAME = 200
 
 
-class Transaction(Protocol):
+class DrainTransaction(Protocol):
     """All or nothing: events appended, and marks set."""
 
     def append_many(self, topic: Any, drafts: Iterable[Draft]) -> Any: ...
@@ -34,14 +34,14 @@ class Transaction(Protocol):
     def set_mark(self, name: str, value: int) -> None: ...
 
 
-class Journal(Protocol):
+class DrainJournal(Protocol):
     """What keeps the marks."""
 
     def transaction(self) -> AbstractContextManager[Any]: ...
     def mark(self, name: str) -> int | None: ...
 
 
-class Topic(Protocol):
+class DrainTopic(Protocol):
     """Where the entries go."""
 
     @property
@@ -61,7 +61,7 @@ class DrainReport(NamedTuple):
 
 def drain(
     consumer: Consumer,
-    topic: Topic,
+    topic: DrainTopic,
     *,
     kind: str = "entry",
     draft: Callable[[bytes, Metadata | None], Draft] | None = None,
@@ -109,7 +109,7 @@ def drain(
     return DrainReport(report.batches - skipped, entries, skipped, report.fenced)
 
 
-def _mark_name(consumer: Consumer, topic: Topic) -> str:
+def _mark_name(consumer: Consumer, topic: DrainTopic) -> str:
     name = f"drain {consumer.identity} into {topic.name}"
     if len(name.encode()) <= _LONGEST_NAME:
         return name

@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.buffer.consume.batch import Batch
-from penstock.buffer.counters import Measures
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import MAX_BATCH_BYTES, decode_arrow, open_batch
 from penstock.buffer.format.descriptor import Descriptor
-from penstock.buffer.store import Store, check_path
+from penstock.buffer.store import ObjectStore, check_path
 from penstock.buffer.store.contract import Buffer
 from penstock.errors import ConfigError, Corrupt, StorageError
 
@@ -30,12 +30,12 @@ class Fetcher:
     __slots__ = ("_limit", "_measures", "_store", "manifest")
 
     def __init__(
-        self, store: Store, manifest: str, limit: int = MAX_BATCH_BYTES, measures: Measures | None = None
+        self, store: ObjectStore, manifest: str, limit: int = MAX_BATCH_BYTES, measures: BufferCounters | None = None
     ) -> None:
         self.manifest = manifest
         self._store = store
         self._limit = limit
-        self._measures = measures or Measures()
+        self._measures = measures or BufferCounters()
 
     def fetch(self, descriptor: Descriptor) -> Batch:
         """Gets and checks the batch. A missing object is a `StorageError`, a damaged one `Corrupt`."""

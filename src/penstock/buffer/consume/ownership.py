@@ -12,10 +12,10 @@ from itertools import takewhile
 from typing import TypeVar
 
 from penstock.buffer.backoff import Backoff
-from penstock.buffer.counters import ManifestMeasures
+from penstock.buffer.counters import ManifestCounters
 from penstock.buffer.format import Manifest, dequeue, next_epoch, set_epoch
-from penstock.buffer.manifest import ManifestObject, Snapshot
-from penstock.buffer.store import Store, VersionConflict
+from penstock.buffer.manifest import ManifestObject, ManifestVersion
+from penstock.buffer.store import ObjectStore, VersionConflict
 from penstock.clock import Clock
 from penstock.errors import Fenced, OutOfOrder
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class OwnedManifest(ManifestObject):
     """A manifest that fences its earlier consumer when it is made. Not thread-safe, like its base."""
 
-    def __init__(self, store: Store, path: str, clock: Clock, measures: ManifestMeasures) -> None:
+    def __init__(self, store: ObjectStore, path: str, clock: Clock, measures: ManifestCounters) -> None:
         super().__init__(store, path, clock, measures)
         self._backoff = Backoff(most=0.25)
         # Several, because a new one whose answer was lost may or may not have been written.
@@ -48,7 +48,7 @@ class OwnedManifest(ManifestObject):
         """The manifest now; `Fenced` when another consumer has taken it."""
         return self._load_owned().manifest
 
-    def _load_owned(self) -> Snapshot:
+    def _load_owned(self) -> ManifestVersion:
         snapshot = self._load()
         epoch = snapshot.manifest.epoch
         if epoch not in self._epochs:

@@ -35,7 +35,7 @@ class RunReport(NamedTuple):
     fenced: Fenced | None  # set when another consumer took over
 
 
-class Run:
+class ConsumerRun:
     """One call of `Consumer.run`."""
 
     def __init__(

@@ -11,8 +11,8 @@ anything is allocated, decompression is bounded, and whatever does not fit raise
 
 from penstock.buffer.format.batch import (
     MAX_BATCH_BYTES,
-    Block,
     Compression,
+    DecodedBatch,
     decode_arrow,
     decode_batch,
     encode_batch,
@@ -33,8 +33,8 @@ from penstock.buffer.format.manifest import (
 
 __all__ = [
     "MAX_BATCH_BYTES",
-    "Block",
     "Compression",
+    "DecodedBatch",
     "Descriptor",
     "Manifest",
     "Metadata",

@@ -102,7 +102,7 @@ def encode_batch(entries: Sequence[bytes], compression: Compression = "none") ->
 # ── decoding ──
 
 
-class Block:
+class DecodedBatch:
     """A batch object whose structure has been checked. Entries become Python objects only when asked for."""
 
     __slots__ = ("_data", "_entries", "count", "end", "length", "size")
@@ -151,12 +151,12 @@ class Block:
         return block_to_arrow(memoryview(self._data)[: self.end], self.count, self.length)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Block, (bytes(memoryview(self._data)[: self.end]), self.end, self.count)
+        return DecodedBatch, (bytes(memoryview(self._data)[: self.end]), self.end, self.count)
 
 
-def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> Block:
+def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> DecodedBatch:
     """Checks a batch object; `Corrupt` when it is not one, or unpacks to more than `limit` bytes."""
-    return Block(*_unwrap(data, limit))
+    return DecodedBatch(*_unwrap(data, limit))
 
 
 def _unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.naming import Place, batch_time_ms
+from penstock.buffer.naming import BufferPaths, batch_time_ms
 from penstock.buffer.produce.outgoing import Filling, Outgoing
 from penstock.buffer.store import VersionConflict
 from penstock.ticket import wake
 
 if TYPE_CHECKING:
-    from penstock.buffer.produce.uploads import Pipeline
+    from penstock.buffer.produce.uploads import UploadPipeline
 
 log = logging.getLogger("penstock.buffer")
 
@@ -34,7 +34,7 @@ _MOST_PER_WRITE = 64
 class Lane:
     """The batches of one manifest. The pipeline's lock guards `filling`, `queue` and the counters."""
 
-    def __init__(self, pipeline: Pipeline, place: Place, manifest: ManifestObject) -> None:
+    def __init__(self, pipeline: UploadPipeline, place: BufferPaths, manifest: ManifestObject) -> None:
         self.place = place
         self.filling = Filling(pipeline.slabs)
         self.queue: deque[Outgoing] = deque()

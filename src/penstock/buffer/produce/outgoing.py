@@ -41,7 +41,7 @@ class Split(Produced):
                 self.fail(self._failure)
 
 
-class Part(Produced):
+class BatchPart(Produced):
     """One shard's share of a split call."""
 
     __slots__ = ("_whole",)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.buffer.counters import Measures
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression, encode_entries
 from penstock.buffer.manifest import ManifestObject
 from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, place, shard_of, shard_place
 from penstock.buffer.produce.lane import Lane
-from penstock.buffer.produce.outgoing import Part, Produced, Split, UnflushedBatch
-from penstock.buffer.produce.uploads import Pipeline
-from penstock.buffer.store import Store, open_store, probe_conditional_puts
+from penstock.buffer.produce.outgoing import BatchPart, Produced, Split, UnflushedBatch
+from penstock.buffer.produce.uploads import UploadPipeline
+from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import ConfigError, StorageError, Unflushed
 from penstock.observe.metrics import REGISTRY, Registry
@@ -44,7 +44,7 @@ class Producer:
 
     def __init__(
         self,
-        url: str | Store,
+        url: str | ObjectStore,
         *,
         manifest: str = DEFAULT_MANIFEST,
         prefix: str = DEFAULT_PREFIX,
@@ -72,9 +72,9 @@ class Producer:
         self.url = store.url
         self._clock = clock or SystemClock()
         self._key = key
-        measures = Measures(metrics)
+        measures = BufferCounters(metrics)
         self._manifest_measures = measures.for_role("producer")
-        self._pipeline = Pipeline(
+        self._pipeline = UploadPipeline(
             store,
             self._clock,
             measures,
@@ -116,7 +116,9 @@ class Producer:
         for entry in entries:
             by_lane.setdefault(shard_of(self._key(entry), len(self._lanes)), []).append(entry)
         whole = Split(now, len(by_lane))
-        shares = [(self._lanes[shard], _encoded(own), len(own), Part(now, whole)) for shard, own in by_lane.items()]
+        shares = [
+            (self._lanes[shard], _encoded(own), len(own), BatchPart(now, whole)) for shard, own in by_lane.items()
+        ]
         self._pipeline.add(shares, payload, wait)
         return whole
 

@@ -15,13 +15,13 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from penstock.buffer.backoff import Backoff, Contention
-from penstock.buffer.counters import Measures
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import Compression, batch_footer, compress_entries
 from penstock.buffer.format.descriptor import Metadata
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.naming import Place, batch_time_ms
-from penstock.buffer.store import Store, VersionConflict, probe_conditional_puts
+from penstock.buffer.naming import BufferPaths, batch_time_ms
+from penstock.buffer.store import ObjectStore, VersionConflict, probe_conditional_puts
 from penstock.clock import Clock, SystemClock
 from penstock.errors import StorageError
 
@@ -33,7 +33,7 @@ _COPIES = 8
 _PATIENCE = 60.0
 
 
-class Staged(NamedTuple):
+class StagedObject(NamedTuple):
     """An object that is stored and that no manifest names yet."""
 
     location: str
@@ -47,8 +47,8 @@ class Publisher:
 
     def __init__(
         self,
-        store: Store,
-        place: Place,
+        store: ObjectStore,
+        place: BufferPaths,
         *,
         gc_grace: float = 600,
         clock: Clock | None = None,
@@ -61,18 +61,20 @@ class Publisher:
         self._renew_after_ms = int(gc_grace * 1000 * _RENEW_SHARE)
         self._patience = patience
         self._pause = pause
-        self._measures = Measures()
+        self._measures = BufferCounters()
 
-    def stage(self, block: memoryview, metadata: Sequence[Metadata], count: int, compression: Compression) -> Staged:
+    def stage(
+        self, block: memoryview, metadata: Sequence[Metadata], count: int, compression: Compression
+    ) -> StagedObject:
         """Stores encoded entries as an object, to be published later."""
         body = block if compression == "none" else compress_entries(block)
         data = b"".join((body, batch_footer(count, compression)))
         location = self._place.new_batch(self._clock.now_ms())
         self._store.put(location, data)
         self._measures.bytes_written.inc(len(data))
-        return Staged(location, tuple(metadata), count, len(block))
+        return StagedObject(location, tuple(metadata), count, len(block))
 
-    def publish(self, staged: Sequence[Staged], mark: Mark | None = None) -> bool:
+    def publish(self, staged: Sequence[StagedObject], mark: Mark | None = None) -> bool:
         """Appends all of it in one conditional put; False when the mark says that it was done before.
 
         Fails without having changed anything, or, when the store stops answering, with an error that says so: then the
@@ -126,7 +128,7 @@ class Publisher:
         latest = manifest.latest_mark(mark.name)
         return latest is not None and latest >= mark.number
 
-    def _renewed(self, shares: list[Staged]) -> list[Staged]:
+    def _renewed(self, shares: list[StagedObject]) -> list[StagedObject]:
         """The shares, those so old that a collector may soon take them stored again under new names."""
         oldest = self._clock.now_ms() - self._renew_after_ms
         stale = [share for share in shares if (batch_time_ms(share.location) or 0) <= oldest]
@@ -136,7 +138,7 @@ class Publisher:
             fresh = dict(zip((share.location for share in stale), pool.map(self._copied, stale), strict=True))
         return [fresh.get(share.location, share) for share in shares]
 
-    def _copied(self, share: Staged) -> Staged:
+    def _copied(self, share: StagedObject) -> StagedObject:
         data = self._store.get(share.location)
         if data is None:
             raise StorageError(

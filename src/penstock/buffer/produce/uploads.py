@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from penstock.buffer.counters import Measures
+from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import FOOTER_SIZE, MAX_BATCH_BYTES, Compression
 from penstock.buffer.produce.lane import Lane
 from penstock.buffer.produce.outgoing import Filling, Outgoing, Produced
 from penstock.buffer.produce.slabs import Slabs
-from penstock.buffer.store import Store
+from penstock.buffer.store import ObjectStore
 from penstock.clock import Clock
 from penstock.errors import Backpressure, Closed, StorageError
 
@@ -26,7 +26,7 @@ _JOIN_SECONDS = 5.0
 Share = tuple[Lane, bytes, int, Produced]
 
 
-class Pipeline:
+class UploadPipeline:
     """Moves batches from `add` to their lane's manifest.
 
     A batch is *in flight* from the moment the budget has room for it until the manifest holds it. Calls whose batch is
@@ -35,9 +35,9 @@ class Pipeline:
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         clock: Clock,
-        measures: Measures,
+        measures: BufferCounters,
         *,
         compression: Compression,
         flush_interval: float,

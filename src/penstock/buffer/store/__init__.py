@@ -6,13 +6,13 @@
 processes), and `probe` finds out whether a store honours conditional puts, on which everything above depends.
 """
 
-from penstock.buffer.store.contract import CLOUD_SCHEMES, Store, Stored, VersionConflict, check_path
+from penstock.buffer.store.contract import CLOUD_SCHEMES, ObjectStore, Stored, VersionConflict, check_path
 from penstock.buffer.store.opening import open_store
 from penstock.buffer.store.probe import probe_conditional_puts
 
 __all__ = [
     "CLOUD_SCHEMES",
-    "Store",
+    "ObjectStore",
     "Stored",
     "VersionConflict",
     "check_path",

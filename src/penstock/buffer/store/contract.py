@@ -26,7 +26,7 @@ class Stored(NamedTuple):
 
 
 @runtime_checkable
-class Store(Protocol):
+class ObjectStore(Protocol):
     """An object store. Paths are relative, with `/` between segments. Failures are `StorageError`."""
 
     url: str

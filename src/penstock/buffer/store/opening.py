@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.buffer.store.azure import azure_config
-from penstock.buffer.store.contract import CLOUD_SCHEMES, Store
+from penstock.buffer.store.contract import CLOUD_SCHEMES, ObjectStore
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _TIMEOUT = "120s"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
-def open_store(url: str | Store, options: Mapping[str, Any] | None = None) -> Store:
+def open_store(url: str | ObjectStore, options: Mapping[str, Any] | None = None) -> ObjectStore:
     """Opens the store a url names; a store is returned as it is.
 
     Credentials, region and endpoint come from the provider's usual environment variables (AWS_ACCESS_KEY_ID,
@@ -71,7 +71,7 @@ def open_store(url: str | Store, options: Mapping[str, Any] | None = None) -> St
     return open_cloud(url, given)
 
 
-def _open_file(url: str, host: str, path: str, options: Mapping[str, Any]) -> Store:
+def _open_file(url: str, host: str, path: str, options: Mapping[str, Any]) -> ObjectStore:
     from penstock.buffer.store.file import FileStore
 
     if host not in ("", "localhost") or not path.startswith("/"):

@@ -11,14 +11,14 @@ from __future__ import annotations
 import secrets
 import threading
 
-from penstock.buffer.store.contract import CLOUD_SCHEMES, Store, VersionConflict
+from penstock.buffer.store.contract import CLOUD_SCHEMES, ObjectStore, VersionConflict
 from penstock.errors import StorageError
 
 _proven: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
 
-def probe_conditional_puts(store: Store, manifest: str) -> None:
+def probe_conditional_puts(store: ObjectStore, manifest: str) -> None:
     """Returns if `store` honours conditional puts, else raises `StorageError`. Proven once per process."""
     if store.url.partition("://")[0] not in CLOUD_SCHEMES:
         return
@@ -30,7 +30,7 @@ def probe_conditional_puts(store: Store, manifest: str) -> None:
         _proven.add((store.identity, manifest))
 
 
-def _probe(store: Store, path: str) -> None:
+def _probe(store: ObjectStore, path: str) -> None:
     # Contents must be unique: S3's e-tags are content hashes, and equal bytes would make a stale tag current again.
     try:
         store.put_if(path, _unique(), None)
@@ -61,7 +61,7 @@ def _unique() -> bytes:
     return secrets.token_hex(16).encode()
 
 
-def _refusal(store: Store, reason: str) -> StorageError:
+def _refusal(store: ObjectStore, reason: str) -> StorageError:
     return StorageError(
         f"{store.url} does not honour conditional puts: {reason}. Producers would overwrite each other's batches, so "
         "the buffer does not run here. Use a store with conditional writes (S3, Google Cloud Storage, Azure, MinIO, R2, file://)."

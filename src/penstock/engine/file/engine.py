@@ -26,7 +26,7 @@ from penstock.engine.file.disk import Disk
 from penstock.engine.file.index import Index, load_index
 from penstock.engine.file.lock import FolderLock
 from penstock.engine.file.log import HEAD, START, DataFile, Operation, encode
-from penstock.engine.file.recovery import Position, check_end, follow
+from penstock.engine.file.recovery import LogPosition, check_end, follow
 from penstock.engine.file.snapshot import FileRead, FileSnapshot
 from penstock.engine.file.upkeep import Upkeep
 from penstock.engine.overlay import OverlayWrite
@@ -107,9 +107,9 @@ class FileEngine(BaseEngine):
         data = DataFile(self._disk, self._path, writable=not self.read_only)
         saved = load_index(self._folder, salt=data.salt, generation=data.generation)
         if saved is None:
-            index, position = Index(), Position(START, data.base, data.base)
+            index, position = Index(), LogPosition(START, data.base, data.base)
         else:
-            index, position = saved.index, Position(saved.end, saved.seq, saved.seq)
+            index, position = saved.index, LogPosition(saved.end, saved.seq, saved.seq)
         unsure = follow(data, index, position)
         self._torn = check_end(data, position)
         self._data, self._index, self._position = data, index, position

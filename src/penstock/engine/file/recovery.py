@@ -18,7 +18,7 @@ ZEROS = bytes(1 << 20)
 
 
 @dataclass(slots=True)
-class Position:
+class LogPosition:
     """How far a data file has been read: its end, its newest commit, and the newest one known to be on disk."""
 
     end: int
@@ -26,7 +26,7 @@ class Position:
     synced: int
 
 
-def follow(data: DataFile, index: Index, position: Position) -> int:
+def follow(data: DataFile, index: Index, position: LogPosition) -> int:
     """Applies everything after a position and moves it on; the offset from which no record is vouched for."""
     while True:
         size = data.size()
@@ -43,7 +43,7 @@ def follow(data: DataFile, index: Index, position: Position) -> int:
         # A writer in another process finished the record while this one was looking: go on from there.
 
 
-def check_end(data: DataFile, position: Position) -> bool:
+def check_end(data: DataFile, position: LogPosition) -> bool:
     """Whether anything but zeros follows the end; `Corrupt` when it shows that a record was wiped out."""
     size = data.size()
     at = position.end
@@ -56,7 +56,7 @@ def check_end(data: DataFile, position: Position) -> bool:
     return False
 
 
-def _was_whole(data: DataFile, position: Position, size: int) -> bool:
+def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
     """False for the torn end of a crash; True when the record is there after all; `Corrupt` when it was once."""
     if data.vouched(position.end, size) <= position.seq:
         return False
@@ -69,7 +69,7 @@ def _was_whole(data: DataFile, position: Position, size: int) -> bool:
     return True
 
 
-def _read_records(data: DataFile, index: Index, position: Position, size: int) -> int:
+def _read_records(data: DataFile, index: Index, position: LogPosition, size: int) -> int:
     """Applies the sound records; the offset of the first one that no other record calls synced."""
     waiting: deque[Record] = deque()
     for record in data.records(position.end, position.seq, size):
@@ -85,7 +85,7 @@ def _read_records(data: DataFile, index: Index, position: Position, size: int) -
     return unsure
 
 
-def _apply(index: Index, position: Position, record: Record) -> None:
+def _apply(index: Index, position: LogPosition, record: Record) -> None:
     index.apply(record.operations)
     position.end = record.end
     position.seq = record.seq

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.file.copy import Cancelled, Copy
 from penstock.engine.file.index import save_index
 from penstock.engine.file.log import START, DataFile
-from penstock.engine.file.recovery import Position
+from penstock.engine.file.recovery import LogPosition
 from penstock.errors import Closed, Corrupt, PenstockError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Upkeep:
         copy.data.path = engine._path
         with engine._lock:
             engine._data, engine._index = copy.data, copy.index
-            engine._position = Position(copy.end, copy.seq, copy.seq)
+            engine._position = LogPosition(copy.end, copy.seq, copy.seq)
             engine._reserved = copy.end
 
 

@@ -27,7 +27,7 @@ FORMAT_KEY = b"\xff" * 505
 """Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
 
 
-class _Transaction:
+class _LmdbTransaction:
     """Reading, which read and write transactions do alike."""
 
     __slots__ = ("_engine", "_txn", "_writes")
@@ -89,7 +89,7 @@ class _Transaction:
         return self._txn
 
 
-class LmdbRead(_Transaction):
+class LmdbRead(_LmdbTransaction):
     """A read transaction: a slot in LMDB's reader table."""
 
     __slots__ = ("_environment",)
@@ -124,7 +124,7 @@ class LmdbRead(_Transaction):
         self.close()
 
 
-class LmdbWrite(_Transaction):
+class LmdbWrite(_LmdbTransaction):
     """The one write transaction of all processes."""
 
     __slots__ = ("_full", "foreign")

@@ -15,7 +15,7 @@ from penstock.engine.overlay import END, OverlayWrite
 from penstock.errors import ConfigError
 
 
-class _Store:
+class _MemoryStore:
     """What several engine objects opened under one name share."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class _Store:
         self.last_writer: object = None
 
 
-_named: dict[str, _Store] = {}
+_named: dict[str, _MemoryStore] = {}
 _naming = threading.Lock()
 
 
@@ -76,15 +76,15 @@ class MemoryEngine(BaseEngine):
     @classmethod
     def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
         if not path:
-            return cls(_Store(), read_only=read_only, durability=durability)
+            return cls(_MemoryStore(), read_only=read_only, durability=durability)
         with _naming:
             if path not in _named:
                 if read_only:
                     raise ConfigError(f"there is no store memory:{path}; open it for writing once to make it")
-                _named[path] = _Store()
+                _named[path] = _MemoryStore()
             return cls(_named[path], read_only=read_only, durability=durability)
 
-    def __init__(self, store: _Store, *, read_only: bool, durability: Durability) -> None:
+    def __init__(self, store: _MemoryStore, *, read_only: bool, durability: Durability) -> None:
         super().__init__(None, read_only=read_only, durability=durability)
         self._store = store
         # Engine objects of one name take turns as the threads of one do.
@@ -138,7 +138,7 @@ class MemoryEngine(BaseEngine):
         scheme, _, name = os.fspath(destination).partition(":")
         if scheme != "memory" or not name:
             raise ConfigError(f"a memory store is backed up to memory:<name>, not to {os.fspath(destination)!r}")
-        copy = _Store()
+        copy = _MemoryStore()
         with self.read() as snapshot:
             for key, value in snapshot.scan(b"", END):
                 copy.map.put(key, value)

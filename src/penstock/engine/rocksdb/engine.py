@@ -25,7 +25,7 @@ from penstock.engine.base import BaseEngine, check_backup_target, sync_folder, t
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
 from penstock.engine.overlay import END, OverlayWrite
 from penstock.engine.rocksdb.files import Secondary, make_options
-from penstock.engine.rocksdb.view import PinnedView, View, explain
+from penstock.engine.rocksdb.view import PinnedRocksdbView, RocksdbView, explain
 from penstock.errors import ConfigError, PenstockError, StorageError
 
 FORMAT = b"penstock rocksdb 1"
@@ -42,9 +42,9 @@ class RocksdbRead:
 
     __slots__ = ("__weakref__", "_engine", "_instance", "_view")
 
-    def __init__(self, engine: RocksdbEngine, view: View, instance: Secondary | None) -> None:
+    def __init__(self, engine: RocksdbEngine, view: RocksdbView, instance: Secondary | None) -> None:
         self._engine = engine
-        self._view: View | None = view
+        self._view: RocksdbView | None = view
         self._instance = instance
 
     def get(self, key: bytes) -> bytes | None:
@@ -55,7 +55,7 @@ class RocksdbRead:
             yield row
             self._usable()
 
-    def _usable(self) -> View:
+    def _usable(self) -> RocksdbView:
         if self._view is None or self._engine._closed:
             raise transaction_is_over()
         return self._view
@@ -115,11 +115,11 @@ class RocksdbEngine(BaseEngine):
             if read_only:
                 secondary = self._open_secondary()
                 self._idle.append(secondary)
-                self._check_format(View(secondary.db, self._name))
+                self._check_format(RocksdbView(secondary.db, self._name))
             else:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._db = rocksdict.Rdict(str(self._folder), make_options(durability))
-                self._check_format(View(self._db, self._name))
+                self._check_format(RocksdbView(self._db, self._name))
         except PenstockError:
             self._abandon()
             raise
@@ -137,7 +137,7 @@ class RocksdbEngine(BaseEngine):
                 "give the store a folder of its own"
             )
 
-    def _check_format(self, view: View) -> None:
+    def _check_format(self, view: RocksdbView) -> None:
         found = view.get(FORMAT_KEY)
         if found == FORMAT:
             return
@@ -168,9 +168,9 @@ class RocksdbEngine(BaseEngine):
         try:
             if self.read_only:
                 instance = self._take_secondary()
-                reading = RocksdbRead(self, View(instance.db, self._name), instance)
+                reading = RocksdbRead(self, RocksdbView(instance.db, self._name), instance)
             else:
-                reading = RocksdbRead(self, PinnedView(self._db, self._name), None)
+                reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
         except PenstockError:
             raise
         except Exception as error:
@@ -212,7 +212,7 @@ class RocksdbEngine(BaseEngine):
 
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()
-        return View(self._db, self._name), self._foreign
+        return RocksdbView(self._db, self._name), self._foreign
 
     def _commit(self, changes: OverlayWrite) -> None:
         relaxed = changes.relaxed or self.durability == "process"

@@ -14,7 +14,7 @@ from penstock.errors import Corrupt, Locked, PenstockError, StorageError
 MISSING = "key not found"
 
 
-class View:
+class RocksdbView:
     """get and scan over the newest state of a database, or over a secondary instance that is held still."""
 
     __slots__ = ("_db", "_iterators", "_name")
@@ -94,7 +94,7 @@ class View:
         self._db = None
 
 
-class PinnedView(View):
+class PinnedRocksdbView(RocksdbView):
     """get and scan over one moment of a database that is being written to.
 
     rocksdict's snapshots answer `get`, but their iterators show the newest state. So a snapshot comes with one iterator

@@ -27,7 +27,7 @@ def _refuse(*_: object) -> Any:
     raise transaction_is_over()
 
 
-class _Transaction:
+class _SqliteTransaction:
     """Reading, which read and write transactions do alike."""
 
     __slots__ = ("_connection", "_engine", "_execute", "_scans")
@@ -69,7 +69,7 @@ class _Transaction:
         return connection
 
 
-class SqliteRead(_Transaction):
+class SqliteRead(_SqliteTransaction):
     """A read transaction on a connection of its own."""
 
     __slots__ = ()
@@ -96,7 +96,7 @@ class SqliteRead(_Transaction):
         self.close()
 
 
-class SqliteWrite(_Transaction):
+class SqliteWrite(_SqliteTransaction):
     """A write transaction on the engine's one writing connection."""
 
     __slots__ = ("_sync", "foreign")

@@ -33,7 +33,7 @@ class Node(msgspec.Struct, frozen=True):
     """The id of its cause, when that is in the graph, too."""
 
 
-class Graph(msgspec.Struct, frozen=True):
+class CauseGraph(msgspec.Struct, frozen=True):
     """Events and what caused what; causes come before effects."""
 
     nodes: list[Node]
@@ -55,7 +55,7 @@ class Graph(msgspec.Struct, frozen=True):
         return [(node.cause, node.id) for node in self.nodes if node.cause is not None]
 
 
-def graph_of(events: Iterable[Event]) -> Graph:
+def graph_of(events: Iterable[Event]) -> CauseGraph:
     """The graph of some events."""
     found = causes_first(events)
     ids = {event.id for event in found}
@@ -69,14 +69,14 @@ def graph_of(events: Iterable[Event]) -> Graph:
         )
         for event in found
     ]
-    return Graph(nodes)
+    return CauseGraph(nodes)
 
 
-def _names(graph: Graph) -> dict[str, str]:
+def _names(graph: CauseGraph) -> dict[str, str]:
     return {node.id: f"e{number}" for number, node in enumerate(graph.nodes, 1)}
 
 
-def _dot(graph: Graph) -> str:
+def _dot(graph: CauseGraph) -> str:
     names = _names(graph)
     lines = ["digraph causes {", '  node [shape=box, fontname="sans-serif"];']
     for node in graph.nodes:
@@ -90,7 +90,7 @@ def _quoted_dot(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
-def _mermaid(graph: Graph) -> str:
+def _mermaid(graph: CauseGraph) -> str:
     names = _names(graph)
     lines = ["flowchart TD"]
     for node in graph.nodes:
@@ -106,7 +106,7 @@ def _quoted_mermaid(text: str) -> str:
 
 
 # ── SVG ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _svg(graph: Graph) -> str:
+def _svg(graph: CauseGraph) -> str:
     """Layers from causes to effects; every node stands under the middle of what it caused."""
     places = _layout(graph)
     width = max((x for x, _ in places.values()), default=0.0) + _WIDTH + 2 * _MARGIN
@@ -144,7 +144,7 @@ def _svg(graph: Graph) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _layout(graph: Graph) -> dict[str, tuple[float, float]]:
+def _layout(graph: CauseGraph) -> dict[str, tuple[float, float]]:
     depth: dict[str, int] = {}
     effects: dict[str | None, list[str]] = {}
     for node in graph.nodes:

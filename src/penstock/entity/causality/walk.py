@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
-from penstock.journal.index.lookup import Look
+from penstock.journal.index.lookup import Lookup
 from penstock.journal.reading import TopicView, find_event
 from penstock.names import check_text
 
@@ -38,7 +38,7 @@ def effects(journal: BaseJournal, event: Event | Receipt | str) -> Iterator[Even
     id = id_of(event)
     looks = _looks(journal)
     with journal._engine.read() as snap:
-        found = [look.open(view).caused_by(id) for look, view in _opened(snap, looks)]
+        found = [lookup.open(view).caused_by(id) for lookup, view in _opened(snap, looks)]
         yield from merge(*found, key=_order)
 
 
@@ -49,7 +49,7 @@ def correlated(journal: BaseJournal, correlation_id: str) -> Iterator[Event]:
     with journal._engine.read() as snap:
         # The first event of a chain has no correlation id: its own id is everybody else's.
         first = find_event(snap, correlation_id)
-        found = [look.open(view).correlated(correlation_id) for look, view in _opened(snap, looks)]
+        found = [lookup.open(view).correlated(correlation_id) for lookup, view in _opened(snap, looks)]
         beginning = [first] if first is not None and first.correlation_id != correlation_id else []
         yield from causes_first(merge(beginning, *found, key=_order))
 
@@ -94,15 +94,15 @@ def id_of(event: Event | Receipt | str) -> str:
     raise ConfigError(f"name an event by itself, its receipt or its id, not by {event!r:.80}")
 
 
-def _looks(journal: BaseJournal) -> list[Look]:
-    return [journal._index.look(name) for name in journal.topics()]
+def _looks(journal: BaseJournal) -> list[Lookup]:
+    return [journal._index.lookup(name) for name in journal.topics()]
 
 
-def _opened(snap: Snapshot, looks: list[Look]) -> Iterator[tuple[Look, TopicView]]:
-    for look in looks:
-        view = TopicView.open(snap, look.topic)
+def _opened(snap: Snapshot, looks: list[Lookup]) -> Iterator[tuple[Lookup, TopicView]]:
+    for lookup in looks:
+        view = TopicView.open(snap, lookup.topic)
         if view is not None:
-            yield look, view
+            yield lookup, view
 
 
 def _order(event: Event) -> int:

@@ -48,7 +48,7 @@ class TopicEntry(msgspec.Struct, omit_defaults=True):
     through: int = 0
 
 
-class Manifest(msgspec.Struct):
+class ExportManifest(msgspec.Struct):
     """What an export is."""
 
     penstock: int = FORMAT
@@ -114,14 +114,14 @@ class _Meter:
             self._progress(self._done, self._total)
 
 
-def load_manifest(folder: Path) -> Manifest | None:
+def load_manifest(folder: Path) -> ExportManifest | None:
     """What a folder's manifest says, or None when it has none."""
     try:
         text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
         return None
     try:
-        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=ExportManifest)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{folder / MANIFEST} is not an export's manifest: {error}") from error
     if manifest.penstock != FORMAT:
@@ -129,18 +129,18 @@ def load_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
-def save_manifest(folder: Path, manifest: Manifest) -> None:
+def save_manifest(folder: Path, manifest: ExportManifest) -> None:
     partial = folder / (MANIFEST + ".partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     partial.replace(folder / MANIFEST)
 
 
-def _manifest(folder: Path, format: str) -> Manifest:
+def _manifest(folder: Path, format: str) -> ExportManifest:
     manifest = load_manifest(folder)
     if manifest is None:
         if any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty and holds no export: name another place")
-        return Manifest(format=format)
+        return ExportManifest(format=format)
     if manifest.format != format:
         raise ConfigError(f"{folder} holds an export as {manifest.format}, not as {format}: name another place")
     return manifest
@@ -178,12 +178,12 @@ def _cut_torn_line(path: Path) -> int:
     if not line:
         return 0
     try:
-        return msgspec.json.decode(line, type=_Position).seq
+        return msgspec.json.decode(line, type=_ExportPosition).seq
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} does not end with an event's line: {error}; export to another place") from error
 
 
-class _Position(msgspec.Struct):
+class _ExportPosition(msgspec.Struct):
     seq: int
 
 

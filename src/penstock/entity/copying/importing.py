@@ -14,12 +14,12 @@ import msgspec
 
 from penstock.clock import to_ms
 from penstock.document import RawEvent, decode_binary
-from penstock.entity.copying.exporting import Manifest, Progress, TopicEntry, load_manifest, parts_of
+from penstock.entity.copying.exporting import ExportManifest, Progress, TopicEntry, load_manifest, parts_of
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.storage.block import Columns
 from penstock.limits import BLOCK_BYTES
 from penstock.names import check_headers, check_kind, check_name, check_text
@@ -110,7 +110,7 @@ class _Import:
         def changed(commit: Commit) -> None:
             apply(commit)
 
-        self._journal._writer.run(Operation(changed))
+        self._journal._writer.run(WriteRequest(changed))
 
 
 def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
@@ -127,7 +127,7 @@ def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
         yield gathered
 
 
-def _rows(folder: Path, manifest: Manifest, name: str) -> Iterator[Copies]:
+def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]:
     if manifest.format == "parquet":
         for _, _, path in parts_of(folder / name):
             yield from _part_rows(path, name)

@@ -42,7 +42,7 @@ class _Step:
         self.handler(state, *[_value(want, event, self.schema) for want in self.wants])
 
 
-class Folder(Generic[P]):
+class Fold(Generic[P]):
     """Runs a projection's handlers over events."""
 
     def __init__(self, projection: type[P]) -> None:
@@ -208,16 +208,16 @@ class Folder(Generic[P]):
         error.add_note(f"in projection handler {name}, for event {event.seq} of topic {event.topic!r} ({event.kind!r})")
 
 
-_folders: WeakKeyDictionary[type[Any], tuple[tuple[Schema | None, ...], Folder[Any]]] = WeakKeyDictionary()
+_folders: WeakKeyDictionary[type[Any], tuple[tuple[Schema | None, ...], Fold[Any]]] = WeakKeyDictionary()
 
 
-def folder_of(projection: type[P]) -> Folder[P]:
+def folder_of(projection: type[P]) -> Fold[P]:
     """How to fold a projection; made once, and again when types were declared for its kinds since."""
     check_projection(projection)
     schemas = tuple(schema_of(_kind_name(kind)) for _, kinds in projection.__projection__.handlers for kind in kinds)
     known = _folders.get(projection)
     if known is None or known[0] != schemas:
-        known = _folders[projection] = (schemas, Folder(projection))
+        known = _folders[projection] = (schemas, Fold(projection))
     return known[1]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from penstock.entity.projection.folding import Folder, folder_of
+from penstock.entity.projection.folding import Fold, folder_of
 from penstock.entity.projection.projection import Projection
 from penstock.entity.projection.snapshot import (
     Saved,
@@ -21,7 +21,7 @@ from penstock.entity.projection.snapshot import (
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.columns import text_values
 
@@ -59,7 +59,7 @@ class _Rebuild:
     def __init__(self, topic: EntityTopic, projection: type[Any], whole: bool, progress: Progress | None) -> None:
         self._topic = topic
         self._journal = topic.journal
-        self._folder: Folder[Any] = folder_of(projection)
+        self._folder: Fold[Any] = folder_of(projection)
         self._projection = projection
         self._whole = whole
         self._progress = progress
@@ -154,4 +154,4 @@ class _Rebuild:
         self._live.clear()
 
     def _change(self, apply: Callable[[Commit], None]) -> None:
-        self._journal._writer.run(Operation(apply, relaxed=True))
+        self._journal._writer.run(WriteRequest(apply, relaxed=True))

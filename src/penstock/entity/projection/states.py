@@ -15,8 +15,8 @@ from penstock.entity.projection.snapshot import Saved, is_valid, load_saved, pac
 from penstock.errors import Closed, ConfigError
 from penstock.journal.commit.catalog import TopicState, load_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
-from penstock.journal.index.lookup import Look
+from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.index.lookup import Lookup
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
 from penstock.names import check_text
@@ -33,7 +33,7 @@ _REMEMBERED = 1024
 """States kept in memory."""
 
 
-class States:
+class StateCache:
     """The states folded lately, in memory, as bytes: every caller gets a state of its own."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
     remembered = journal._states.get(topic.name, declared, key)
     if freshness == "cached" and remembered is not None and remembered.fingerprint == declared.fingerprint:
         return remembered.generation, unpack_state(projection, remembered.state)
-    look = journal._index.look(topic.name) if key is not None else None
+    lookup = journal._index.lookup(topic.name) if key is not None else None
     with journal._engine.read() as snap:
         view = TopicView.open(snap, topic.name)
         if view is None:
@@ -79,7 +79,7 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
             return start.generation, state
         if state is None:
             state, start = projection(), None
-        pieces = _Pieces(view, look, key, start.generation if start is not None else 0)
+        pieces = _Pieces(view, lookup, key, start.generation if start is not None else 0)
         state, last, count = folder.fold_pieces(state, pieces)
     if not count:
         return (start.generation, state) if start is not None else (0, None)
@@ -94,14 +94,14 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
 class _Pieces:
     """What is to be folded, and where it began."""
 
-    def __init__(self, view: TopicView, look: Look | None, key: str | None, after: int) -> None:
-        self._view, self._look, self._key, self._after = view, look, key, after
+    def __init__(self, view: TopicView, lookup: Lookup | None, key: str | None, after: int) -> None:
+        self._view, self._lookup, self._key, self._after = view, lookup, key, after
         self.first = 0
 
     def __iter__(self) -> Any:
         if self._key is not None:
-            assert self._look is not None
-            found: Any = self._look.open(self._view).pieces(self._key, self._after, keys.MAX_SEQ)
+            assert self._lookup is not None
+            found: Any = self._lookup.open(self._view).pieces(self._key, self._after, keys.MAX_SEQ)
         else:
             found = self._whole()
         for block, rows in found:
@@ -138,4 +138,4 @@ def _save_soon(topic: EntityTopic, number: int, declared: Declared, key: str | N
         commit.writes += int(save(commit.tx, number, declared, key, saved))
 
     with suppress(Closed):  # the state was folded all the same, only nobody will find it saved
-        topic.journal._writer.submit(Operation(apply, len(saved.state), relaxed=True), nested=True)
+        topic.journal._writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)

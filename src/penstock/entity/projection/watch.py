@@ -38,7 +38,7 @@ class Watch(Generic[P]):
         deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
             seen = self._signal.version
-            state = self._look()
+            state = self._lookup()
             if state is not None:
                 return state
             left = None if deadline is None else deadline - clock.monotonic()
@@ -54,7 +54,7 @@ class Watch(Generic[P]):
         deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
             seen = self._signal.version
-            state = self._look()
+            state = self._lookup()
             if state is not None:
                 return state
             left = None if deadline is None else deadline - clock.monotonic()
@@ -83,7 +83,7 @@ class Watch(Generic[P]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _look(self) -> P | None:
+    def _lookup(self) -> P | None:
         if self._topic.journal.closed:
             if self._closed:
                 return None

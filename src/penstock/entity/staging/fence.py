@@ -21,7 +21,7 @@ from penstock.entity.staging.outbox import Outbox
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.errors import ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Fence:
             hidden.state = "committing"
         try:
             plan = Plan(journal, hidden.staged)
-            receipts = journal._writer.run(Operation(plan.apply, plan.size)) if len(hidden.staged) else []
+            receipts = journal._writer.run(WriteRequest(plan.apply, plan.size)) if len(hidden.staged) else []
         except BaseException as error:
             hidden.cancel(error=error)
             raise

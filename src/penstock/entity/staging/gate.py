@@ -15,7 +15,7 @@ import msgspec
 from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.events import Draft
 from penstock.journal.commit.prepare import prepare
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
 
@@ -128,7 +128,7 @@ class Gates:
         record = gate.record
         batch = prepare((Draft(REFUSAL, refusal, key=draft.key),), record, None)
         # Inside a transaction the record comes after it, whatever becomes of it: so nobody waits for it here.
-        journal._writer.submit(Operation(lambda commit: commit.append(record, batch), batch.size), nested=True)
+        journal._writer.submit(WriteRequest(lambda commit: commit.append(record, batch), batch.size), nested=True)
 
 
 def _plain(draft: Draft, topic: str) -> Draft:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.events import Receipt
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Outbox:
         if not self._staged:
             return []
         plan = self._plan()
-        receipts = self._journal._writer.run(Operation(plan.apply, plan.size))
+        receipts = self._journal._writer.run(WriteRequest(plan.apply, plan.size))
         self._staged.clear()
         return receipts
 
@@ -55,7 +55,7 @@ class Outbox:
             ticket.resolve([])
             return ticket
         plan = self._plan()
-        ticket = self._journal._writer.submit(Operation(plan.apply, plan.size))
+        ticket = self._journal._writer.submit(WriteRequest(plan.apply, plan.size))
         self._staged.clear()
         return ticket
 

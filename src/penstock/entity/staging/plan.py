@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import Batch, prepare
+from penstock.journal.commit.prepare import PreparedBatch, prepare
 from penstock.names import check_name
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def ask_guards(guards: Iterable[Guard], staged: Sequence[Staged]) -> None:
             guard(name, drafts)
 
 
-class _Segment:
+class _TopicDrafts:
     """Neighbouring drafts for one topic."""
 
     __slots__ = ("batch", "causes", "checked", "topic")
@@ -73,13 +73,13 @@ class _Segment:
                 draft = replace(draft, cause=cause - first if cause >= first else None)
             own.append(draft)
         self.checked = prepare(own, topic, journal._find_cause)
-        self.batch = Batch(self.checked.columns, self.checked.size)
+        self.batch = PreparedBatch(self.checked.columns, self.checked.size)
         self.batch.dedups, self.batch.cause_rows = self.checked.dedups, self.checked.cause_rows
 
     def append(self, commit: Commit, receipts: Sequence[Receipt]) -> list[Receipt]:
         return commit.append(self.topic, self._linked(receipts) if self.causes else self.batch)
 
-    def _linked(self, receipts: Sequence[Receipt]) -> Batch:
+    def _linked(self, receipts: Sequence[Receipt]) -> PreparedBatch:
         """The batch with the ids of causes staged earlier; a copy, because the commit may be tried again."""
         columns = self.batch.columns.pick(range(len(self.batch)))
         columns.causation = columns.causation or [None] * len(columns)
@@ -88,7 +88,7 @@ class _Segment:
             receipt = receipts[cause]
             columns.causation[row] = receipt.id
             columns.correlation[row] = columns.correlation[row] or receipt.correlation_id or receipt.id
-        linked = Batch(columns, self.batch.size)
+        linked = PreparedBatch(columns, self.batch.size)
         linked.dedups, linked.cause_rows = self.batch.dedups, self.batch.cause_rows
         return linked
 
@@ -100,14 +100,14 @@ class Plan:
 
     def __init__(self, journal: BaseJournal, staged: Sequence[Staged], before: int = 0) -> None:
         """`before` drafts came earlier and are not part of it: such a plan only checks, it cannot be applied."""
-        self._segments: list[_Segment] = []
+        self._segments: list[_TopicDrafts] = []
         start = 0
         while start < len(staged):
             stop = start + 1
             while stop < len(staged) and staged[stop][0] == staged[start][0]:
                 stop += 1
             drafts = [draft for _, draft in staged[start:stop]]
-            self._segments.append(_Segment(journal, staged[start][0], before + start, drafts))
+            self._segments.append(_TopicDrafts(journal, staged[start][0], before + start, drafts))
             start = stop
         self.size = sum(segment.batch.size for segment in self._segments)
 

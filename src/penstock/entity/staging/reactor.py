@@ -16,7 +16,7 @@ from penstock.entity.staging.plan import Plan, Staged, ask_guards
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import Draft, Event
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.worker import TopicWorker
 from penstock.names import check_name
@@ -102,7 +102,7 @@ class Reactor(TopicWorker):
                 plan.apply(commit)
                 move_cursor(commit, topic, consumer, last, back=False)
 
-            self._topic._writer.run(Operation(apply, plan.size))
+            self._topic._writer.run(WriteRequest(apply, plan.size))
         except Exception as error:
             if len(events) > 1 and not alone:
                 return False

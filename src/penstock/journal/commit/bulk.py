@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock.journal.commit.catalog import Head
 from penstock.journal.commit.commit import Commit, next_id
-from penstock.journal.commit.prepare import Batch
+from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import ID_BYTES, ID_MASK, Block, Wire, columns_of, seal
 
@@ -78,5 +78,5 @@ def _append_rows(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     for wire in wires:
         stamp(wire, 1, 0, 0)
         columns = columns_of(Block(wire, name), range(wire.count))
-        commit.append(name, Batch(columns, len(wire.payload)))
+        commit.append(name, PreparedBatch(columns, len(wire.payload)))
     return range(first, commit.latest(name) + 1)

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import Corrupt
-from penstock.journal.commit.recent import Tail
+from penstock.journal.commit.recent import RecentBlocks
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block, read_block
 from penstock.limits import TOPIC_DEDUP_WINDOW
@@ -130,7 +130,7 @@ class Head(msgspec.Struct, eq=False):
     links: dict[str, bytes] | None = None
     """In a topic that keeps hash chains: the newest link of entities that were looked up or written after `linked`."""
     linked: int = 0
-    tail: Tail | None = None
+    tail: RecentBlocks | None = None
     """The newest small blocks, while the writer still knows what is in them."""
 
 

@@ -1,8 +1,8 @@
 """One write transaction of the journal: what everybody who commits together shares.
 
 Group commit hands several calls' work to one `Commit`; a user's transaction owns one alone. Appending assigns positions
-and ids at once and gathers the events per topic (a `Lot`); `flush` writes each lot as one block. Nothing outside
-changes until the engine's transaction has ended well: only then `publish` moves the heads.
+and ids at once and gathers the events per topic (a `TopicAdditions`); `flush` writes each of them as one block.
+Nothing outside changes until the engine's transaction has ended well: only then `publish` moves the heads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.errors import Conflict
 from penstock.events import Receipt, format_id
 from penstock.journal.commit.catalog import Catalog, Head, create_topic
 from penstock.journal.commit.dedup import Original, find_original, remember
-from penstock.journal.commit.prepare import Batch
-from penstock.journal.commit.recent import Part, Tail
+from penstock.journal.commit.prepare import PreparedBatch
+from penstock.journal.commit.recent import RecentBlock, RecentBlocks
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Columns, build_block
 from penstock.journal.storage.links import add_links
@@ -28,7 +28,7 @@ from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS
 _RANDOM_BITS = (1 << 80) - 1 - (1 << 61)  # the run's ids count up from here: keep the top random bit free for the carry
 
 
-class Entities(Protocol):
+class EntityHistory(Protocol):
     """What a commit asks of an entity's past."""
 
     def generation(self, commit: Commit, head: Head, key: str) -> int:
@@ -40,7 +40,7 @@ class Entities(Protocol):
         ...
 
 
-class Lot:
+class TopicAdditions:
     """The events one commit adds to one topic."""
 
     __slots__ = ("_noted", "base_id", "columns", "first", "head", "links", "newest", "owned", "recorded_ms", "size")
@@ -90,9 +90,9 @@ class Commit:
     """A write transaction under way, with its own view of every topic's end."""
 
     __slots__ = (
+        "_additions",
         "_catalog",
         "_entities",
-        "_lots",
         "_new_heads",
         "_reshaping",
         "late",
@@ -102,10 +102,10 @@ class Commit:
         "writes",
     )
 
-    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: Entities) -> None:
+    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
         self._catalog = catalog
         self._entities = entities
-        self._lots: dict[str, Lot] = {}
+        self._additions: dict[str, TopicAdditions] = {}
         self._new_heads: dict[str, Head] = {}
         self._reshaping = False
         self.tx = tx
@@ -134,9 +134,9 @@ class Commit:
 
     def latest(self, name: str) -> int:
         """The highest position of a topic, this commit's events included."""
-        lot = self._lots.get(name)
-        if lot is not None:
-            return lot.first + len(lot) - 1
+        additions = self._additions.get(name)
+        if additions is not None:
+            return additions.first + len(additions) - 1
         head = self.head(name)
         return head.latest if head else 0
 
@@ -166,41 +166,41 @@ class Commit:
         self._catalog.exchanged += 1
         self.writes += 1
 
-    def lot(self, name: str) -> Lot | None:
-        return self._lots.get(name)
+    def additions(self, name: str) -> TopicAdditions | None:
+        return self._additions.get(name)
 
-    def _lot(self, name: str) -> Lot:
-        lot = self._lots.get(name)
-        if lot is None:
-            lot = self._lots[name] = Lot(self.ensure(name), self.now_ms)
-        return lot
+    def _lot(self, name: str) -> TopicAdditions:
+        additions = self._additions.get(name)
+        if additions is None:
+            additions = self._additions[name] = TopicAdditions(self.ensure(name), self.now_ms)
+        return additions
 
     # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────
-    def append(self, name: str, batch: Batch) -> list[Receipt]:
+    def append(self, name: str, batch: PreparedBatch) -> list[Receipt]:
         """Adds a batch and says where its events will be; raises before anything is changed."""
         if not batch.columns.kinds:
             return []
         if batch.dedups is None and batch.expects is None and batch.cause_rows is None:
-            return self._add(self._lots.get(name) or self._lot(name), batch.columns, batch.size)
+            return self._add(self._additions.get(name) or self._lot(name), batch.columns, batch.size)
         if batch.dedups is None and batch.cause_rows is None:
             self._check_expects(name, batch.columns.key or [], batch.expects or (), range(len(batch)))
             return self._add(self._lot(name), batch.columns, batch.size)
         return self._append_looking(name, batch)
 
-    def check(self, name: str, batch: Batch) -> None:
+    def check(self, name: str, batch: PreparedBatch) -> None:
         """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
         if batch.expects is not None:
             known, repeats = self._duplicates(name, batch.dedups or ())
             fresh = [row for row in range(len(batch)) if row not in known and row not in repeats]
             self._check_expects(name, batch.columns.key or [], batch.expects, fresh)
 
-    def _add(self, lot: Lot, columns: Columns, size: int) -> list[Receipt]:
-        offset = len(lot)
-        name, seq, number = lot.head.name, lot.first + offset, lot.base_id + offset
+    def _add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
+        offset = len(additions)
+        name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
         count = len(columns.kinds)
-        if lot.head.settings.chained:
-            return self._add_linked(lot, columns, size)
-        lot.add(columns, size)
+        if additions.head.settings.chained:
+            return self._add_linked(additions, columns, size)
+        additions.add(columns, size)
         self.writes += 1
         correlations = columns.correlation
         if correlations is None:
@@ -209,15 +209,15 @@ class Commit:
             return [Receipt(name, seq + row, number + row) for row in range(count)]
         return [Receipt(name, seq + row, number + row, correlations[row]) for row in range(count)]
 
-    def _add_linked(self, lot: Lot, columns: Columns, size: int) -> list[Receipt]:
+    def _add_linked(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
         """Adds events to a topic that keeps hash chains."""
-        offset = len(lot)
-        name, seq, number = lot.head.name, lot.first + offset, lot.base_id + offset
-        if lot.links is None:
-            lot.links = {}
-        find = partial(self._entities.link, self, lot.head)
-        add_links(columns, seq, number, lot.recorded_ms, lot.links, find)
-        lot.add(columns, size)
+        offset = len(additions)
+        name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
+        if additions.links is None:
+            additions.links = {}
+        find = partial(self._entities.link, self, additions.head)
+        add_links(columns, seq, number, additions.recorded_ms, additions.links, find)
+        additions.add(columns, size)
         self.writes += 1
         correlations, links = columns.correlation, columns.chain or []
         return [
@@ -225,7 +225,7 @@ class Commit:
             for row, made in enumerate(links)
         ]
 
-    def _append_looking(self, name: str, batch: Batch) -> list[Receipt]:
+    def _append_looking(self, name: str, batch: PreparedBatch) -> list[Receipt]:
         """Appends what needs a look at the store first; a draft whose dedup key is known gets its old receipt."""
         columns, count = batch.columns, len(batch.columns.kinds)
         known, repeats = self._duplicates(name, batch.dedups or ())
@@ -234,14 +234,14 @@ class Commit:
             self._check_expects(name, columns.key or [], batch.expects, fresh)
         receipts = dict(known)
         if fresh:
-            lot = self._lot(name)
+            additions = self._lot(name)
             if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
                 columns = columns.pick(fresh)
             if batch.cause_rows:
-                self._link_causes(lot, columns, fresh, batch.cause_rows, known, repeats)
-            receipts.update(zip(fresh, self._add(lot, columns, batch.size), strict=True))
+                self._link_causes(additions, columns, fresh, batch.cause_rows, known, repeats)
+            receipts.update(zip(fresh, self._add(additions, columns, batch.size), strict=True))
             if batch.dedups is not None:
-                self._remember(lot, batch.dedups, fresh, receipts)
+                self._remember(additions, batch.dedups, fresh, receipts)
         for row, original in repeats.items():
             receipts[row] = _as_duplicate(receipts[original])
         return [receipts[row] for row in range(count)]
@@ -266,7 +266,7 @@ class Commit:
 
     def _link_causes(
         self,
-        lot: Lot,
+        additions: TopicAdditions,
         columns: Columns,
         fresh: Sequence[int],
         cause_rows: dict[int, int],
@@ -275,7 +275,7 @@ class Commit:
     ) -> None:
         """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
         place = {row: at for at, row in enumerate(fresh)}
-        first = lot.base_id + len(lot)
+        first = additions.base_id + len(additions)
         causation, correlation = columns.causation, columns.correlation
         assert causation is not None and correlation is not None
         for row, cause in cause_rows.items():
@@ -317,13 +317,19 @@ class Commit:
         return len(dedups) - len(known) - len(repeats)
 
     def _remember(
-        self, lot: Lot, dedups: Sequence[str | None], fresh: Sequence[int], receipts: dict[int, Receipt]
+        self,
+        additions: TopicAdditions,
+        dedups: Sequence[str | None],
+        fresh: Sequence[int],
+        receipts: dict[int, Receipt],
     ) -> None:
-        head = lot.head
+        head = additions.head
         for row in fresh:
             dedup, receipt = dedups[row], receipts[row]
             if dedup is not None:
-                original = Original(receipt.seq, receipt._number.to_bytes(16), lot.recorded_ms, receipt.correlation_id)
+                original = Original(
+                    receipt.seq, receipt._number.to_bytes(16), additions.recorded_ms, receipt.correlation_id
+                )
                 remember(self.tx, head.number, head.settings.dedup_window, dedup, original)
 
     # ── marks ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -344,46 +350,46 @@ class Commit:
         """Writes the gathered events into the transaction, so that its reads see them."""
         while self.late:
             self.late.popitem()[1](self)
-        for name, lot in self._lots.items():
-            count = len(lot)
+        for name, additions in self._additions.items():
+            count = len(additions)
             if not count:
                 continue
-            self._write_blocks(lot)
-            head = lot.head
-            last = lot.first + count - 1
-            ended = Head(name, head.number, head.settings, last, lot.recorded_ms, lot.base_id + count - 1)
+            self._write_blocks(additions)
+            head = additions.head
+            last = additions.first + count - 1
+            ended = Head(name, head.number, head.settings, last, additions.recorded_ms, additions.base_id + count - 1)
             ended.tail = head.tail
             if head.newest is not None:
-                lot.note_newest(head.newest)
+                additions.note_newest(head.newest)
                 ended.newest, ended.since = head.newest, head.since
-            if lot.links is not None and head.links is not None:
-                head.links.update(lot.links)
+            if additions.links is not None and head.links is not None:
+                head.links.update(additions.links)
                 ended.links, ended.linked = head.links, head.linked
             self._new_heads[name] = ended
             self.touched[name] = self.touched.get(name, 0) + count
-        self._lots.clear()
+        self._additions.clear()
 
-    def _write_blocks(self, lot: Lot) -> None:
-        columns, head = lot.columns, lot.head
+    def _write_blocks(self, additions: TopicAdditions) -> None:
+        columns, head = additions.columns, additions.head
         assert columns is not None
         count = len(columns.kinds)
-        if lot.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
-            self._write_block(head, Part(lot.first, lot.recorded_ms, lot.base_id, columns))
+        if additions.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
+            self._write_block(head, RecentBlock(additions.first, additions.recorded_ms, additions.base_id, columns))
             return
         head.tail = None
         start, weights = 0, columns.weights()
         while start < count:
             stop = start + _fitting(weights, start)
-            first = lot.first + start
-            value = build_block(columns.take(start, stop), first, lot.recorded_ms, lot.base_id + start)
+            first = additions.first + start
+            value = build_block(columns.take(start, stop), first, additions.recorded_ms, additions.base_id + start)
             self.tx.put(keys.block_key(head.number, first), value)
             start = stop
 
-    def _write_block(self, head: Head, part: Part) -> None:
+    def _write_block(self, head: Head, part: RecentBlock) -> None:
         """Writes one commit's events: as a block of their own, or together with the small ones before them."""
         tail, stamp = head.tail, self._catalog.exchanged
         if tail is None or tail.stamp != stamp:
-            tail = head.tail = Tail(stamp)
+            tail = head.tail = RecentBlocks(stamp)
         if tail.parts and tail.full and tail.takes(part, 0):
             first = keys.block_key(head.number, tail.parts[0].first)
             self._note_reshaping()

@@ -15,7 +15,7 @@ GROUP_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024
 """Operations that share a commit, doubling."""
 
 
-class Measures:
+class WriterCounters:
     """One writer's numbers."""
 
     __slots__ = ("appended", "commits", "groups", "latencies", "operations", "seconds", "syncs")
@@ -42,7 +42,7 @@ class Measures:
         for topic, count in touched.items():
             appended[topic] = appended.get(topic, 0) + count
 
-    def add(self, other: Measures) -> None:
+    def add(self, other: WriterCounters) -> None:
         """Takes another writer's numbers in."""
         self.commits += other.commits
         self.operations += other.operations
@@ -54,37 +54,37 @@ class Measures:
             self.appended[topic] = self.appended.get(topic, 0) + count
 
 
-class Roll:
+class TopicCounters:
     """Every writer of the process, those that were closed included."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._closed = Measures()
-        self._open: dict[int, Measures] = {}
+        self._closed = WriterCounters()
+        self._open: dict[int, WriterCounters] = {}
 
-    def enter(self) -> Measures:
+    def enter(self) -> WriterCounters:
         """The numbers of a new writer."""
-        measures = Measures()
+        measures = WriterCounters()
         with self._lock:
             self._open[id(measures)] = measures
         return measures
 
-    def leave(self, measures: Measures) -> None:
+    def leave(self, measures: WriterCounters) -> None:
         """A writer was closed; what it counted stays counted. A second call does nothing."""
         with self._lock:
             if self._open.pop(id(measures), None) is not None:
                 self._closed.add(measures)
 
-    def total(self) -> Measures:
+    def total(self) -> WriterCounters:
         """All writers together."""
-        total = Measures()
+        total = WriterCounters()
         with self._lock:
             for measures in (self._closed, *self._open.values()):
                 total.add(measures)
         return total
 
 
-ROLL = Roll()
+ROLL = TopicCounters()
 
 
 def _commit_seconds() -> list[tuple[tuple[str, ...], Reading]]:

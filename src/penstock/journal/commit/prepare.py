@@ -1,6 +1,6 @@
 """Drafts to columns: everything a call can get wrong is found here, in the caller's thread, before anything waits.
 
-A `Batch` is what one call wants appended to one topic. Whatever needs the store (dedup keys, expected generations,
+A `PreparedBatch` is what one call wants appended to one topic. What needs the store (dedup keys, expected generations,
 causes within the batch) stays beside the columns for the commit to decide.
 """
 
@@ -26,7 +26,7 @@ FindCause = Callable[[str], Event | None]
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
-class Batch:
+class PreparedBatch:
     """The events of one call to one topic, checked and encoded."""
 
     __slots__ = ("cause_rows", "columns", "dedups", "expects", "size")
@@ -50,7 +50,7 @@ class Batch:
 _known_kinds: set[str] = set()
 
 
-def prepare_one(kind: Any, payload: Any) -> Batch:
+def prepare_one(kind: Any, payload: Any) -> PreparedBatch:
     """The batch of one event with nothing but a kind and a payload."""
     if kind.__class__ is not str:
         return prepare((Draft(kind, payload),), None, None)
@@ -63,14 +63,14 @@ def prepare_one(kind: Any, payload: Any) -> Batch:
     trace = trace_headers()
     if trace is not None:
         columns.headers = [trace]
-    return Batch(columns, len(encoded))
+    return PreparedBatch(columns, len(encoded))
 
 
-def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | None) -> Batch:
+def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | None) -> PreparedBatch:
     """The batch of several drafts, all for one topic; ConfigError names the first that cannot be used."""
     rows = list(drafts)
     if not rows:
-        return Batch(Columns([], []), 0)
+        return PreparedBatch(Columns([], []), 0)
     if set(map(type, rows)) != {Draft}:
         for row in rows:
             if not isinstance(row, Draft):
@@ -110,7 +110,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     size = sum(columns.weights())
     if size > MAX_BATCH_BYTES:
         raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
-    batch = Batch(columns, size)
+    batch = PreparedBatch(columns, size)
     if _some(dedups):
         batch.dedups = _texts(dedups, "dedup")
     if _some(expects):
@@ -142,7 +142,7 @@ def _has_key_alone(draft: Draft) -> bool:
     )
 
 
-def _prepare_keyed(draft: Draft) -> Batch:
+def _prepare_keyed(draft: Draft) -> PreparedBatch:
     """The batch of one event of an entity, which is what event sourcing appends most: a third of the usual work."""
     batch = prepare_one(draft.kind, draft.payload)
     batch.columns.key = [check_text(draft.key, "key")]
@@ -194,7 +194,7 @@ def _typed(
     return kinds, payload_list, headers
 
 
-def _resolve_causes(batch: Batch, causes: Sequence[Any], count: int, find_cause: FindCause | None) -> None:
+def _resolve_causes(batch: PreparedBatch, causes: Sequence[Any], count: int, find_cause: FindCause | None) -> None:
     columns = batch.columns
     causation: list[str | None] = [None] * count
     correlation: list[str | None] = columns.correlation or [None] * count

@@ -14,7 +14,7 @@ from penstock.journal.storage.block import Columns, build_joined
 from penstock.limits import BLOCK_BYTES, MERGE_FAN_IN, SMALL_BYTES
 
 
-class Part(NamedTuple):
+class RecentBlock(NamedTuple):
     """The events of one commit, as they went into a block of their own."""
 
     first: int
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     columns: Columns
 
 
-class Tail:
+class RecentBlocks:
     """Neighbouring small blocks at the end of a topic, each of one commit."""
 
     __slots__ = ("parts", "size", "stamp")
@@ -31,10 +31,10 @@ class Tail:
     def __init__(self, stamp: int) -> None:
         self.stamp = stamp
         """What the catalogue counted when this began: blocks exchanged by others since make it worthless."""
-        self.parts: list[Part] = []
+        self.parts: list[RecentBlock] = []
         self.size = 0
 
-    def takes(self, part: Part, size: int) -> bool:
+    def takes(self, part: RecentBlock, size: int) -> bool:
         """Whether a block belongs to the tail: small, and right after the last one."""
         if size >= SMALL_BYTES or part.columns.chain is not None:
             return False
@@ -43,7 +43,7 @@ class Tail:
         last = self.parts[-1]
         return last.first + len(last.columns.kinds) == part.first
 
-    def add(self, part: Part, size: int) -> None:
+    def add(self, part: RecentBlock, size: int) -> None:
         self.parts.append(part)
         self.size += size
 
@@ -52,6 +52,6 @@ class Tail:
         """Whether one more block makes the merge worth its writes."""
         return len(self.parts) >= MERGE_FAN_IN - 1 or self.size >= BLOCK_BYTES // 2
 
-    def joined(self, last: Part) -> bytes:
+    def joined(self, last: RecentBlock) -> bytes:
         """One block of everything here and the newest commit's events."""
         return build_joined([*self.parts, last])

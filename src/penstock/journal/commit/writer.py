@@ -25,7 +25,7 @@ from penstock.engine.contract import Engine
 from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, ReadOnly, StorageError
 from penstock.journal.commit import interrupts
 from penstock.journal.commit.catalog import Catalog
-from penstock.journal.commit.commit import Commit, Entities
+from penstock.journal.commit.commit import Commit, EntityHistory
 from penstock.journal.commit.counters import ROLL
 from penstock.journal.commit.exclusive import Exclusive
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
@@ -37,7 +37,7 @@ T = TypeVar("T")
 log = Log("penstock.writer")
 
 
-class Operation(Generic[T]):
+class WriteRequest(Generic[T]):
     """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
 
     # Class-level defaults: most operations are never parked, ticketed or led.
@@ -67,7 +67,7 @@ class Writer:
         self,
         engine: Engine,
         clock: Clock,
-        entities: Entities,
+        entities: EntityHistory,
         *,
         capacity: int,
         pressure: float,
@@ -80,7 +80,7 @@ class Writer:
         self.threshold = max(1, math.ceil(capacity * pressure))
         self._entities = entities
         self._committed = committed
-        self._pending: deque[Operation[Any]] = deque()
+        self._pending: deque[WriteRequest[Any]] = deque()
         self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
         self._leader: int | None = None
         self._pid = os.getpid()
@@ -94,7 +94,7 @@ class Writer:
         """How many transactions were committed, with how many operations, how fast."""
 
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def run(self, operation: Operation[T]) -> T:
+    def run(self, operation: WriteRequest[T]) -> T:
         """Does an operation and returns when it is as durable as the engine makes it."""
         me = get_ident()
         if self._leader == me:
@@ -114,13 +114,13 @@ class Writer:
             raise operation.error
         return operation.value  # type: ignore[return-value]
 
-    def _do(self, operation: Operation[Any]) -> None:
+    def _do(self, operation: WriteRequest[Any]) -> None:
         if self._lead.acquire(False):
             self._lead_until(operation)
         else:
             self._wait_for(operation)
 
-    def submit(self, operation: Operation[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
+    def submit(self, operation: WriteRequest[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
         """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
 
         `nested`: also from inside a transaction, after which it is done; its ticket must not be waited for there.
@@ -168,7 +168,7 @@ class Writer:
 
     def drain(self) -> None:
         """Returns when everything submitted so far is committed."""
-        self.run(Operation(lambda commit: None))
+        self.run(WriteRequest(lambda commit: None))
 
     def reclaim(self) -> None:
         """Gives freed space back to the disk, uninterrupted."""
@@ -202,7 +202,7 @@ class Writer:
             self._pump.join()
 
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _lead_until(self, operation: Operation[Any]) -> None:
+    def _lead_until(self, operation: WriteRequest[Any]) -> None:
         """Commits, lead in hand, until `operation` is among what was committed."""
         if not self._pending:
             self._leader = get_ident()
@@ -225,7 +225,7 @@ class Writer:
 
     def _lead_once(self) -> None:
         self._leader = get_ident()
-        batch: list[Operation[Any]] = []
+        batch: list[WriteRequest[Any]] = []
         try:
             self._gather(batch)
             if batch:
@@ -243,7 +243,7 @@ class Writer:
                 self._pass_on()
             self._wake(batch)
 
-    def _gather(self, batch: list[Operation[Any]]) -> None:
+    def _gather(self, batch: list[WriteRequest[Any]]) -> None:
         pending, size = self._pending, 0
         while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
             operation = pending[0]  # only then removed: an interrupt in between must not lose it
@@ -265,7 +265,7 @@ class Writer:
         self._start_pump()
         self._pump_wanted.set()
 
-    def _wake(self, batch: Sequence[Operation[Any]]) -> None:
+    def _wake(self, batch: Sequence[WriteRequest[Any]]) -> None:
         tickets = []
         for operation in batch:
             parked = operation.parked
@@ -277,7 +277,7 @@ class Writer:
             wake(tickets)
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _wait_for(self, operation: Operation[Any]) -> None:
+    def _wait_for(self, operation: WriteRequest[Any]) -> None:
         self._check_process()
         operation.parked = self._own_lock()
         self._pending.append(operation)
@@ -295,7 +295,7 @@ class Writer:
             parked.acquire()
             return parked
 
-    def _park(self, operation: Operation[Any]) -> None:
+    def _park(self, operation: WriteRequest[Any]) -> None:
         if operation.parked is None:
             operation.parked = self._own_lock()
             if self._lead.acquire(False):  # the leader may have looked for parked callers before we were one
@@ -308,7 +308,7 @@ class Writer:
                 if self._lead.acquire(False):
                     self._lead_from_queue(operation)
 
-    def _lead_from_queue(self, operation: Operation[Any]) -> None:
+    def _lead_from_queue(self, operation: WriteRequest[Any]) -> None:
         """Leads once; whoever is still waiting afterwards parks again."""
         if operation.done:
             self._lead.release()
@@ -319,7 +319,7 @@ class Writer:
         if not operation.done:
             self._park(operation)
 
-    def _abandon(self, operation: Operation[Any]) -> None:
+    def _abandon(self, operation: WriteRequest[Any]) -> None:
         """The caller was interrupted: its turn to lead, if it had one, goes to somebody who is still there."""
         operation.parked = None
         self._withdraw(operation)
@@ -335,11 +335,11 @@ class Writer:
             if self._pending:
                 self._pass_on()
 
-    def _came_too_late(self, operation: Operation[Any]) -> bool:
+    def _came_too_late(self, operation: WriteRequest[Any]) -> bool:
         """Whether the writer was closed while an operation was handed over, and nobody will take it any more."""
         return self._closed and self._withdraw(operation)
 
-    def _withdraw(self, operation: Operation[Any]) -> bool:
+    def _withdraw(self, operation: WriteRequest[Any]) -> bool:
         """Takes an operation back that nobody has begun with; False when it is too late."""
         try:
             self._pending.remove(operation)
@@ -361,7 +361,7 @@ class Writer:
         )
 
     # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _commit(self, batch: Sequence[Operation[Any]]) -> None:
+    def _commit(self, batch: Sequence[WriteRequest[Any]]) -> None:
         try:
             touched = self._attempt(batch)
         except _Spoiled:
@@ -378,7 +378,7 @@ class Writer:
         if touched:
             self.announce(touched)
 
-    def _attempt(self, batch: Sequence[Operation[Any]]) -> dict[str, int]:
+    def _attempt(self, batch: Sequence[WriteRequest[Any]]) -> dict[str, int]:
         # Said in advance: SQLite fixes at its start how a transaction syncs.
         relaxed = batch[0].relaxed and all(operation.relaxed for operation in batch)
         begun = perf_counter()
@@ -400,13 +400,13 @@ class Writer:
         self.measures.committed(len(batch), perf_counter() - begun, synced, commit.touched)
         return commit.touched
 
-    def _one_by_one(self, batch: Sequence[Operation[Any]]) -> None:
+    def _one_by_one(self, batch: Sequence[WriteRequest[Any]]) -> None:
         self.catalog.forget()
         for operation in batch:
             operation.error = None
             self._commit((operation,))
 
-    def _fail(self, batch: Sequence[Operation[Any]], error: BaseException) -> None:
+    def _fail(self, batch: Sequence[WriteRequest[Any]], error: BaseException) -> None:
         """Nothing of this transaction was kept; those who failed by themselves keep their own reason."""
         for operation in batch:
             if operation.done:
@@ -415,7 +415,7 @@ class Writer:
                 operation.error = error if len(batch) == 1 else _for_others(error)
             self._settle(operation)
 
-    def _settle(self, operation: Operation[Any]) -> None:
+    def _settle(self, operation: WriteRequest[Any]) -> None:
         if operation.ticket is not None:
             operation.ticket.settle(operation.value, operation.error)
         operation.done = True

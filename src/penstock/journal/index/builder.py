@@ -8,9 +8,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation, Writer
+from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.index.directory import FILTER, Directory, Run, load_directory, run_key, save_directory
-from penstock.journal.index.rows import Chunk, Filter, prefix
+from penstock.journal.index.rows import BloomFilter, Chunk, prefix
 from penstock.limits import INDEX_FAN_IN, INDEX_FILTER_TERMS, INDEX_RUN_BYTES, INDEX_STEP_BYTES
 
 _ABANDONED_MS = 3_600_000
@@ -121,7 +121,7 @@ class Building:
         """Adds the filter of the entities, unless there are too many or none."""
         if not 0 < len(entities) <= INDEX_FILTER_TERMS:
             return
-        built = Filter.sized(len(entities))
+        built = BloomFilter.sized(len(entities))
         for entity in entities:
             built.add(prefix(entity))
         value = bytes(built)
@@ -160,7 +160,7 @@ class Building:
         return True
 
     def _do(self, apply: Callable[[Commit], object]) -> object:
-        return self._writer.run(Operation(apply, relaxed=True))
+        return self._writer.run(WriteRequest(apply, relaxed=True))
 
 
 def _level(size: int) -> int:

@@ -2,7 +2,7 @@
 
     k topic 0                 the directory
     k topic run f             a run's filter: which terms are certainly not in it
-    k topic run e mark        a chunk of entities' events   (see `keyrows`)
+    k topic run e mark        a chunk of entities' events   (see `rows`)
     k topic run c mark        a chunk of causes             marks only: what an event caused
     k topic run r mark        a chunk of correlations       marks only
 

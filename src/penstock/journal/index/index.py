@@ -1,6 +1,6 @@
 """The index of a journal's entities, causes and correlations, as those who read and commit see it.
 
-`look` begins a look-up (see `keylook`); a commit asks for an entity's generation and for its newest link. What is kept
+`lookup` begins a look-up (see `lookup`); a commit asks for an entity's generation and for its newest link. What is kept
 in memory (tails and filters) is kept here. Reading is all that happens here; `indexer` builds the runs.
 """
 
@@ -15,9 +15,9 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.events import Event
 from penstock.journal.commit.catalog import Head, TopicRecord
 from penstock.journal.index.directory import FILTER, Run, run_key
-from penstock.journal.index.lookup import Look
-from penstock.journal.index.memtable import Tail
-from penstock.journal.index.rows import Filter
+from penstock.journal.index.lookup import Lookup
+from penstock.journal.index.memtable import Memtable
+from penstock.journal.index.rows import BloomFilter
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.links import GENESIS, stored_link
 
@@ -30,34 +30,34 @@ _KNOWN_ENTITIES = 100_000
 """The most entities of a topic whose newest position (or link) the writer remembers."""
 
 
-class KeyIndex:
+class EntityIndex:
     """The index of a journal's topics, with what is kept of it in memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, Memtable] = {}
         self._lock = threading.Lock()
-        self._filters: OrderedDict[tuple[int, int], Filter] = OrderedDict()
+        self._filters: OrderedDict[tuple[int, int], BloomFilter] = OrderedDict()
         self.crowded: Callable[[str], None] = lambda topic: None
         """Told of a topic in which a look-up had to ask many runs."""
         self.looks = 0
         """How many look-ups there were, more or less: whoever works in the background makes way for them."""
 
-    def look(self, name: str) -> Look:
+    def lookup(self, name: str) -> Lookup:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
         self.looks += 1
-        return Look(self, name, self._engine.changes(), self._tails.get(name))
+        return Lookup(self, name, self._engine.changes(), self._tails.get(name))
 
-    def look_within(self, name: str, needed: int = 0) -> Look:
+    def look_within(self, name: str, needed: int = 0) -> Lookup:
         """The same for a transaction, whose own events must not be remembered; `needed`: as in `Look.open`."""
         tail = self._tails.get(name)
         if tail is None or tail.covered < needed:
-            look = self.look(name)
+            lookup = self.lookup(name)
             with self._engine.read() as snap:
                 view = TopicView.open(snap, name)
                 if view is not None:
-                    look.open(view)
-        return Look(self, name, None, self._tails.get(name))
+                    lookup.open(view)
+        return Lookup(self, name, None, self._tails.get(name))
 
     def forget(self, name: str) -> None:
         self._tails.pop(name, None)
@@ -65,8 +65,8 @@ class KeyIndex:
     # ── what a commit asks ───────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, commit: Commit, head: Head, key: str) -> int:
         """The position of an entity's newest event, this commit's own included."""
-        lot = commit.lot(head.name)
-        position = lot.newest_of(key) if lot else 0
+        additions = commit.additions(head.name)
+        position = additions.newest_of(key) if additions else 0
         if position:
             return position
         known = head.newest
@@ -94,7 +94,7 @@ class KeyIndex:
         return self.look_within(head.name, through).open(view, needed=through).newest(key, through)
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
-    def adopt(self, name: str, known: Tail | None, tail: Tail) -> None:
+    def adopt(self, name: str, known: Memtable | None, tail: Memtable) -> None:
         """Keeps a tail for the next look-up, unless somebody else was faster."""
         with self._lock:
             if self._tails.get(name) is known:
@@ -109,7 +109,7 @@ class KeyIndex:
             value = snap.get(run_key(topic, run.id, FILTER))
             if not value:
                 return True
-            known = Filter(value)
+            known = BloomFilter(value)
             with self._lock:
                 self._filters[topic, run.id] = known
                 while len(self._filters) > _FILTERS:

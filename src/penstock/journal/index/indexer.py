@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.catalog import last_block, load_record, load_state
-from penstock.journal.commit.writer import Operation, Writer
+from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.index.builder import Building, Deletion, Written
 from penstock.journal.index.directory import (
     CAUSES,
@@ -31,7 +31,7 @@ from penstock.journal.index.directory import (
     load_directory,
     run_key,
 )
-from penstock.journal.index.index import KeyIndex
+from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.merge import EntityMerge, MarkMerge
 from penstock.journal.index.rows import (
     Breathe,
@@ -70,7 +70,7 @@ _CALM = 16
 class Indexer:
     """Builds and merges the runs of a journal's topics."""
 
-    def __init__(self, engine: Engine, writer: Writer, index: KeyIndex) -> None:
+    def __init__(self, engine: Engine, writer: Writer, index: EntityIndex) -> None:
         self._engine = engine
         self._writer = writer
         self._index = index
@@ -97,11 +97,11 @@ class Indexer:
         if topic not in self._unsettled and not self._engine.read_only:
             self._ask(self._unsettled, topic)
 
-    def _ask(self, wishes: set[str], topic: str) -> None:
+    def _ask(self, options: set[str], topic: str) -> None:
         with self._lock:
             if self._closed:
                 return
-            wishes.add(topic)
+            options.add(topic)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
                 self._thread.start()
@@ -290,7 +290,7 @@ class Indexer:
                 run = directory.rubbish[0]
                 start, stop = run_key(record.number, run), run_key(record.number, run + 1)
                 upto = _after_some(snap, start, stop)
-            self._writer.run(Operation(Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
+            self._writer.run(WriteRequest(Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
 
 
 def _some(blocks: Iterator[Block]) -> list[Block]:

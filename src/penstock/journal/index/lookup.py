@@ -1,6 +1,6 @@
 """One look-up: an entity's events, its newest one, what an event caused, what belongs together.
 
-A look-up asks the runs (see `keyruns`), oldest first, then the tail (see `keytail`): the events that no run covers yet.
+A look-up asks the runs (see `directory`), oldest first, then the memtable: the events that no run covers yet.
 So it costs what the entity has, plus a few look-ups, however many events the topic has.
 """
 
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from penstock.events import Event
 from penstock.journal.commit.catalog import last_block, load_state, open_block
 from penstock.journal.index.directory import CAUSES, CORRELATIONS, ENTITIES, Directory, Run, load_directory, run_key
-from penstock.journal.index.memtable import Newest, Tail
+from penstock.journal.index.memtable import Memtable, Newest
 from penstock.journal.index.rows import mark_seq, prefix, read_chunk, read_marks, span_of
-from penstock.journal.reading import Filter, TopicView
+from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
 from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES
 
 if TYPE_CHECKING:
-    from penstock.journal.index.index import KeyIndex
+    from penstock.journal.index.index import EntityIndex
 
 Piece = tuple[Block, Sequence[int]]
 """A block and some of its rows, in order of their positions."""
 
 
-class Look:
+class Lookup:
     """One look-up in one topic. `open` it on a view; everything it finds is as of that view's snapshot."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Look:
         "directory",
     )
 
-    def __init__(self, index: KeyIndex, name: str, version: int | None, tail: Tail | None) -> None:
+    def __init__(self, index: EntityIndex, name: str, version: int | None, tail: Memtable | None) -> None:
         self._index = index
         self._name = name
         self._version = version
@@ -55,11 +55,11 @@ class Look:
     def topic(self) -> str:
         return self._name
 
-    def open(self, view: TopicView, *, needed: int = keys.MAX_SEQ) -> Look:
+    def open(self, view: TopicView, *, needed: int = keys.MAX_SEQ) -> Lookup:
         """Brings what is in memory up to the snapshot, or at least through the position `needed`."""
         self._view = view
         self._behind = False
-        self._extra: Tail | None = None
+        self._extra: Memtable | None = None
         self.directory = directory = load_directory(view.snap, view.number, view.name)
         state = load_state(view.snap, view.number, view.name)
         self._trimmed = state.trimmed
@@ -73,11 +73,11 @@ class Look:
                 self._index.adopt(self._name, tail, tail.after(directory.through))
         return self
 
-    def _begin(self, view: TopicView, directory: Directory, known: Tail | None, needed: int) -> None:
+    def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int) -> None:
         """Reads everything the runs do not cover."""
         keyless = view.record.settings.chained
         base = max(directory.through, self._trimmed)
-        tail = Tail((view.number, directory.epoch, keyless), base, keyless=keyless)
+        tail = Memtable((view.number, directory.epoch, keyless), base, keyless=keyless)
         if base >= needed:
             self._tail, self._limit = tail, base
             return
@@ -91,7 +91,7 @@ class Look:
             tail.state = (tail.covered, self._version, None)
             self._index.adopt(self._name, known, tail)
 
-    def _catch_up(self, view: TopicView, tail: Tail) -> None:
+    def _catch_up(self, view: TopicView, tail: Memtable) -> None:
         """Reads what was committed since the tail was looked over."""
         newer: list[tuple[Block, int]] = []
         newest: Newest | None = None
@@ -115,7 +115,7 @@ class Look:
         elif newer:
             # A transaction's own events are nobody else's business; and what somebody else has put into the tail
             # meanwhile may be newer than this snapshot.
-            self._extra = Tail(tail.epoch, self._limit, keyless=view.record.settings.chained)
+            self._extra = Memtable(tail.epoch, self._limit, keyless=view.record.settings.chained)
             for block, size in newer:
                 self._extra.add(block, size)
 
@@ -162,7 +162,7 @@ class Look:
         assert tail is not None
         after = max(after, self.directory.through)
         if self._behind:
-            return list(self._view.events(after, through, None, Filter(key=key)))
+            return list(self._view.events(after, through, None, EventFilter(key=key)))
         found = tail.of_key(key, after, min(through, self._limit))
         if self._extra is not None:
             found = found + self._extra.of_key(key, max(after, self._limit), through)
@@ -263,11 +263,11 @@ class Look:
         for tail, after, through in self._tails():
             yield from tail.of_correlation(id, after, through)
 
-    def _tails(self) -> Iterator[tuple[Tail, int, int]]:
+    def _tails(self) -> Iterator[tuple[Memtable, int, int]]:
         after = max(self._trimmed, self.directory.through)
         if self._behind:
             for block in self._view.blocks(after, keys.MAX_SEQ):
-                part = Tail((0, 0, False), after, keyless=False)
+                part = Memtable((0, 0, False), after, keyless=False)
                 part.add(block, 0)
                 yield part, after, keys.MAX_SEQ
         elif self._tail is not None:
@@ -310,14 +310,14 @@ def _size(block: Block) -> int:
 
 
 def entity_events(
-    look: Look, wanted: Filter, after: int, limit: int | None, through: int, *, reverse: bool
+    lookup: Lookup, wanted: EventFilter, after: int, limit: int | None, through: int, *, reverse: bool
 ) -> Iterator[Event]:
     """The events of one entity that a reader wants, in order."""
     key, kinds, scope = wanted.key, wanted.kinds, wanted.scope
     if not key:
         return
     left = keys.MAX_SEQ if limit is None else limit
-    for events in look.events(key, after, through, reverse=reverse):
+    for events in lookup.events(key, after, through, reverse=reverse):
         if kinds is not None:
             events = [event for event in events if event.kind in kinds]
         if scope is not None:

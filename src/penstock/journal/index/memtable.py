@@ -26,7 +26,7 @@ Epoch = tuple[int, int, bool]
 """The topic's number, its index's epoch, and whether events without a key are indexed, too."""
 
 
-class Tail:
+class Memtable:
     """The events base < position ≤ covered, by key (and, once asked for, by cause and correlation)."""
 
     __slots__ = (
@@ -124,10 +124,10 @@ class Tail:
                     _note(self._by_correlation, block, start, "correlation")
             return _between(self._by_correlation.get(id), after, through)
 
-    def after(self, base: int) -> Tail:
+    def after(self, base: int) -> Memtable:
         """A tail of what is left when runs cover everything through `base`."""
         with self._lock:
-            left = Tail(self.epoch, base, keyless=self._keyless)
+            left = Memtable(self.epoch, base, keyless=self._keyless)
             share = self.size / max(1, len(self._blocks))
             for block, _ in self._blocks:
                 if block.last > base:

@@ -239,7 +239,7 @@ def read_marks(value: bytes, topic: str) -> list[bytes]:
 
 
 # ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Filter:
+class BloomFilter:
     """Says of a term that it is certainly not in a run, or that it may be: four bits a term, in a sparse table."""
 
     __slots__ = ("_bits", "_mask")
@@ -249,7 +249,7 @@ class Filter:
         self._mask = len(bits) * 8 - 1
 
     @classmethod
-    def sized(cls, terms: int) -> Filter:
+    def sized(cls, terms: int) -> BloomFilter:
         return cls(bytearray(1 << max(3, (max(terms, 1) * 8 - 1).bit_length() - 3)))
 
     def add(self, term: bytes) -> None:

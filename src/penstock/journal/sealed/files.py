@@ -233,7 +233,7 @@ class _Files:
         return found
 
 
-class _Blocks:
+class _SealedBlocks:
     """The blocks made from row groups lately: look-ups tend to come in crowds."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class _Blocks:
 
 
 _files = _Files()
-_blocks = _Blocks()
+_blocks = _SealedBlocks()
 
 
 def open_lake(lake: str) -> tuple[Any, str]:

@@ -11,13 +11,13 @@ from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import forget_expired
-from penstock.journal.commit.writer import Operation, Writer
+from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.upkeep.compaction import compact, compact_by_key, retention_bound
 from penstock.journal.upkeep.merging import settle_tail
 from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
 from penstock.observe.logs import Log
 
-log = Log("penstock.keeper")
+log = Log("penstock.housekeeper")
 
 _ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
 """How many events or commits have to come before a topic without special settings is looked at again.
@@ -26,7 +26,7 @@ Rarely: a thread beside a busy writer waits for the interpreter's lock at every 
 """
 
 
-class Keeper:
+class Housekeeper:
     """Does a topic's housekeeping after every few dozen commits to it."""
 
     def __init__(self, engine: Engine, writer: Writer) -> None:
@@ -62,7 +62,7 @@ class Keeper:
                 return
             self._due.add(topic)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-keeper", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
                 self._thread.start()
         self._wanted.set()
 
@@ -70,7 +70,7 @@ class Keeper:
         """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
         with self._turn:
             self._merge(topic, thorough)
-            if self._writer.run(Operation(lambda commit: self._retain(commit, topic), relaxed=True)):
+            if self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True)):
                 self._writer.reclaim()
             for chore in self.chores:
                 chore(topic)

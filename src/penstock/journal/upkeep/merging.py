@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from penstock.engine.contract import Engine
 from penstock.journal.commit.catalog import load_record, open_block
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation, Writer
+from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.joining import merge
@@ -41,7 +41,7 @@ def settle_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_i
     merged = 0
     for run, blocks in _chunks(tail, topic):
         joined = merge(blocks)
-        if writer.run(Operation(_Exchange(run, joined, noted), len(joined), relaxed=True)):
+        if writer.run(WriteRequest(_Exchange(run, joined, noted), len(joined), relaxed=True)):
             merged += len(run)
     return merged
 

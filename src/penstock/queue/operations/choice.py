@@ -14,13 +14,13 @@ from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.delivery import Delivery, LeaseHandle
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, Message, read_special
+from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, MessageRow, read_special
 from penstock.queue.token import new_secret
 
 LEASE_MESSAGES = 1024
@@ -64,7 +64,7 @@ class Choice:
         "request", "ttl_bound", "walked",
     )  # fmt: skip
 
-    def __init__(self, commit: Commit, queue: QueueState, group: Group, request: Request, hold: Hold) -> None:
+    def __init__(self, commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> None:
         self.commit = commit
         self.queue = queue
         self.group = group
@@ -74,7 +74,7 @@ class Choice:
         self.now = commit.now_ms
         self.latest = queue.latest(commit)
         self.deliveries: list[Delivery] = []
-        self.messages: list[tuple[Message, Event]] = []
+        self.messages: list[tuple[MessageRow, Event]] = []
         self.walked = 0
         lease_ms = request.lease_ms if request.lease_ms is not None else round(queue.policy.lease * 1000)
         self.deadline = self.now + lease_ms if lease_ms else NEVER
@@ -135,7 +135,9 @@ class Choice:
             waits = special.due > self.now
             group.place(
                 self.commit,
-                Message(seq, WAITING if waits else READY, priority=special.priority, due=special.due if waits else 0),
+                MessageRow(
+                    seq, WAITING if waits else READY, priority=special.priority, due=special.due if waits else 0
+                ),
             )
         for first, last in runs:
             group.cover(self.commit, first, last)
@@ -216,9 +218,9 @@ class Choice:
             )
         self.group.cover(self.commit, seq, seq)
         if self._is_over(*found):
-            give_up(self.commit, self.queue, self.group, Message(seq), EXPIRED, None)
+            give_up(self.commit, self.queue, self.group, MessageRow(seq), EXPIRED, None)
             return 0
-        self.messages.append((Message(seq), event))
+        self.messages.append((MessageRow(seq), event))
         return 1
 
     def _take_ready(self, seq: int) -> int:
@@ -295,13 +297,13 @@ class Choice:
         key = rows.key(row)
         group.advance(commit, seq)
         if key is None:
-            self.messages.append((Message(seq), Event(rows, row)))
+            self.messages.append((MessageRow(seq), Event(rows, row)))
             return 1
         if group.occupant(commit.tx, key) is not None:
-            group.place(commit, Message(seq, HELD, key=key))
+            group.place(commit, MessageRow(seq, HELD, key=key))
             return 0
         group.occupy(commit, key, seq)
-        self.messages.append((Message(seq, key=key), Event(rows, row)))
+        self.messages.append((MessageRow(seq, key=key), Event(rows, row)))
         return 1
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +324,7 @@ class Choice:
                 [Delivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
             )
 
-    def _lease(self, start: int, count: int, messages: list[Message] | None) -> Lease:
+    def _lease(self, start: int, count: int, messages: list[MessageRow] | None) -> Lease:
         return Lease(
             new_secret(),
             self.now,
@@ -355,7 +357,7 @@ class Choice:
             self.walked += 1
             seq = group.record.frontier + 1
             event = self.blocks.event(commit.tx, seq)
-            over = Message(seq, key=None if event is None else event.key)
+            over = MessageRow(seq, key=None if event is None else event.key)
             covered = group.record.covered
             group.advance(commit, seq)
             if event is not None:

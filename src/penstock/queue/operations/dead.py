@@ -8,13 +8,13 @@ from typing import Final
 from penstock.clock import from_ms
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import Batch
+from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage.block import Columns
 from penstock.queue.operations.push import push
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import Message
+from penstock.queue.state.records import MessageRow
 
 REASON: Final = "dead-reason"
 ERROR: Final = "dead-error"
@@ -32,7 +32,7 @@ MAX_ERROR = 4000
 """Characters of an error's text that a dead letter (or a failed message) keeps."""
 
 
-def bury(commit: Commit, queue: QueueState, group: Group, message: Message, reason: str) -> None:
+def bury(commit: Commit, queue: QueueState, group: Group, message: MessageRow, reason: str) -> None:
     """Pushes a message to its queue's dead letters; a fresh budget awaits it there."""
     target = queue.policy.dead_letter
     assert target is not None
@@ -59,7 +59,7 @@ def bury(commit: Commit, queue: QueueState, group: Group, message: Message, reas
     columns.occurred = [event._rows.occurred_ms(event._row)]
     columns.causation = [event.id]
     columns.correlation = [event.correlation_id or event.id]
-    push(commit, queue.book.find_or_create(commit, target), as_batch(columns), None, forced=True)
+    push(commit, queue.cache.find_or_create(commit, target), as_batch(columns), None, forced=True)
 
 
 def living_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -67,8 +67,8 @@ def living_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in HEADERS}
 
 
-def as_batch(columns: Columns) -> Batch:
-    return Batch(columns, sum(map(len, columns.payloads)))
+def as_batch(columns: Columns) -> PreparedBatch:
+    return PreparedBatch(columns, sum(map(len, columns.payloads)))
 
 
 def origin(event: Event) -> str | None:

@@ -15,19 +15,19 @@ from penstock.journal.commit.commit import Commit
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, Lease, Message
+from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, Lease, MessageRow
 from penstock.queue.token import MAX_GROUP
 
 Range = tuple[int, int]
 
 
-class Picture:
+class GroupImage:
     """A group's whole state but its leases, in memory: for the rare occasions when it is built anew."""
 
     __slots__ = ("absorbed", "after", "covers", "frontier", "messages")
 
     def __init__(
-        self, frontier: int, absorbed: int, after: int, covers: list[Range], messages: dict[int, Message]
+        self, frontier: int, absorbed: int, after: int, covers: list[Range], messages: dict[int, MessageRow]
     ) -> None:
         self.frontier = frontier
         self.absorbed = absorbed
@@ -62,7 +62,7 @@ def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group
             begin = _for_newcomer(commit, others)
         else:
             shared = queue.group(commit.tx, WORK)
-            begin = look(commit, shared)
+            begin = lookup(commit, shared)
             _clear(commit, shared)
         _install(commit, group, _from(commit, queue, begin, after))
     return group
@@ -103,7 +103,7 @@ def change_mode(commit: Commit, queue: QueueState) -> None:
         return
     shared = queue.group(commit.tx, WORK)
     if queue.fanout:
-        picture = look(commit, shared)
+        picture = lookup(commit, shared)
         _clear(commit, shared)
         for group in groups:
             begin = _without_own(commit, group, _from(commit, queue, picture, group.record.after))
@@ -117,16 +117,16 @@ def change_mode(commit: Commit, queue: QueueState) -> None:
 
 
 # ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def look(commit: Commit, group: Group) -> Picture:
+def lookup(commit: Commit, group: Group) -> GroupImage:
     record = group.record
     messages = {message.seq: message for message in group.messages(commit.tx)}
-    return Picture(record.frontier, record.absorbed, record.after, list(group.covers(commit.tx)), messages)
+    return GroupImage(record.frontier, record.absorbed, record.after, list(group.covers(commit.tx)), messages)
 
 
-def _from(commit: Commit, queue: QueueState, picture: Picture, after: int) -> Picture:
+def _from(commit: Commit, queue: QueueState, picture: GroupImage, after: int) -> GroupImage:
     """The part of a picture after a position, and above what compaction removed."""
     trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
-    return Picture(
+    return GroupImage(
         max(picture.frontier, after, trimmed),
         max(picture.absorbed, after),
         after,
@@ -135,7 +135,7 @@ def _from(commit: Commit, queue: QueueState, picture: Picture, after: int) -> Pi
     )
 
 
-def _without_own(commit: Commit, group: Group, picture: Picture) -> Picture:
+def _without_own(commit: Commit, group: Group, picture: GroupImage) -> GroupImage:
     """A picture without what the group still holds, from the last time the queue was in this mode."""
     for number, lease in list(group.leases(commit.tx)):
         mask = int.from_bytes(lease.returns or b"", "little")
@@ -151,14 +151,14 @@ def _without_own(commit: Commit, group: Group, picture: Picture) -> Picture:
     return picture
 
 
-def _together(commit: Commit, groups: list[Group]) -> Picture:
+def _together(commit: Commit, groups: list[Group]) -> GroupImage:
     """What is unsettled for at least one of the groups, leases aside."""
-    pictures = [look(commit, group) for group in groups]
+    pictures = [lookup(commit, group) for group in groups]
     frontier = min(picture.frontier for picture in pictures)
     covers = [(frontier + 1, NEVER)]
     for picture in pictures:
         covers = _intersection(covers, _normal([*picture.covers, (frontier + 1, picture.frontier)]))
-    together = Picture(frontier, min(picture.absorbed for picture in pictures), 0, covers, {})
+    together = GroupImage(frontier, min(picture.absorbed for picture in pictures), 0, covers, {})
     for picture in pictures:
         for seq, message in picture.messages.items():
             known = together.messages.get(seq)
@@ -167,7 +167,7 @@ def _together(commit: Commit, groups: list[Group]) -> Picture:
     return together
 
 
-def _for_newcomer(commit: Commit, groups: list[Group]) -> Picture:
+def _for_newcomer(commit: Commit, groups: list[Group]) -> GroupImage:
     """Every message that some group has not settled, as if nobody had tried it yet."""
     together = _together(commit, groups)
     for group in groups:
@@ -178,7 +178,7 @@ def _for_newcomer(commit: Commit, groups: list[Group]) -> Picture:
                     together.messages.setdefault(message.seq, message)
     for seq, message in together.messages.items():
         waits = message.state == WAITING and not message.attempts
-        together.messages[seq] = Message(
+        together.messages[seq] = MessageRow(
             seq,
             WAITING if waits else READY,
             priority=message.priority,
@@ -188,7 +188,7 @@ def _for_newcomer(commit: Commit, groups: list[Group]) -> Picture:
     return together
 
 
-def _appoint_heirs(commit: Commit, groups: list[Group], together: Picture) -> None:
+def _appoint_heirs(commit: Commit, groups: list[Group], together: GroupImage) -> None:
     """Of the leases that hold a message nobody else needs any more, one gives it back if it is not acknowledged."""
     taken: set[int] = set()
     for group in groups:
@@ -203,12 +203,12 @@ def _appoint_heirs(commit: Commit, groups: list[Group], together: Picture) -> No
             group.save_lease(commit, number, lease)
 
 
-def _urgency(message: Message) -> tuple[int, int]:
+def _urgency(message: MessageRow) -> tuple[int, int]:
     return ({READY: 0, HELD: 0, WAITING: 1, FAILED: 2}[message.state], message.due)
 
 
 # ── writing them ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _install(commit: Commit, group: Group, picture: Picture) -> None:
+def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
     """Makes a group's rows say what a picture says; its leases stay."""
     _clear(commit, group)
     record = group.record

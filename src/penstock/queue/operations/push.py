@@ -13,7 +13,7 @@ from penstock.clock import Clock, Seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import Batch
+from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
@@ -22,10 +22,10 @@ from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import READY, WAITING, Message, Special, encode
+from penstock.queue.state.records import READY, WAITING, MessageRow, SpecialRow, encode
 
 
-class Wish:
+class DeliveryOptions:
     """How a message (or every message of a batch) wants to be delivered, where that is not the usual way."""
 
     __slots__ = ("due", "max_attempts", "priority")
@@ -36,14 +36,14 @@ class Wish:
         self.max_attempts = max_attempts
 
 
-def read_wish(
+def read_delivery_options(
     clock: Clock,
     key: str | None,
     priority: int,
     delay: Seconds,
     not_before: datetime | None,
     max_attempts: int | None,
-) -> Wish | None:
+) -> DeliveryOptions | None:
     """A push's arguments, checked; None when they ask for nothing special."""
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise ConfigError(f"priority must be a whole number, not {priority!r}")
@@ -67,10 +67,12 @@ def read_wish(
         raise ConfigError("key= cannot be combined with priority=: a key's messages keep their order")
     if not priority and not due and max_attempts is None:
         return None
-    return Wish(priority, due, max_attempts)
+    return DeliveryOptions(priority, due, max_attempts)
 
 
-def push(commit: Commit, queue: QueueState, batch: Batch, wish: Wish | None, *, forced: bool = False) -> list[Receipt]:
+def push(
+    commit: Commit, queue: QueueState, batch: PreparedBatch, options: DeliveryOptions | None, *, forced: bool = False
+) -> list[Receipt]:
     """Appends a batch of messages; `forced` for those that must not be lost: dead letters fit always."""
     policy = queue.policy
     if not forced:
@@ -78,19 +80,19 @@ def push(commit: Commit, queue: QueueState, batch: Batch, wish: Wish | None, *, 
             raise ConfigError(
                 f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
             )
-        if wish is not None and wish.priority and not policy.priority:
+        if options is not None and options.priority and not policy.priority:
             raise ConfigError(
                 f"queue {queue.name!r} has no priorities: make it with priority=True, or change it with configure"
             )
         if policy.max_size is not None:
             _refuse_overflow(commit, queue, batch, policy.max_size)
     receipts = commit.append(queue.name, batch)
-    if wish is not None:
-        _grant(commit, queue, receipts, wish)
+    if options is not None:
+        _grant(commit, queue, receipts, options)
     return receipts
 
 
-def _refuse_overflow(commit: Commit, queue: QueueState, batch: Batch, max_size: int) -> None:
+def _refuse_overflow(commit: Commit, queue: QueueState, batch: PreparedBatch, max_size: int) -> None:
     fresh = len(batch.columns.kinds)
     if batch.dedups is not None:
         # Repeating a push that went through must say so, also when the queue is full by now.
@@ -103,23 +105,23 @@ def _refuse_overflow(commit: Commit, queue: QueueState, batch: Batch, max_size: 
         )
 
 
-def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], wish: Wish) -> None:
+def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], options: DeliveryOptions) -> None:
     tx, topic, traits = commit.tx, queue.topic, queue.traits
     fresh = [receipt.seq for receipt in receipts if not receipt.duplicate]
     if not fresh:
         return
-    due = wish.due if wish.due > commit.now_ms else 0
-    if wish.priority or due:
+    due = options.due if options.due > commit.now_ms else 0
+    if options.priority or due:
         if queue.fanout:
-            value = encode(Special(wish.priority, due))
+            value = encode(SpecialRow(options.priority, due))
             for seq in fresh:
                 tx.put(keys.special_key(topic, seq), value)
             traits.special = fresh[-1]
             queue.save_traits(commit)
         else:
-            _set_aside(commit, queue.group(tx, WORK), fresh, wish.priority, due)
-    if wish.max_attempts is not None:
-        value = wish.max_attempts.to_bytes(4)
+            _set_aside(commit, queue.group(tx, WORK), fresh, options.priority, due)
+    if options.max_attempts is not None:
+        value = options.max_attempts.to_bytes(4)
         for seq in fresh:
             tx.put(keys.override_key(topic, seq), value)
         if not traits.overridden:
@@ -130,7 +132,7 @@ def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], wish: Wis
 def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due: int) -> None:
     """Puts special messages where the one group of a work queue will find them."""
     for seq in seqs:
-        group.place(commit, Message(seq, WAITING if due else READY, priority=priority, due=due))
+        group.place(commit, MessageRow(seq, WAITING if due else READY, priority=priority, due=due))
     start = seqs[0]
     for previous, seq in pairwise([*seqs, 0]):
         if seq != previous + 1:
@@ -138,7 +140,7 @@ def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due
             start = seq
 
 
-def plain_batch(kind: str, payloads: list[Any]) -> Batch:
+def plain_batch(kind: str, payloads: list[Any]) -> PreparedBatch:
     """Payloads of one kind with nothing else to them: no drafts on the way."""
     check_kind(kind)
     kinds_of = set(map(type, payloads))
@@ -151,7 +153,7 @@ def plain_batch(kind: str, payloads: list[Any]) -> Batch:
     size = sum(map(len, encoded))
     if size > MAX_BATCH_BYTES:
         raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
-    return Batch(columns, size)
+    return PreparedBatch(columns, size)
 
 
 _SIMPLE = {str, int, bool}

@@ -14,8 +14,8 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
-from penstock.queue.delivery import Delivery, Hold
+from penstock.journal.commit.writer import WriteRequest
+from penstock.queue.delivery import Delivery, LeaseHandle
 from penstock.queue.inspect import failures, flying_in, is_in_flight, looking, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
 from penstock.queue.operations.dead import as_batch, living_headers, origin
@@ -24,10 +24,10 @@ from penstock.queue.operations.push import push
 from penstock.queue.operations.settle import expire_one, over_budget
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import Blocks, copy_columns
+from penstock.queue.state.blocks import BlockCache, copy_columns
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, GroupRecord, Lease, Message
+from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, GroupRecord, Lease, MessageRow
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ Where = Callable[[Event], bool]
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def claim(queue: Queue, request: Request, idle_ms: int) -> list[Delivery]:
     return queue._writer.run(
-        Operation(lambda commit: _claim(commit, queue, queue._book.state(commit, queue.name), request, idle_ms))
+        WriteRequest(lambda commit: _claim(commit, queue, queue._cache.state(commit, queue.name), request, idle_ms))
     )
 
 
 def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, idle_ms: int) -> list[Delivery]:
     group = group_for(commit, state, request.label)
     now = commit.now_ms
-    picked: list[tuple[Message, Event]] = []
+    picked: list[tuple[MessageRow, Event]] = []
     returning: list[bool] = []
     for number, lease in list(group.leases(commit.tx)):
         if lease.label != request.label:
@@ -68,7 +68,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
             returning.append(lease.comes_back(index))
     lease_ms = request.lease_ms if request.lease_ms is not None else round(state.policy.lease * 1000)
     deliveries: list[Delivery] = []
-    hold = Hold(queue, request.label, request.consumer)
+    hold = LeaseHandle(queue, request.label, request.consumer)
     for at in range(0, len(picked), LEASE_MESSAGES):
         part = picked[at : at + LEASE_MESSAGES]
         taken = Lease(
@@ -106,10 +106,10 @@ def redrive(queue: Queue, to: Queue | None, limit: int | None, where: Where | No
     left = None if left is None else left - len(failed)
     letters = [(queue, seq) for seq in _choose(_letters(queue, None), left, where)]
     left = None if left is None else left - len(letters)
-    cemetery = queue.policy.dead_letter
-    if cemetery is not None and queue._desk.record(cemetery) is not None:
-        graves = queue._desk.existing(cemetery)
-        letters += [(graves, seq) for seq in _choose(_letters(graves, queue.name), left, where)]
+    dead_letters = queue.policy.dead_letter
+    if dead_letters is not None and queue._registry.record(dead_letters) is not None:
+        dead = queue._registry.existing(dead_letters)
+        letters += [(dead, seq) for seq in _choose(_letters(dead, queue.name), left, where)]
     if dry_run or not (failed or letters):
         return len(failed) + len(letters)
 
@@ -120,12 +120,12 @@ def redrive(queue: Queue, to: Queue | None, limit: int | None, where: Where | No
             count += _send_back(commit, source, seqs, to)
         return count
 
-    return queue._writer.run(Operation(apply))
+    return queue._writer.run(WriteRequest(apply))
 
 
 def _failed_events(queue: Queue) -> Iterator[Event]:
     with looking(queue) as (snap, state):
-        blocks = Blocks(queue.name, state.topic)
+        blocks = BlockCache(queue.name, state.topic)
         seqs = {seq for group in state.everyone(snap) for seq in failures(snap, group)}
         for seq in sorted(seqs):
             event = blocks.event(snap, seq)
@@ -144,7 +144,7 @@ def _letters(queue: Queue, of: str | None) -> Iterator[Event]:
 def _available(queue: Queue) -> Iterator[Event]:
     """Messages that nobody holds and that have not failed, in order."""
     with looking(queue) as (snap, state):
-        blocks = Blocks(queue.name, state.topic)
+        blocks = BlockCache(queue.name, state.topic)
         groups = state.everyone(snap)
         for seq in unsettled_positions(snap, state):
             if _is_free(snap, groups, seq):
@@ -175,12 +175,12 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
 
 def _revive(commit: Commit, queue: Queue, seqs: list[int], to: Queue | None) -> int:
     """Failed messages become ready again, or go to another queue."""
-    state = queue._book.state(commit, queue.name)
+    state = queue._cache.state(commit, queue.name)
     groups = state.everyone(commit.tx)
     revived: set[int] = set()
     if to is not None:
         still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
-        _copy_over(commit, state, still, queue._book.state(commit, to.name), strip=False)
+        _copy_over(commit, state, still, queue._cache.state(commit, to.name), strip=False)
     for seq in seqs:
         for group in groups:
             message = group.message(commit.tx, seq)
@@ -189,7 +189,7 @@ def _revive(commit: Commit, queue: Queue, seqs: list[int], to: Queue | None) -> 
             group.remove(commit, message)
             revived.add(seq)
             if to is None:
-                group.seat(commit, Message(seq, READY, priority=message.priority, key=message.key))
+                group.seat(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
     return len(revived)
 
 
@@ -200,7 +200,7 @@ def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
 
 def _send_back(commit: Commit, source: Queue, seqs: list[int], to: Queue | None) -> int:
     """Dead letters go to the queues they come from."""
-    state = source._book.state(commit, source.name)
+    state = source._cache.state(commit, source.name)
     still = _still_free(commit, state, seqs)
     targets: dict[str, list[int]] = {}
     for seq in still:
@@ -208,7 +208,7 @@ def _send_back(commit: Commit, source: Queue, seqs: list[int], to: Queue | None)
         name = None if event is None else to.name if to is not None else origin(event)
         if name is not None:
             targets.setdefault(name, []).append(seq)
-    states = {name: source._book.state(commit, name) for name in targets}
+    states = {name: source._cache.state(commit, name) for name in targets}
     for name, chosen in targets.items():
         _copy_over(commit, state, chosen, states[name], strip=True)
         for seq in chosen:
@@ -223,15 +223,15 @@ def move(queue: Queue, to: Queue, limit: int | None, where: Where | None) -> int
     seqs = _choose(_available(queue), limit, where)
 
     def apply(commit: Commit) -> int:
-        state = queue._book.state(commit, queue.name)
-        target = queue._book.state(commit, to.name)
+        state = queue._cache.state(commit, queue.name)
+        target = queue._cache.state(commit, to.name)
         still = _still_free(commit, state, seqs)
         _copy_over(commit, state, still, target, strip=False)
         for seq in still:
             discard(commit, state, seq)
         return len(still)
 
-    return queue._writer.run(Operation(apply)) if seqs else 0
+    return queue._writer.run(WriteRequest(apply)) if seqs else 0
 
 
 def _still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
@@ -282,7 +282,7 @@ def discard(commit: Commit, state: QueueState, seq: int) -> None:
 
 def discard_many(queue: Queue, seqs: list[int]) -> int:
     def apply(commit: Commit) -> int:
-        state = queue._book.state(commit, queue.name)
+        state = queue._cache.state(commit, queue.name)
         latest = state.latest(commit)
         flying = {seq for group in state.everyone(commit.tx) for seq in flying_in(commit.tx, group)}
         gone = 0
@@ -293,18 +293,18 @@ def discard_many(queue: Queue, seqs: list[int]) -> int:
                 gone += 1
         return gone
 
-    count = queue._writer.run(Operation(apply)) if seqs else 0
-    queue._desk.caretaker.note(queue.name, count)
+    count = queue._writer.run(WriteRequest(apply)) if seqs else 0
+    queue._registry.upkeep.note(queue.name, count)
     return count
 
 
 # ── emptying ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: Queue) -> int:
-    return queue._writer.run(Operation(lambda commit: _purge(commit, queue)))
+    return queue._writer.run(WriteRequest(lambda commit: _purge(commit, queue)))
 
 
 def _purge(commit: Commit, queue: Queue) -> int:
-    state = queue._book.state(commit, queue.name)
+    state = queue._cache.state(commit, queue.name)
     commit.writes += 1
     commit.flush()
     latest = commit.latest(queue.name)
@@ -337,11 +337,11 @@ def drop(queue: Queue) -> int:
     def apply(commit: Commit) -> int:
         count = _purge(commit, queue)
         commit.flush()
-        state = queue._book.state(commit, queue.name)
+        state = queue._cache.state(commit, queue.name)
         commit.tx.delete_range(*keys.groups_range(state.topic))
         commit.tx.delete_range(*keys.shared_range(state.topic))
         commit.tx.delete(keys.queue_key(queue.name))
-        queue._book.drop(queue.name)
+        queue._cache.drop(queue.name)
         return count
 
-    return queue._writer.run(Operation(apply))
+    return queue._writer.run(WriteRequest(apply))

@@ -22,7 +22,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.owners import is_alive
-from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, Message, indexes_of
+from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, MessageRow, indexes_of
 
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
 
@@ -35,7 +35,7 @@ OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
 
 
-class Held:
+class HeldMessage:
     """A message that a lease still holds."""
 
     __slots__ = ("group", "index", "lease", "number")
@@ -47,13 +47,15 @@ class Held:
         self.index = index
 
 
-def find_held(commit: Commit, queue: QueueState, group: int, number: int, index: int, secret: bytes) -> Held | None:
+def find_held(
+    commit: Commit, queue: QueueState, group: int, number: int, index: int, secret: bytes
+) -> HeldMessage | None:
     """The message under a handle, if its lease still holds it."""
     found = queue.group(commit.tx, group)
     lease = found.lease(commit.tx, number)
     if lease is None or lease.secret != secret or not lease.holds(index):
         return None
-    return Held(found, number, lease, index)
+    return HeldMessage(found, number, lease, index)
 
 
 def stale(token: str, queue: str) -> StaleDelivery:
@@ -64,7 +66,7 @@ def stale(token: str, queue: str) -> StaleDelivery:
 
 
 # ── the ways out ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def ack(commit: Commit, queue: QueueState, held: Held) -> None:
+def ack(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     """Settles a message for good."""
     held.group.let_go(commit, held.number, held.lease, 1 << held.index)
     if held.lease.messages is not None:
@@ -84,7 +86,7 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
 
 
 def nack(
-    commit: Commit, queue: QueueState, held: Held, *, delay: float | None, error: str | None, dead: bool
+    commit: Commit, queue: QueueState, held: HeldMessage, *, delay: float | None, error: str | None, dead: bool
 ) -> Outcome:
     """One attempt failed: back to its position, now or later, or given up."""
     message = held.lease.message(held.index)
@@ -92,7 +94,7 @@ def nack(
     return _fail(commit, queue, held.group, held.lease, held.index, message, commit.now_ms, error, delay, dead)
 
 
-def release(commit: Commit, queue: QueueState, held: Held) -> None:
+def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     """Back to its position at once, as if it had not been taken."""
     message = held.lease.message(held.index)
     message.attempts -= 1
@@ -100,7 +102,7 @@ def release(commit: Commit, queue: QueueState, held: Held) -> None:
     _put_back(commit, queue, held.group, held.lease, held.index, message, 0)
 
 
-def extend(commit: Commit, queue: QueueState, held: list[Held], lease_ms: int) -> int:
+def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms: int) -> int:
     """Gives messages more (or less) time from now on; returns the new deadline."""
     deadline = commit.now_ms + lease_ms if lease_ms else NEVER
     for group, number, lease, indexes in _by_lease(held):
@@ -148,7 +150,7 @@ def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lea
     _fail(commit, queue, group, lease, index, message, commit.now_ms, LEASE_LOST, None, False)
 
 
-def over_budget(commit: Commit, queue: QueueState, message: Message) -> bool:
+def over_budget(commit: Commit, queue: QueueState, message: MessageRow) -> bool:
     """Whether a message has had all its attempts."""
     budget = queue.policy.max_attempts
     if queue.traits.overridden:
@@ -172,7 +174,7 @@ def give_up(
     commit: Commit,
     queue: QueueState,
     group: Group,
-    message: Message,
+    message: MessageRow,
     reason: str,
     error: str | None,
     *,
@@ -199,7 +201,7 @@ def give_up(
 
 
 # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _by_lease(held: list[Held]) -> list[tuple[Group, int, Lease, list[int]]]:
+def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int]]]:
     if len(held) == 1:
         one = held[0]
         return [(one.group, one.number, one.lease, [one.index])]
@@ -245,7 +247,7 @@ def _fail(
     group: Group,
     lease: Lease,
     index: int,
-    message: Message,
+    message: MessageRow,
     since_ms: int,
     error: str | None,
     delay: float | None,
@@ -264,12 +266,12 @@ def _fail(
 
 
 def _put_back(
-    commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int, message: Message, due: int
+    commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int, message: MessageRow, due: int
 ) -> None:
     state = WAITING if due > commit.now_ms else READY
     for home in homes_of(commit, queue, group, lease, index):
         home.seat(commit, _copy(message, state, due if state == WAITING else 0))
 
 
-def _copy(message: Message, state: int, due: int) -> Message:
+def _copy(message: MessageRow, state: int, due: int) -> MessageRow:
     return msgspec.structs.replace(message, state=state, due=due)

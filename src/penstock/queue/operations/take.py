@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.queue.delivery import Delivery, Hold
+from penstock.queue.delivery import Delivery, LeaseHandle
 from penstock.queue.operations.choice import LEASE_MESSAGES, STEP, Choice, Request, Taken
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock
@@ -17,7 +17,7 @@ PRESENCE_MS = 5_000
 """How often a consumer's presence is written down, at the most."""
 
 
-def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold: Hold) -> Taken:
+def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken:
     """Hands out up to `limit` messages."""
     queue.blocks.refresh(commit)
     if request.consumer is not None:
@@ -37,7 +37,7 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), _next_ms(group))
 
 
-def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Request, hold: Hold) -> Taken | None:
+def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken | None:
     """The short way for the usual case: nothing to think of but a run of untouched messages in one block."""
     record, policy, now = group.record, queue.record.policy, commit.now_ms
     if (

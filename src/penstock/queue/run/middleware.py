@@ -13,7 +13,7 @@ from penstock.errors import StaleDelivery
 from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.delivery import Delivery
-from penstock.queue.inhand import describe
+from penstock.queue.delivery_base import describe
 
 log = Log("penstock.queue")
 _DEBUG = 10

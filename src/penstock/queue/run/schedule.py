@@ -17,12 +17,12 @@ from penstock.clock import Seconds, SystemClock, from_ms, seconds
 from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt, PenstockError, QueueFull
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.storage.block import Columns
 from penstock.names import check_consumer
 from penstock.observe.logs import Log
 from penstock.queue.operations.dead import as_batch
-from penstock.queue.operations.push import Wish, push, read_wish
+from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_options
 from penstock.queue.run.cron import Cron
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
@@ -30,7 +30,7 @@ from penstock.queue.state.records import encode
 
 if TYPE_CHECKING:
     from penstock.queue.queue import Queue
-    from penstock.queue.registry import Desk
+    from penstock.queue.registry import QueueRegistry
 
 log = Log("penstock.queue")
 
@@ -100,7 +100,7 @@ def add(
         line = Cron(interval, timezone).line
     else:
         period = seconds(interval, "interval", minimum=0.001)
-    read_wish(queue.journal.clock, key, priority, 0, None, None)
+    read_delivery_options(queue.journal.clock, key, priority, 0, None, None)
     batch, _ = queue._prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
     columns = batch.columns
     made = ScheduleRecord(
@@ -118,7 +118,7 @@ def add(
     )
 
     def apply(commit: Commit) -> ScheduleRecord:
-        state = queue._book.state(commit, queue.name)
+        state = queue._cache.state(commit, queue.name)
         if priority and not state.policy.priority:
             raise ConfigError(f"queue {queue.name!r} has no priorities: make it with priority=True")
         if key is not None and state.policy.priority:
@@ -136,8 +136,8 @@ def add(
         commit.tx.put(row, encode(record))
         return record
 
-    record = queue._writer.run(Operation(apply))
-    queue._desk.scheduler.watch(queue.name, queue._number, start=True)
+    record = queue._writer.run(WriteRequest(apply))
+    queue._registry.scheduler.watch(queue.name, queue._number, start=True)
     return _shown(queue.name, name, record)
 
 
@@ -156,7 +156,7 @@ def remove(queue: Queue, name: str) -> bool:
         commit.tx.delete(row)
         return True
 
-    return queue._writer.run(Operation(apply))
+    return queue._writer.run(WriteRequest(apply))
 
 
 def _shown(queue: str, name: str, record: ScheduleRecord) -> Schedule:
@@ -265,7 +265,7 @@ def tick(commit: Commit, state: QueueState, name: str) -> bool:
         columns.headers = [
             {**(record.headers or {}), NAME_HEADER: name, TICK_HEADER: from_ms(at).isoformat()} for at in ticks
         ]
-        push(commit, state, as_batch(columns), Wish(record.priority) if record.priority else None)
+        push(commit, state, as_batch(columns), DeliveryOptions(record.priority) if record.priority else None)
         record.last_ms = ticks[-1]
     record.next_ms = following_ms
     commit.writes += 1
@@ -276,8 +276,8 @@ def tick(commit: Commit, state: QueueState, name: str) -> bool:
 class Scheduler:
     """The thread that pushes periodic messages, for every queue of the journal that is open here and has any."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, registry: QueueRegistry) -> None:
+        self._registry = registry
         self._watched: dict[str, int] = {}
         self._wanted = threading.Event()
         self._lock = threading.Lock()
@@ -286,10 +286,10 @@ class Scheduler:
 
     def watch(self, queue: str, topic: int, *, start: bool = False) -> None:
         """A queue was opened: its schedules, if it has any, are run from here too."""
-        if self._desk.journal._engine.read_only:
+        if self._registry.journal._engine.read_only:
             return
         if not start:
-            with self._desk.journal._engine.read() as snap:
+            with self._registry.journal._engine.read() as snap:
                 start = next(iter(snap.scan(*keys.schedule_range(topic))), None) is not None
         if not start:
             return
@@ -308,11 +308,11 @@ class Scheduler:
             self._thread.join()
 
     def _run(self) -> None:
-        clock = self._desk.journal.clock
+        clock = self._registry.journal.clock
         longest = LONGEST_NAP if isinstance(clock, SystemClock) else SHORT_NAP
         while not self._closed:
             try:
-                earliest = self._look()
+                earliest = self._lookup()
             except Closed:
                 return
             except PenstockError as error:
@@ -322,9 +322,9 @@ class Scheduler:
             self._wanted.wait(min(max(nap, 0.001), longest))
             self._wanted.clear()
 
-    def _look(self) -> int | None:
+    def _lookup(self) -> int | None:
         """Runs what is due; returns the time of the next tick."""
-        journal, earliest = self._desk.journal, None
+        journal, earliest = self._registry.journal, None
         with self._lock:
             watched = list(self._watched.items())
         for queue, topic in watched:
@@ -338,14 +338,14 @@ class Scheduler:
         return earliest
 
     def _tick(self, queue: str, name: str) -> None:
-        book = self._desk.book
+        cache = self._registry.cache
 
         def apply(commit: Commit) -> bool:
-            state = book.find(commit, queue)
+            state = cache.find(commit, queue)
             return state is not None and tick(commit, state, name)
 
         try:
-            while self._desk.journal._writer.run(Operation(apply)):
+            while self._registry.journal._writer.run(WriteRequest(apply)):
                 if self._closed:
                     return
         except QueueFull as error:

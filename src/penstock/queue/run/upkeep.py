@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.journal.commit.catalog import TopicRecord, load_state, save_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.index.directory import drop_index
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
@@ -17,7 +17,7 @@ from penstock.journal.storage.joining import select
 from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact
 from penstock.queue.state import keys
-from penstock.queue.state.cache import Book, QueueState
+from penstock.queue.state.cache import QueueCache, QueueState
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
@@ -42,18 +42,18 @@ def settled_through(commit: Commit, queue: QueueState) -> int:
     return floor
 
 
-class Caretaker:
+class QueueUpkeep:
     """Compacts the topics of queues, and keeps others from compacting away what is not settled."""
 
-    def __init__(self, journal: BaseJournal, book: Book) -> None:
+    def __init__(self, journal: BaseJournal, cache: QueueCache) -> None:
         self._journal = journal
-        self._book = book
+        self._cache = cache
         self._settled: dict[str, int] = {}
         self._thinned: dict[int, int] = {}
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
-        queue = self._book.find(commit, topic)
+        queue = self._cache.find(commit, topic)
         return () if queue is None else [(f"queue {topic}", settled_through(commit, queue))]
 
     def note(self, queue: str, count: int) -> None:
@@ -63,7 +63,7 @@ class Caretaker:
             self._settled[queue] = settled
             return
         self._settled[queue] = 0
-        self._journal._keeper.request(queue)
+        self._journal._housekeeper.request(queue)
 
     def keep(self, topic: str) -> None:
         """Removes what is settled, in the housekeeper's thread; a part at a time."""
@@ -72,12 +72,12 @@ class Caretaker:
                 return
         writer = self._journal._writer
         for step in (self._remove, self._thin, self._forget_consumers):
-            while writer.run(Operation(lambda commit, step=step: step(commit, topic), relaxed=True)):  # type: ignore[misc]
+            while writer.run(WriteRequest(lambda commit, step=step: step(commit, topic), relaxed=True)):  # type: ignore[misc]
                 pass
 
     def _remove(self, commit: Commit, topic: str) -> bool:
         """Removes some of what is settled from the beginning on; True when there is more."""
-        queue = self._book.find(commit, topic)
+        queue = self._cache.find(commit, topic)
         if queue is None:
             return False
         trimmed = load_state(commit.tx, queue.topic, topic).trimmed
@@ -90,7 +90,7 @@ class Caretaker:
 
     def _thin(self, commit: Commit, topic: str) -> bool:
         """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
-        queue = self._book.find(commit, topic)
+        queue = self._cache.find(commit, topic)
         if queue is None:
             return False
         start = max(self._thinned.get(queue.topic, 0), load_state(commit.tx, queue.topic, topic).trimmed)
@@ -110,7 +110,7 @@ class Caretaker:
 
     def _forget_consumers(self, commit: Commit, topic: str) -> bool:
         """Consumers that have not been seen for a day."""
-        queue = self._book.find(commit, topic)
+        queue = self._cache.find(commit, topic)
         if queue is not None:
             for key, value in list(commit.tx.scan(*keys.presence_range(queue.topic))):
                 if commit.now_ms - keys.unpack_seq(value) > FORGET_CONSUMER_MS:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SystemClock
 from penstock.errors import Closed
-from penstock.journal.commit.writer import Operation
+from penstock.journal.commit.writer import WriteRequest
 from penstock.queue import metrics
-from penstock.queue.delivery import Delivery, Hold, release_in
+from penstock.queue.delivery import Delivery, LeaseHandle, release_in
 from penstock.queue.operations.choice import Request, Taken
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.take import take
@@ -33,10 +33,10 @@ SHORTEST_NAP = 0.001
 
 def take_now(queue: Queue, request: Request) -> Taken:
     """One look, and one commit if it finds something."""
-    return queue._writer.run(Operation(_Look(queue, request), relaxed=True))
+    return queue._writer.run(WriteRequest(_TakeRequest(queue, request), relaxed=True))
 
 
-class _Look:
+class _TakeRequest:
     """A take as the writer sees it."""
 
     __slots__ = ("_queue", "_request")
@@ -47,12 +47,12 @@ class _Look:
 
     def __call__(self, commit: Commit) -> Taken:
         queue, request = self._queue, self._request
-        state = queue._book.state(commit, queue.name)
-        hold = Hold(queue, request.label, request.consumer)
+        state = queue._cache.state(commit, queue.name)
+        hold = LeaseHandle(queue, request.label, request.consumer)
         return take(commit, state, group_for(commit, state, request.label), request, hold)
 
 
-class Patience:
+class WaitBudget:
     """How long a take has waited, and how long it may sleep before its next look."""
 
     __slots__ = ("_clock", "_deadline", "_real_deadline", "_started", "exact")
@@ -83,22 +83,22 @@ def take_waiting(
 ) -> list[Delivery]:
     """Looks until there is something, or the time is up, or the journal is closed."""
     signal = queue._signal
-    patience: Patience | None = None
+    budget: WaitBudget | None = None
     while True:
         seen = signal.version
         taken = take_now(queue, request)
         if taken.deliveries:
-            return _woken(taken, patience)
+            return _woken(taken, budget)
         if taken.more:
             continue
         if not wait or (stopping is not None and stopping.is_set()):
             return []
-        if patience is None:
-            patience = Patience(queue, wait)
+        if budget is None:
+            budget = WaitBudget(queue, wait)
             metrics.waits_started.inc()
-        nap = patience.nap(taken.next_ms)
+        nap = budget.nap(taken.next_ms)
         if not nap:
-            return _timed_out(patience)
+            return _timed_out(budget)
         with queue.journal._hub:
             signal.wait(seen, nap)
         _check_open(queue)
@@ -109,22 +109,22 @@ async def take_waiting_async(
 ) -> list[Delivery]:
     """`take_waiting` for an event loop: the looks are committed by the writer's own thread."""
     signal = queue._signal
-    patience: Patience | None = None
+    budget: WaitBudget | None = None
     while True:
         seen = signal.version
         taken = await _look_async(queue, request)
         if taken.deliveries:
-            return _woken(taken, patience)
+            return _woken(taken, budget)
         if taken.more:
             continue
         if not wait or (stopping is not None and stopping.is_set()):
             return []
-        if patience is None:
-            patience = Patience(queue, wait)
+        if budget is None:
+            budget = WaitBudget(queue, wait)
             metrics.waits_started.inc()
-        nap = patience.nap(taken.next_ms)
+        nap = budget.nap(taken.next_ms)
         if not nap:
-            return _timed_out(patience)
+            return _timed_out(budget)
         with queue.journal._hub:
             await signal.wait_async(seen, nap)
         _check_open(queue)
@@ -133,17 +133,19 @@ async def take_waiting_async(
 async def _look_async(queue: Queue, request: Request) -> Taken:
     import asyncio
 
-    look = Operation(_Look(queue, request), relaxed=True)
+    request_of_take = WriteRequest(_TakeRequest(queue, request), relaxed=True)
     try:
-        return await queue._writer.submit(look)
+        return await queue._writer.submit(request_of_take)
     except asyncio.CancelledError:
         # The look goes on without us: what it finds is given back by the operation that comes after it.
-        queue._writer.submit(Operation(lambda commit: _give_back(commit, queue, look.value), relaxed=True))
+        queue._writer.submit(
+            WriteRequest(lambda commit: _give_back(commit, queue, request_of_take.value), relaxed=True)
+        )
         raise
 
 
 def _give_back(commit: Commit, queue: Queue, taken: Taken | None) -> None:
-    state = queue._book.find(commit, queue.name)
+    state = queue._cache.find(commit, queue.name)
     if taken is not None and state is not None:
         release_in(commit, state, taken.deliveries)
 
@@ -154,14 +156,14 @@ def _check_open(queue: Queue) -> None:
         raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
 
 
-def _woken(taken: Taken, patience: Patience | None) -> list[Delivery]:
-    if patience is not None:
+def _woken(taken: Taken, budget: WaitBudget | None) -> list[Delivery]:
+    if budget is not None:
         metrics.waits_woken.inc()
-        metrics.wait_seconds.observe(patience.waited())
+        metrics.wait_seconds.observe(budget.waited())
     return taken.deliveries
 
 
-def _timed_out(patience: Patience) -> list[Delivery]:
+def _timed_out(budget: WaitBudget) -> list[Delivery]:
     metrics.waits_timed_out.inc()
-    metrics.wait_seconds.observe(patience.waited())
+    metrics.wait_seconds.observe(budget.waited())
     return []

@@ -97,10 +97,10 @@ class QueueWorker(Worker):
             for number in range(self._concurrency)
         ]
         done = threading.Event()
-        keeper = threading.Thread(
+        housekeeper = threading.Thread(
             target=self._keep_leases, args=(done,), name=f"penstock-{self.name}-leases", daemon=True
         )
-        for thread in (*hands, keeper):
+        for thread in (*hands, housekeeper):
             thread.start()
         try:
             while self._has_room():
@@ -113,7 +113,7 @@ class QueueWorker(Worker):
             for hand in hands:
                 hand.join()
             done.set()
-            keeper.join()
+            housekeeper.join()
         if self._failure is not None:
             raise self._failure
 
@@ -224,10 +224,10 @@ class QueueWorker(Worker):
         turns = asyncio.Semaphore(self._concurrency)
         room = asyncio.Event()
         done = threading.Event()
-        keeper = threading.Thread(
+        housekeeper = threading.Thread(
             target=self._keep_leases, args=(done,), name=f"penstock-{self.name}-leases", daemon=True
         )
-        keeper.start()
+        housekeeper.start()
         group, consumer, lease = self._request
 
         def finished(task: asyncio.Task[None]) -> None:
@@ -254,7 +254,7 @@ class QueueWorker(Worker):
             while tasks:
                 await asyncio.wait(set(tasks))
             done.set()
-            await asyncio.to_thread(keeper.join)
+            await asyncio.to_thread(housekeeper.join)
         if self._failure is not None:
             raise self._failure
 

@@ -70,7 +70,7 @@ class DamagedBlock:
 Rows = Block | DamagedBlock
 
 
-class Blocks:
+class BlockCache:
     """The blocks of one topic that were read last. Only whoever holds the writer's lead uses it."""
 
     def __init__(self, topic: str, number: int) -> None:

@@ -14,7 +14,7 @@ from penstock.journal.commit.catalog import TopicRecord, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import Blocks
+from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import GroupRecord, QueueRecord, Traits, encode, read_group, read_queue, read_traits
 
@@ -22,13 +22,13 @@ WORK = 0
 """The number of the one group that everybody shares in work mode."""
 
 
-class Lasting:
+class ProcessMemory:
     """What this process remembers of a queue whatever others commit: nothing in it is ever wrong."""
 
     __slots__ = ("blocks", "owners_checked", "seen")
 
     def __init__(self, name: str, topic: int) -> None:
-        self.blocks = Blocks(name, topic)
+        self.blocks = BlockCache(name, topic)
         self.owners_checked: dict[int, float] = {}
         """When the owners of endless leases were last looked for, by group."""
         self.seen: dict[tuple[int, str], int] = {}
@@ -38,10 +38,12 @@ class Lasting:
 class QueueState:
     """One queue as the writer knows it."""
 
-    __slots__ = ("_groups", "blocks", "book", "name", "owners_checked", "record", "seen", "topic", "traits")
+    __slots__ = ("_groups", "blocks", "cache", "name", "owners_checked", "record", "seen", "topic", "traits")
 
-    def __init__(self, book: Book, name: str, record: QueueRecord, traits: Traits, lasting: Lasting) -> None:
-        self.book = book
+    def __init__(
+        self, cache: QueueCache, name: str, record: QueueRecord, traits: Traits, lasting: ProcessMemory
+    ) -> None:
+        self.cache = cache
         self.name = name
         self.record = record
         self.topic = record.topic
@@ -125,12 +127,12 @@ class QueueState:
         return most + sum(group.record.in_flight for group in self.left_behind(snap))
 
 
-class Book:
+class QueueCache:
     """All queues of a journal, as its writer knows them."""
 
     def __init__(self) -> None:
         self._states: dict[str, QueueState] = {}
-        self._lasting: dict[int, Lasting] = {}
+        self._lasting: dict[int, ProcessMemory] = {}
         self._epoch = -1
 
     def find(self, commit: Commit, name: str) -> QueueState | None:
@@ -157,7 +159,7 @@ class Book:
         self.find(commit, name)  # drops what an earlier epoch left
         head = commit.ensure(name)
         record = QueueRecord(policy, head.number, commit.now_ms)
-        lasting = self._lasting.setdefault(head.number, Lasting(name, head.number))
+        lasting = self._lasting.setdefault(head.number, ProcessMemory(name, head.number))
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)
         state.apply_window(commit)
@@ -177,7 +179,7 @@ class Book:
         traits = Traits() if stored is None else read_traits(stored, name)
         lasting = self._lasting.get(record.topic)
         if lasting is None:
-            lasting = self._lasting.setdefault(record.topic, Lasting(name, record.topic))
+            lasting = self._lasting.setdefault(record.topic, ProcessMemory(name, record.topic))
         return QueueState(self, name, record, traits, lasting)
 
     def drop(self, name: str) -> None:

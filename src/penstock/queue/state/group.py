@@ -15,7 +15,7 @@ from penstock.queue.state.records import (
     WAITING,
     GroupRecord,
     Lease,
-    Message,
+    MessageRow,
     encode,
     read_lease,
     read_message,
@@ -107,15 +107,15 @@ class Group:
         commit.tx.delete(keys.lease_key(self.topic, self.number, number))
 
     # ── messages that are not where a plain queue would have them ────────────────────────────────────────────────────
-    def message(self, snap: Snapshot, seq: int) -> Message | None:
+    def message(self, snap: Snapshot, seq: int) -> MessageRow | None:
         value = snap.get(keys.message_key(self.topic, self.number, seq))
         return None if value is None else read_message(value, self.queue.name)
 
-    def messages(self, snap: Snapshot) -> Iterator[Message]:
+    def messages(self, snap: Snapshot) -> Iterator[MessageRow]:
         for _, value in snap.scan(*keys.rows(self.topic, self.number, b"e")):
             yield read_message(value, self.queue.name)
 
-    def place(self, commit: Commit, message: Message) -> None:
+    def place(self, commit: Commit, message: MessageRow) -> None:
         """Puts a message where its state says; its position must be at or below the frontier, or covered."""
         self.touch(commit)
         tx, topic, number, record = commit.tx, self.topic, self.number, self.record
@@ -135,7 +135,7 @@ class Group:
         else:
             record.failed += 1
 
-    def remove(self, commit: Commit, message: Message) -> None:
+    def remove(self, commit: Commit, message: MessageRow) -> None:
         """Takes a placed message out again."""
         self.touch(commit)
         tx, record = commit.tx, self.record
@@ -152,7 +152,7 @@ class Group:
         else:
             record.failed -= 1
 
-    def _index_key(self, message: Message) -> bytes:
+    def _index_key(self, message: MessageRow) -> bytes:
         if message.state == READY:
             return keys.ready_key(self.topic, self.number, message.priority, message.seq)
         if message.state == WAITING:
@@ -242,7 +242,7 @@ class Group:
             self._shift(commit, following, READY)
             self.occupy(commit, key, following.seq)
 
-    def seat(self, commit: Commit, message: Message) -> None:
+    def seat(self, commit: Commit, message: MessageRow) -> None:
         """Places a message that comes back, ready or waiting; of a key's untried messages the first goes first."""
         key = message.key
         if key is None:
@@ -266,13 +266,13 @@ class Group:
                 self.occupy(commit, key, message.seq)
         self.place(commit, message)
 
-    def _first_held(self, commit: Commit, key: str) -> Message | None:
+    def _first_held(self, commit: Commit, key: str) -> MessageRow | None:
         if self.record.held:
             for row, _ in commit.tx.scan(*keys.held_range(self.topic, self.number, key)):
                 return self.message(commit.tx, keys.tail_seq(row))
         return None
 
-    def _shift(self, commit: Commit, message: Message, state: int) -> None:
+    def _shift(self, commit: Commit, message: MessageRow, state: int) -> None:
         self.remove(commit, message)
         message.state = state
         self.place(commit, message)

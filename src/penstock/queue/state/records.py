@@ -37,7 +37,7 @@ class Traits(msgspec.Struct, array_like=True):
     """Whether anything was pushed with a retry budget of its own."""
 
 
-class Special(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A message pushed with a delay or a priority."""
 
     priority: int = 0
@@ -70,7 +70,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """The group never wanted positions up to here."""
 
 
-class Message(msgspec.Struct, array_like=True):
+class MessageRow(msgspec.Struct, array_like=True):
     """A message that is not where a plain queue would have it: it was delivered before, or it is special."""
 
     seq: int
@@ -99,7 +99,7 @@ class Lease(msgspec.Struct, array_like=True):
     consumer: str | None = None
     settled: bytes = b""
     """A bit for every message of the lease that is no longer held by it."""
-    messages: list[Message] | None = None
+    messages: list[MessageRow] | None = None
     extended: dict[int, tuple[int, int]] | None = None
     """Messages with another deadline than the lease's: deadline and the time of the extension."""
     owner: str | None = None
@@ -109,11 +109,11 @@ class Lease(msgspec.Struct, array_like=True):
     returns: bytes | None = None
     """After a change of mode: which messages go back to the queue when they are not acknowledged. None: all."""
 
-    def message(self, index: int) -> Message:
+    def message(self, index: int) -> MessageRow:
         """What the lease knows of one of its messages."""
         if self.messages is not None:
             return self.messages[index]
-        return Message(self.start + index, READY, 1, first_ms=self.delivered_ms, last_ms=self.delivered_ms)
+        return MessageRow(self.start + index, READY, 1, first_ms=self.delivered_ms, last_ms=self.delivered_ms)
 
     def seq(self, index: int) -> int:
         return self.start + index if self.messages is None else self.messages[index].seq
@@ -166,9 +166,9 @@ def indexes_of(mask: int) -> list[int]:
 _encode = msgspec.msgpack.Encoder().encode
 _decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
 _decode_traits = msgspec.msgpack.Decoder(Traits).decode
-_decode_special = msgspec.msgpack.Decoder(Special).decode
+_decode_special = msgspec.msgpack.Decoder(SpecialRow).decode
 _decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
-_decode_message = msgspec.msgpack.Decoder(Message).decode
+_decode_message = msgspec.msgpack.Decoder(MessageRow).decode
 _decode_lease = msgspec.msgpack.Decoder(Lease).decode
 
 encode = _encode
@@ -182,7 +182,7 @@ def read_traits(value: bytes, name: str) -> Traits:
     return _read(_decode_traits, value, name)  # type: ignore[no-any-return]
 
 
-def read_special(value: bytes, name: str) -> Special:
+def read_special(value: bytes, name: str) -> SpecialRow:
     return _read(_decode_special, value, name)  # type: ignore[no-any-return]
 
 
@@ -190,7 +190,7 @@ def read_group(value: bytes, name: str) -> GroupRecord:
     return _read(_decode_group, value, name)  # type: ignore[no-any-return]
 
 
-def read_message(value: bytes, name: str) -> Message:
+def read_message(value: bytes, name: str) -> MessageRow:
     return _read(_decode_message, value, name)  # type: ignore[no-any-return]
 
 

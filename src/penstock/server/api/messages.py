@@ -22,7 +22,7 @@ from penstock.document import (
 )
 from penstock.errors import ConfigError
 from penstock.events import Draft
-from penstock.observe.sample import Failure
+from penstock.observe.sample import FailedMessage
 from penstock.server.api import parameters
 from penstock.server.api.problems import Refused
 from penstock.server.api.queues import queue_of
@@ -149,7 +149,7 @@ class FailureDocument(msgspec.Struct):
     event: EventDocument
 
 
-def failure_documents(found: Iterator[Failure], limit: int) -> list[FailureDocument]:
+def failure_documents(found: Iterator[FailedMessage], limit: int) -> list[FailureDocument]:
     return [
         FailureDocument(one.queue, one.attempts, one.reason, one.error, one.at, event_document(one.event))
         for one in islice(found, limit)

@@ -19,7 +19,7 @@ from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.buffer.store import Store
+    from penstock.buffer.store import ObjectStore
 
 FRESH = 2.0
 """Seconds for which a look at a manifest is good: it is a request to an object store."""
@@ -42,7 +42,7 @@ class Buffers:
 
     def __init__(self, urls: dict[str, str]) -> None:
         self.urls = dict(urls)
-        self._stores: dict[str, Store] = {}
+        self._stores: dict[str, ObjectStore] = {}
         self._seen: tuple[float, list[BufferState]] = (0.0, [])
 
     def states(self) -> list[BufferState]:

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.observe.sample import Failure, QueueSample, Sample
+from penstock.observe.sample import FailedMessage, QueueSample, Sample
 from penstock.server.api.queues import groups_of, policy_document, queue_of
 from penstock.server.api.stats import sse
 from penstock.server.held import failures, letters
@@ -72,7 +72,7 @@ def _chart(service: Service, name: str, group: str) -> tuple[list[str], str]:
 
 
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
-def given_up(id: str, found: list[Failure], base: str, *, choose: bool) -> Html:
+def given_up(id: str, found: list[FailedMessage], base: str, *, choose: bool) -> Html:
     """Failed messages or dead letters, with the reason; each can be chosen when something may be done about it."""
     rows = []
     for failure in found:
@@ -97,7 +97,7 @@ def given_up(id: str, found: list[Failure], base: str, *, choose: bool) -> Html:
     return el("table", el("thead", head), el("tbody", *rows), id=id)
 
 
-def _repair(request: Request, queue: str, id: str, found: list[Failure], what: str) -> Html:
+def _repair(request: Request, queue: str, id: str, found: list[FailedMessage], what: str) -> Html:
     """A table of what was given up with the buttons that send it back."""
     base = parts.base_of(request)
     allowed = parts.can(request, "admin")

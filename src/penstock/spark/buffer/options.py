@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
-from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, Place, place, shard_place
-from penstock.buffer.store import CLOUD_SCHEMES, Store, open_store
+from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, BufferPaths, place, shard_place
+from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.errors import ConfigError
 from penstock.names import check_consumer
 from penstock.spark.source.options import SPARK_OPTIONS, number, switch
@@ -39,14 +39,14 @@ class BufferOptions(msgspec.Struct, frozen=True):
     """Which buffer it is."""
 
     url: str
-    places: tuple[Place, ...]
+    places: tuple[BufferPaths, ...]
     gc_grace: float
     store: tuple[tuple[str, str], ...]
     """Options of the object store."""
     given: frozenset[str]
     """The names of our own options that were given, in lower case."""
 
-    def open(self) -> Store:
+    def open(self) -> ObjectStore:
         """The store, kept open by this process for the next task."""
         return _opened(os.getpid(), self.url, self.store)
 
@@ -54,7 +54,7 @@ class BufferOptions(msgspec.Struct, frozen=True):
         return f"BufferOptions({self.url!r})"
 
 
-class ReadOptions(BufferOptions, frozen=True, kw_only=True):
+class BufferReadOptions(BufferOptions, frozen=True, kw_only=True):
     """What a read was asked for."""
 
     start: Literal["earliest", "latest"] = "earliest"
@@ -67,7 +67,7 @@ class ReadOptions(BufferOptions, frozen=True, kw_only=True):
     __repr__ = BufferOptions.__repr__
 
 
-class WriteOptions(BufferOptions, frozen=True, kw_only=True):
+class BufferWriteOptions(BufferOptions, frozen=True, kw_only=True):
     """What a write was asked for."""
 
     compression: Compression = "none"
@@ -94,14 +94,14 @@ def settled(options: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def read_options(options: Mapping[str, str]) -> ReadOptions:
+def read_options(options: Mapping[str, str]) -> BufferReadOptions:
     """Checks the settled options of a read; ConfigError says which one cannot be used and why."""
     where, given = _where(options, _READ, "read")
     start = given.get("startingoffsets", "earliest").strip().lower()
     if start not in ("earliest", "latest"):
         raise ConfigError(f'startingOffsets is "earliest" or "latest" for a buffer, not {start!r}')
     interval = _seconds(given, "gcInterval", 300)
-    found = ReadOptions(
+    found = BufferReadOptions(
         **where,
         start="latest" if start == "latest" else "earliest",
         max_offsets=number(given, "maxOffsetsPerTrigger"),
@@ -114,7 +114,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     return found
 
 
-def write_options(options: Mapping[str, str]) -> WriteOptions:
+def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
     """Checks the settled options of a write; ConfigError says which one cannot be used and why."""
     where, given = _where(options, _WRITE, "write")
     compression = given.get("compression", "none").lower()
@@ -128,7 +128,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     flush = number(given, "flushBytes") or _FLUSH_BYTES
     if flush > MAX_BATCH_BYTES:
         raise ConfigError(f"flushBytes is at most {MAX_BATCH_BYTES}, not {flush}")
-    found = WriteOptions(
+    found = BufferWriteOptions(
         **where,
         compression="zstd" if compression == "zstd" else "none",
         flush_bytes=flush,
@@ -163,7 +163,7 @@ def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tu
 
 
 @lru_cache(maxsize=8)
-def _opened(pid: int, url: str, options: tuple[tuple[str, str], ...]) -> Store:
+def _opened(pid: int, url: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
     return open_store(url, dict(options))
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from penstock.buffer import Descriptor, Fetcher, Metadata
 from penstock.errors import ConfigError
-from penstock.spark.buffer.options import ReadOptions
+from penstock.spark.buffer.options import BufferReadOptions
 
 DDL = "sequence BIGINT, index INT, entry BINARY, metadata BINARY, ingested_at TIMESTAMP, location STRING"
 _TIME = pa.timestamp("us", "UTC")
@@ -41,7 +41,7 @@ _PARTITIONS = 32
 """Up to so many tasks there is one per object, unless minPartitions asks for more."""
 
 
-class Run(InputPartition):
+class ManifestRange(InputPartition):
     """One task's share: some entries of one manifest, in order."""
 
     def __init__(self, manifest: str, entries: Sequence[Descriptor]) -> None:
@@ -53,25 +53,25 @@ class Run(InputPartition):
         return f"{self.manifest}[{self.entries[0].sequence}, {self.entries[-1].sequence}]"
 
 
-def cut(found: Sequence[tuple[str, Sequence[Descriptor]]], options: ReadOptions) -> list[Run]:
+def cut(found: Sequence[tuple[str, Sequence[Descriptor]]], options: BufferReadOptions) -> list[ManifestRange]:
     """Entries by manifest as runs for tasks: an object each, or more where there are many."""
     total = sum(len(entries) for _, entries in found)
     tasks = min(total, max(_PARTITIONS, options.min_partitions or 0))
-    runs: list[Run] = []
+    runs: list[ManifestRange] = []
     for manifest, entries in found:
         share = max(1, round(tasks * len(entries) / total)) if entries else 0
         bounds = [len(entries) * part // share for part in range(share + 1)] if share else []
-        runs += [Run(manifest, entries[begin:end]) for begin, end in pairwise(bounds)]
+        runs += [ManifestRange(manifest, entries[begin:end]) for begin, end in pairwise(bounds)]
     return runs
 
 
-class Layout(msgspec.Struct, frozen=True):
+class BufferLayout(msgspec.Struct, frozen=True):
     """Which columns a query gets, in order."""
 
     schema: pa.Schema
 
     @classmethod
-    def of(cls, wanted: StructType) -> Layout:
+    def of(cls, wanted: StructType) -> BufferLayout:
         """The layout of a schema; ConfigError when it asks for what there is not."""
         schema = to_arrow_schema(wanted, timezone="UTC")
         for field in schema:
@@ -119,7 +119,7 @@ def _runs(metadata: Sequence[Metadata], count: int) -> tuple[int, list[int]]:
     return count - sum(lengths), lengths
 
 
-def read_run(run: Run, options: ReadOptions, layout: Layout) -> Iterator[pa.RecordBatch]:
+def read_run(run: ManifestRange, options: BufferReadOptions, layout: BufferLayout) -> Iterator[pa.RecordBatch]:
     """Fetches a task's objects and gives their rows, in order."""
     fetcher = Fetcher(options.open(), run.manifest, options.max_batch_bytes)
     waiting = deque(run.entries)

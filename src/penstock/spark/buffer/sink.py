@@ -26,10 +26,10 @@ from penstock.buffer.format.arrow import arrow_to_block
 from penstock.buffer.format.batch import MAX_BATCH_BYTES
 from penstock.buffer.format.mark import Mark
 from penstock.buffer.naming import shard_of
-from penstock.buffer.produce.publishing import Publisher, Staged
+from penstock.buffer.produce.publishing import Publisher, StagedObject
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark.buffer.options import WriteOptions
+from penstock.spark.buffer.options import BufferWriteOptions
 
 _COLUMNS = ("entry", "metadata", "key")
 _BYTES = (pa.binary(), pa.string())
@@ -44,13 +44,13 @@ class Uploaded(WriterCommitMessage):
     """What one task has uploaded, by shard."""
 
     query: str | None
-    shares: list[tuple[int, Staged]] = field(default_factory=list)
+    shares: list[tuple[int, StagedObject]] = field(default_factory=list)
 
 
-class _Writer:
+class _BufferWriter:
     """What batch and stream writers share."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: BufferWriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError(
                 'a buffer only grows: use mode("append"), or outputMode "append" or "update" for a stream'
@@ -61,7 +61,7 @@ class _Writer:
     def _upload(self, batches: Iterator[pa.RecordBatch], query: str | None) -> Uploaded:
         """Uploads a task's rows as objects of about flushBytes."""
         message = Uploaded(query)
-        coming: deque[tuple[int, Future[Staged]]] = deque()
+        coming: deque[tuple[int, Future[StagedObject]]] = deque()
         with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
             for shard, rows in _gathered(batches, len(self.options.places), self.options.flush_bytes):
                 while len(coming) >= _UPLOADS:
@@ -71,7 +71,7 @@ class _Writer:
             message.shares += [(shard, staged.result()) for shard, staged in coming]
         return message
 
-    def _stage(self, shard: int, rows: pa.RecordBatch) -> Staged:
+    def _stage(self, shard: int, rows: pa.RecordBatch) -> StagedObject:
         metadata = _ranges(rows)
         return self._publisher(shard).stage(
             arrow_to_block(rows.column("entry")), metadata, rows.num_rows, self.options.compression
@@ -88,7 +88,7 @@ class _Writer:
         return Publisher(options.open(), options.places[shard], gc_grace=options.gc_grace)
 
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
+class BufferBatchWriter(_BufferWriter, DataSourceArrowWriter):
     """Writes a frame once; with txnAppId and txnVersion, once for ever."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -103,10 +103,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Nothing to do: a commit whose answer was lost ends here too, and what nobody published is collected."""
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+class BufferStreamWriter(_BufferWriter, DataSourceStreamArrowWriter):
     """Writes a stream's batches, each once, whatever is killed when."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: BufferWriteOptions, schema: StructType, overwrite: bool) -> None:
         if options.app is not None:
             raise ConfigError("txnAppId and txnVersion are for batch writes; a stream is known by its checkpoint")
         super().__init__(options, schema, overwrite)

@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from penstock.buffer.format import parse_manifest
 from penstock.errors import ConfigError
-from penstock.spark.buffer.options import ReadOptions, read_options, settled, write_options
-from penstock.spark.buffer.rows import DDL, Layout, Run, cut, read_run
+from penstock.spark.buffer.options import BufferReadOptions, read_options, settled, write_options
+from penstock.spark.buffer.rows import DDL, BufferLayout, ManifestRange, cut, read_run
 
 
 class BufferSource(DataSource):
@@ -36,33 +36,33 @@ class BufferSource(DataSource):
         return DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(read_options(self.given), schema)
+        return BufferBatchReader(read_options(self.given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from penstock.spark.buffer.stream import StreamReader
+        from penstock.spark.buffer.stream import BufferStreamReader
 
-        return StreamReader(read_options(self.given), schema)
+        return BufferStreamReader(read_options(self.given), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.buffer.sink import BatchWriter
+        from penstock.spark.buffer.sink import BufferBatchWriter
 
-        return BatchWriter(write_options(self.given), schema, overwrite)
+        return BufferBatchWriter(write_options(self.given), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from penstock.spark.buffer.sink import StreamWriter
+        from penstock.spark.buffer.sink import BufferStreamWriter
 
-        return StreamWriter(write_options(self.given), schema, overwrite)
+        return BufferStreamWriter(write_options(self.given), schema, overwrite)
 
 
-class BatchReader(DataSourceReader):
+class BufferBatchReader(DataSourceReader):
     """Looks at what is in the manifest when the query is planned; owns nothing and acknowledges nothing."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: BufferReadOptions, schema: StructType) -> None:
         for name in ("startingOffsets", "maxOffsetsPerTrigger", "gcInterval"):
             if name.lower() in options.given:
                 raise ConfigError(f"{name} is for streams; a batch looks at everything that is in the buffer now")
         self.options = options
-        self.layout = Layout.of(schema)
+        self.layout = BufferLayout.of(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         store = self.options.open()
@@ -70,6 +70,6 @@ class BatchReader(DataSourceReader):
         return cut([(path, list(parse_manifest(store.get(path)))) for path in manifests], self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Run):  # Spark makes one of its own when there are none
+        if not isinstance(partition, ManifestRange):  # Spark makes one of its own when there are none
             return iter(())
         return read_run(partition, self.options, self.layout)

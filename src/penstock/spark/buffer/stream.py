@@ -20,20 +20,20 @@ from pyspark.sql.types import StructType
 from penstock.buffer import Consumer, Descriptor
 from penstock.buffer.format import Manifest
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
-from penstock.spark.buffer.options import ReadOptions
-from penstock.spark.buffer.rows import Layout, Run, cut, read_run
+from penstock.spark.buffer.options import BufferReadOptions
+from penstock.spark.buffer.rows import BufferLayout, ManifestRange, cut, read_run
 from penstock.spark.source.ranges import Offsets, limited
 
 _POLL = 0.1
 """Seconds between looks at a manifest in which nothing was new; Spark itself would ask a hundred times a second."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a buffer batch after batch, as its one consumer."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: BufferReadOptions, schema: StructType) -> None:
         self.options = options
-        self.layout = Layout.of(schema)
+        self.layout = BufferLayout.of(schema)
         self._consumers: dict[str, Consumer] = {}
         self._seen: dict[str, Manifest] = {}
         self._initial: Offsets | None = None
@@ -156,7 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Run)
+        assert isinstance(partition, ManifestRange)
         return read_run(partition, self.options, self.layout)
 
     def commit(self, end: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import check_name
-from penstock.spark.pipeline.places import Place
+from penstock.spark.pipeline.places import Endpoint
 from penstock.spark.startup.launch import spark_folder
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class Flow:
     def __init__(
         self,
         function: Callable[..., DataFrame],
-        sources: tuple[Place, ...],
-        target: Place,
+        sources: tuple[Endpoint, ...],
+        target: Endpoint,
         *,
         name: str,
         output_mode: OutputMode,
@@ -52,8 +52,8 @@ class Flow:
 
 def flow(
     *,
-    source: Place | Sequence[Place],
-    target: Place,
+    source: Endpoint | Sequence[Endpoint],
+    target: Endpoint,
     name: str | None = None,
     output_mode: OutputMode = "append",
     every: float | None = None,
@@ -68,10 +68,10 @@ def flow(
     the least number of seconds between two batches. `name` is the function's unless it is given; a flow's progress is
     kept under it.
     """
-    sources = (source,) if isinstance(source, Place) else tuple(source)
-    if not sources or not all(isinstance(one, Place) for one in sources):
+    sources = (source,) if isinstance(source, Endpoint) else tuple(source)
+    if not sources or not all(isinstance(one, Endpoint) for one in sources):
         raise ConfigError("a flow's source is topic(…), queue(…), buffer_at(…) or external(…), or a list of them")
-    if not isinstance(target, Place):
+    if not isinstance(target, Endpoint):
         raise ConfigError("a flow's target is topic(…), queue(…), buffer_at(…) or external(…)")
     if output_mode not in ("append", "update", "complete"):
         raise ConfigError(f'output_mode is "append", "update" or "complete", not {output_mode!r}')

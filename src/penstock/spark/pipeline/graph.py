@@ -11,13 +11,13 @@ import penstock
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.flows import Flow, Pipeline, place_of, said
-from penstock.spark.pipeline.places import Node, Place
+from penstock.spark.pipeline.places import Endpoint, Node
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Bound:
+class BoundFlow:
     """A flow whose places know their journals."""
 
     def __init__(self, flow: Flow, pipeline: str, url: str) -> None:
@@ -28,24 +28,24 @@ class Bound:
         self.target = flow.target.at(url)
 
 
-class Graph:
+class FlowGraph:
     """The flows of a pipeline over a journal, and what connects them."""
 
     def __init__(self, pipeline: Pipeline, url: str) -> None:
         self.pipeline = pipeline
-        self.flows = [Bound(flow, pipeline.name, url) for flow in pipeline.flows]
+        self.flows = [BoundFlow(flow, pipeline.name, url) for flow in pipeline.flows]
         urls = {place.url for flow in self.flows for place in (*flow.sources, flow.target) if place.url}
         self.existing = {node for url in urls for node in _topics_in(url)}
         self.made = {node for flow in self.flows for node in flow.target.nodes()}
         self.feeders = {flow.name: self._feeders(flow) for flow in self.flows}
 
-    def _feeders(self, flow: Bound) -> set[str]:
+    def _feeders(self, flow: BoundFlow) -> set[str]:
         """The flows that write what this one reads."""
         known = self.existing | self.made
         wanted = {node for source in flow.sources for node in source.nodes(known)}
         return {other.name for other in self.flows if other.target.nodes() & wanted}
 
-    def levels(self) -> list[list[Bound]]:
+    def levels(self) -> list[list[BoundFlow]]:
         """The flows in the order in which one run carries everything through: each level reads what others wrote."""
         left = {flow.name: set(self.feeders[flow.name]) for flow in self.flows}
         levels = []
@@ -79,7 +79,7 @@ class Graph:
             found.append(str(error))
         return found
 
-    def _problems_of(self, flow: Bound) -> Iterable[str]:
+    def _problems_of(self, flow: BoundFlow) -> Iterable[str]:
         known = self.existing | self.made
         for source in flow.sources:
             yield from _complaint(lambda source=source: source.read_options(flow.consumer))
@@ -110,7 +110,7 @@ def _topics_in(url: str) -> list[Node]:
 
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def frame_of(flow: Bound, spark: SparkSession, file: str | None) -> DataFrame:
+def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None) -> DataFrame:
     """What a flow's function makes of its sources; ConfigError when it fails, or makes no stream."""
     from pyspark.sql import DataFrame
 
@@ -129,7 +129,7 @@ def frame_of(flow: Bound, spark: SparkSession, file: str | None) -> DataFrame:
     return result
 
 
-def check_frame(flow: Bound, frame: DataFrame, spark: SparkSession) -> None:
+def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
     """ConfigError when what a flow makes does not fit its target, or cannot be computed as a stream."""
     target = flow.target
     if target.in_journal:
@@ -156,7 +156,7 @@ def _check_operations(frame: DataFrame, output_mode: str, spark: SparkSession) -
         raise ConfigError(said(error).removeprefix("AnalysisException: ")) from error
 
 
-def schema_problems(graph: Graph, spark: SparkSession) -> tuple[dict[str, list[str]], list[str]]:
+def schema_problems(graph: FlowGraph, spark: SparkSession) -> tuple[dict[str, list[str]], list[str]]:
     """The columns that each flow makes, and what is wrong with them."""
     columns: dict[str, list[str]] = {}
     problems = []
@@ -170,10 +170,10 @@ def schema_problems(graph: Graph, spark: SparkSession) -> tuple[dict[str, list[s
     return columns, problems
 
 
-def make_targets(graph: Graph) -> None:
+def make_targets(graph: FlowGraph) -> None:
     """Makes the topics and queues that flows write to, so that the flows that read them find them."""
     for flow in graph.flows:
-        target: Place = flow.target
+        target: Endpoint = flow.target
         if not target.in_journal or not target.names:
             continue
         assert target.url is not None

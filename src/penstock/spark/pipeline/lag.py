@@ -12,8 +12,8 @@ from penstock.buffer.format import parse_manifest
 from penstock.errors import PenstockError
 from penstock.spark.buffer.options import read_options
 from penstock.spark.buffer.options import settled as settled_buffer
-from penstock.spark.pipeline.graph import Bound
-from penstock.spark.pipeline.places import Place
+from penstock.spark.pipeline.graph import BoundFlow
+from penstock.spark.pipeline.places import Endpoint
 from penstock.spark.source.stores import reading
 
 Offsets = Mapping[int, Mapping[str, int]]
@@ -26,7 +26,7 @@ _BUFFER_INTERVAL = 1.0
 class Lag:
     """How much of a flow's sources waits to be read."""
 
-    def __init__(self, flow: Bound) -> None:
+    def __init__(self, flow: BoundFlow) -> None:
         self.flow = flow
         self._looked: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         """When each buffer's manifests were last looked at, and where they began and ended."""
@@ -46,7 +46,7 @@ class Lag:
             total += found
         return total
 
-    def _in_topics(self, source: Place, offsets: Mapping[str, int] | None) -> int:
+    def _in_topics(self, source: Endpoint, offsets: Mapping[str, int] | None) -> int:
         assert source.url is not None
         journal = reading(source.url)
         total = 0
@@ -57,7 +57,7 @@ class Lag:
             total += max(0, topic.latest - (done or 0))
         return total
 
-    def _in_buffer(self, at: int, source: Place, offsets: Mapping[str, int] | None) -> int | None:
+    def _in_buffer(self, at: int, source: Endpoint, offsets: Mapping[str, int] | None) -> int | None:
         """The manifest's entries beyond what was read; those that were read and not acknowledged yet do not count."""
         looked = self._looked.get(at)
         if looked is None or time.monotonic() >= looked[0] + _BUFFER_INTERVAL:
@@ -68,7 +68,7 @@ class Lag:
         return sum(max(0, end - (offsets or {}).get(path, begin)) for path, (begin, end) in looked[1].items())
 
 
-def _bounds(source: Place) -> dict[str, tuple[int, int]]:
+def _bounds(source: Endpoint) -> dict[str, tuple[int, int]]:
     """Where each manifest of a buffer begins and ends, in sequences."""
     options = read_options(settled_buffer(source.options))
     store = options.open()

@@ -24,7 +24,7 @@ Node = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """A source or a target of a flow; made by `topic`, `queue`, `buffer_at` and `external`."""
 
     format: str
@@ -40,7 +40,7 @@ class Place:
         """Whether it is a part of a journal."""
         return self.kind in ("topic", "pattern", "queue")
 
-    def at(self, url: str) -> Place:
+    def at(self, url: str) -> Endpoint:
         """The place with its journal known: its own, or the pipeline's."""
         return replace(self, url=absolute_url(self.url or url)) if self.in_journal else self
 
@@ -107,7 +107,7 @@ class BatchByBatch:
         writer.options(txnAppId=f"query {query}", txnVersion=number).save()
 
 
-def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: Any) -> Place:
+def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: Any) -> Endpoint:
     """A topic to read from or write to; several (or a `pattern` of names) to read from as one stream.
 
     As a target without a name, rows say in a column `topic` where they go. `url` is another journal than the
@@ -121,22 +121,22 @@ def topic(*names: str, pattern: str | None = None, url: str | None = None, **opt
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"pattern {pattern!r} is no regular expression: {error}") from error
-        return Place("penstock", f"topics like {pattern}", given, "pattern", (pattern,), url)
+        return Endpoint("penstock", f"topics like {pattern}", given, "pattern", (pattern,), url)
     for name in names:
         check_name(name, "topic")
     if len(set(names)) != len(names):
         raise ConfigError(f"a topic is named twice in topic({', '.join(map(repr, names))})")
     label = f"topic {', '.join(names)}" if names else "topics by row"
-    return Place("penstock", label, given, "topic", names, url)
+    return Endpoint("penstock", label, given, "topic", names, url)
 
 
-def queue(name: str, *, policy: Mapping[str, Any] | None = None, url: str | None = None, **options: Any) -> Place:
+def queue(name: str, *, policy: Mapping[str, Any] | None = None, url: str | None = None, **options: Any) -> Endpoint:
     """A queue to push to, made with `policy` when it is not there; or to read the messages of, without taking them."""
     check_name(name, "queue")
-    return Place("penstock", f"queue {name}", _options(options, "queue"), "queue", (name,), url, dict(policy or {}))
+    return Endpoint("penstock", f"queue {name}", _options(options, "queue"), "queue", (name,), url, dict(policy or {}))
 
 
-def buffer_at(url: str, **options: Any) -> Place:
+def buffer_at(url: str, **options: Any) -> Endpoint:
     """A buffer in object storage to read from or write to; the options are those of the source `penstock-buffer`.
 
     Options that it does not know are the object store's own, so all of them are spelled as there.
@@ -144,10 +144,10 @@ def buffer_at(url: str, **options: Any) -> Place:
     if not isinstance(url, str) or not url:
         raise ConfigError(f"a buffer is named by its url (s3://bucket/prefix, file:///dir), not {url!r}")
     given = {"url": url, **{name: _text(name, value) for name, value in options.items()}}
-    return Place("penstock-buffer", f"buffer {url}", given, "buffer", (f"{url} {given.get('manifest', '')}",))
+    return Endpoint("penstock-buffer", f"buffer {url}", given, "buffer", (f"{url} {given.get('manifest', '')}",))
 
 
-def external(format: str, path: str | None = None, **options: Any) -> Place:
+def external(format: str, path: str | None = None, **options: Any) -> Endpoint:
     """Anything else Spark reads or writes as a stream: `external("parquet", "lake/raw")`, `external("kafka", …)`."""
     if not isinstance(format, str) or not format:
         raise ConfigError(f"external() needs the name of a Spark format, not {format!r}")
@@ -155,7 +155,7 @@ def external(format: str, path: str | None = None, **options: Any) -> Place:
     if path is not None:
         given["path"] = str(path)
     names = (str(path),) if path is not None else ()
-    return Place(format, f"{format} {path}" if path else format, given, "external", names)
+    return Endpoint(format, f"{format} {path}" if path else format, given, "external", names)
 
 
 def _options(options: Mapping[str, Any], what: str) -> dict[str, str]:

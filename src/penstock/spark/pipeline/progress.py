@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
-from penstock.spark.pipeline.graph import Bound
+from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.source.stores import writing
 
@@ -26,10 +26,10 @@ _WINDOW = 10.0
 """Seconds over which rows a second are counted."""
 
 
-class Running:
+class RunningFlow:
     """A flow, its query, and how it does."""
 
-    def __init__(self, flow: Bound, pipeline: str, mode: Literal["once", "continuous"]) -> None:
+    def __init__(self, flow: BoundFlow, pipeline: str, mode: Literal["once", "continuous"]) -> None:
         self.flow = flow
         self.query: StreamingQuery | None = None
         self.due = 0.0
@@ -116,7 +116,7 @@ class Reporter:
         self._next = 0.0
         self._written = 0
 
-    def report(self, flows: list[Running], *, now: bool = False) -> None:
+    def report(self, flows: list[RunningFlow], *, now: bool = False) -> None:
         """Reports the flows that have changed, and those that have not been heard of for a while."""
         moment = time.monotonic()
         if moment < self._next and not now:

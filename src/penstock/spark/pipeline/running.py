@@ -27,8 +27,8 @@ from penstock.observe.pipelines import FlowStatus
 from penstock.spark.pipeline.alone import alone
 from penstock.spark.pipeline.faults import Fault, fault_of
 from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
-from penstock.spark.pipeline.graph import Graph, check_frame, frame_of, make_targets, schema_problems
-from penstock.spark.pipeline.progress import Reporter, Running
+from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
+from penstock.spark.pipeline.progress import Reporter, RunningFlow
 from penstock.spark.source.options import absolute_url
 from penstock.spark.startup import sessions
 from penstock.spark.startup.reaching import Gone, hushed, reaching_spark
@@ -76,7 +76,7 @@ class Runner:
         self._starting = False
         self._spark: SparkSession | None = None
         self._owns = False
-        self._flows: list[Running] = []
+        self._flows: list[RunningFlow] = []
         self._reporter = Reporter(self.url)
         self._shown = 0.0
 
@@ -87,7 +87,7 @@ class Runner:
 
     def check(self) -> dict[str, list[str]]:
         """Looks at everything that can be wrong before a batch runs; the columns each flow makes, or ConfigError."""
-        graph = Graph(self.pipeline, self.url)
+        graph = FlowGraph(self.pipeline, self.url)
         _raise(graph.problems())
         with self._session():
             assert self._spark is not None
@@ -97,13 +97,13 @@ class Runner:
 
     def run(self) -> list[FlowStatus]:
         """Runs the flows; returns how they stand at the end. FlowFailed when one fails for good."""
-        graph = Graph(self.pipeline, self.url)
+        graph = FlowGraph(self.pipeline, self.url)
         _raise(graph.problems())
         levels = graph.levels() if self.once else [graph.flows]
         with alone(self.url, self.pipeline.name):
             make_targets(graph)
             mode: Literal["once", "continuous"] = "once" if self.once else "continuous"
-            flows = {flow.name: Running(flow, self.pipeline.name, mode) for flow in graph.flows}
+            flows = {flow.name: RunningFlow(flow, self.pipeline.name, mode) for flow in graph.flows}
             self._flows = list(flows.values())
             try:
                 with hushed(), self._signals(), self._session():
@@ -130,7 +130,7 @@ class Runner:
             return removed
 
     # ── levels ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _run_level(self, flows: list[Running]) -> None:
+    def _run_level(self, flows: list[RunningFlow]) -> None:
         for running in flows:
             running.status.state = "starting"
         self._tell(now=True)
@@ -145,7 +145,7 @@ class Runner:
             self._tell()
             self._stop.wait(LOOK)
 
-    def _step(self, running: Running) -> None:
+    def _step(self, running: RunningFlow) -> None:
         """Starts the flow if it is due, else looks how it does."""
         if running.query is None:
             if running.status.state != "done" and time.monotonic() >= running.due:
@@ -163,7 +163,7 @@ class Runner:
         else:
             self._failed(running, fault_of(error, self.pipeline.file))
 
-    def _start(self, running: Running) -> None:
+    def _start(self, running: RunningFlow) -> None:
         flow = running.flow
         assert self._spark is not None
         try:
@@ -182,7 +182,7 @@ class Runner:
         except Exception as error:
             self._failed(running, fault_of(error, self.pipeline.file))
 
-    def _failed(self, running: Running, fault: Fault) -> None:
+    def _failed(self, running: RunningFlow, fault: Fault) -> None:
         """Starts the flow again later, or gives up: at once for what will not pass, else after several failures."""
         running.failures += 1
         if not fault.passing or running.failures > self.restarts:
@@ -193,7 +193,7 @@ class Runner:
         running.status.restarts += 1
         running.due = time.monotonic() + BACKOFF[min(running.failures, len(BACKOFF)) - 1]
 
-    def _revive(self, flows: list[Running], gone: Gone) -> None:
+    def _revive(self, flows: list[RunningFlow], gone: Gone) -> None:
         """Spark's JVM is gone: a new one, and every flow again."""
         if not self._owns:
             raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone

@@ -21,7 +21,7 @@ from penstock.entity.projection.folding import folder_of
 from penstock.errors import ConfigError
 from penstock.events import parse_id
 from penstock.spark.projection.shipping import Shipped
-from penstock.spark.projection.states import States
+from penstock.spark.projection.states import StateRows
 
 NEEDED = ("key", "seq", "kind", "payload")
 OPTIONAL = ("topic", "scope", "headers", "occurred_at", "recorded_at", "id", "correlation_id", "causation_id")
@@ -170,7 +170,7 @@ def _runs(keys: Any) -> list[int]:
     return [0, *starts.tolist(), count]
 
 
-def emit(folded: Iterator[Folded], states: States) -> Iterator[pa.RecordBatch]:
+def emit(folded: Iterator[Folded], states: StateRows) -> Iterator[pa.RecordBatch]:
     """Entities as record batches."""
     held: list[Folded] = []
     for one in folded:
@@ -182,7 +182,7 @@ def emit(folded: Iterator[Folded], states: States) -> Iterator[pa.RecordBatch]:
         yield _batch(held, states)
 
 
-def _batch(held: list[Folded], states: States) -> pa.RecordBatch:
+def _batch(held: list[Folded], states: StateRows) -> pa.RecordBatch:
     return states.batch([one.key for one in held], [one.generation for one in held], [one.state for one in held])
 
 
@@ -196,4 +196,4 @@ class BatchFold:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         projection = self.shipped.projection
         folded = fold_sorted(batches, self.shipped, lambda key: Folded(key, projection()))
-        yield from emit(folded, States(self.schema))
+        yield from emit(folded, StateRows(self.schema))

@@ -28,7 +28,7 @@ from penstock.journal.commit.catalog import load_record, load_state
 from penstock.journal.commit.commit import Commit
 from penstock.spark.projection.fold import Folded, emit, fold_sorted
 from penstock.spark.projection.shipping import Shipped
-from penstock.spark.projection.states import States
+from penstock.spark.projection.states import StateRows
 from penstock.spark.source.options import absolute_url, read_options
 from penstock.spark.source.stores import reading, writing
 
@@ -65,7 +65,7 @@ class StreamFold:
 
             folded = list(fold_sorted(iter(table.to_batches()), self.shipped, load))
         self._keep(record.number, declared, folded)
-        yield from emit(iter(folded), States(self.schema))
+        yield from emit(iter(folded), StateRows(self.schema))
 
     def _declared(self) -> Declared:
         """The projection as this query's states are filed: by the query's id, which restarts do not change."""

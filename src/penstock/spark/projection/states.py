@@ -87,7 +87,7 @@ def _fields(cls: Any) -> Sequence[Any]:
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else msgspec.structs.fields(cls)
 
 
-class States:
+class StateRows:
     """Makes record batches of states."""
 
     def __init__(self, schema: T.StructType) -> None:

@@ -25,7 +25,7 @@ from penstock.journal.storage.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
 from penstock.queue.queue import Queue
 from penstock.spark.sink.layout import SinkLayout
-from penstock.spark.sink.staging import Folder, Staged, staging_root
+from penstock.spark.sink.staging import StagedBlocks, StagingFolder, staging_root
 from penstock.spark.source.options import WriteOptions, write_options
 from penstock.spark.source.stores import writing
 
@@ -54,7 +54,7 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     return held[0] if len(held) == 1 else pa.concat_batches(held)
 
 
-def publish(options: WriteOptions, messages: Sequence[Staged], mark: str | None, version: int) -> bool:
+def publish(options: WriteOptions, messages: Sequence[StagedBlocks], mark: str | None, version: int) -> bool:
     """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
     with writing(options.url) as journal:
         queue = journal.queue(options.topic or "") if options.queue else None
@@ -76,9 +76,9 @@ def publish(options: WriteOptions, messages: Sequence[Staged], mark: str | None,
         return bool(journal.run(apply))
 
 
-def _check_push(commit: Commit, queue: Queue, messages: Sequence[Staged]) -> None:
+def _check_push(commit: Commit, queue: Queue, messages: Sequence[StagedBlocks]) -> None:
     """Raises what pushing the messages one by one would raise; a push is otherwise nothing but its event."""
-    state = queue._book.state(commit, queue.name)
+    state = queue._cache.state(commit, queue.name)
     if state.policy.priority and any(message.keyed for message in messages):
         raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
     most, held, more = state.policy.max_size, state.unsettled(commit), sum(message.events for message in messages)
@@ -97,13 +97,13 @@ def mark_name(*parts: str) -> str:
     return name
 
 
-class _Writer:
+class _TopicWriter:
     """What batch and stream writers share."""
 
     def __init__(self, options: WriteOptions, layout: SinkLayout, owner: str) -> None:
         self.options = options
         self.layout = layout
-        self.folder = Folder(staging_root(options.url, options.staging), owner)
+        self.folder = StagingFolder(staging_root(options.url, options.staging), owner)
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> Self:
@@ -116,7 +116,7 @@ class _Writer:
         return cls(options, SinkLayout.of(schema, options), uuid.uuid4().hex)
 
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
+class BatchWriter(_TopicWriter, DataSourceArrowWriter):
     """Writes a frame once; with txnAppId and txnVersion, once for ever."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -124,7 +124,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         options = self.options
-        staged = [message for message in messages if isinstance(message, Staged)]
+        staged = [message for message in messages if isinstance(message, StagedBlocks)]
         mark = None if options.app is None else mark_name("app", options.app, options.topic or "")
         if mark is not None or any(message.events for message in staged):
             publish(options, staged, mark, options.version or 0)
@@ -134,7 +134,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.folder.remove()
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
     """Writes a stream's batches, each once, whatever is killed when."""
 
     def __init__(self, options: WriteOptions, layout: SinkLayout, owner: str) -> None:
@@ -151,7 +151,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return self._folder(query).stage(encoded(iterator, self.layout), query, batch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        staged = [message for message in messages if isinstance(message, Staged)]
+        staged = [message for message in messages if isinstance(message, StagedBlocks)]
         queries = {message.query for message in staged}
         if len(queries) > 1:
             raise PenstockError(f"one batch has the rows of several queries: {', '.join(map(str, queries))}")
@@ -162,9 +162,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             self._folder(query).sweep(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        for query in {message.query for message in messages if isinstance(message, Staged)}:
+        for query in {message.query for message in messages if isinstance(message, StagedBlocks)}:
             if query is not None:
                 self._folder(query).sweep(batchId)
 
-    def _folder(self, query: str) -> Folder:
-        return Folder(str(self.folder.root), query)
+    def _folder(self, query: str) -> StagingFolder:
+        return StagingFolder(str(self.folder.root), query)

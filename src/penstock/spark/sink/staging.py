@@ -30,7 +30,7 @@ _FORGOTTEN = 7 * 24 * 3600.0
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedBlocks(WriterCommitMessage):
     """What one task has staged."""
 
     query: str | None
@@ -65,16 +65,16 @@ class Staged(WriterCommitMessage):
             ) from error
 
 
-class Folder:
+class StagingFolder:
     """The staging folder of one query or job."""
 
     def __init__(self, root: str, owner: str) -> None:
         self.root = Path(root)
         self.path = self.root / owner
 
-    def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> Staged:
+    def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> StagedBlocks:
         """Keeps a task's blocks until the commit."""
-        message = Staged(query, host=os.uname().nodename)
+        message = StagedBlocks(query, host=os.uname().nodename)
         size = 0
         file = None
         path = self.path / f"{batch}-{uuid.uuid4().hex}"
@@ -129,7 +129,7 @@ class Folder:
             self.root.rmdir()
 
 
-def _add(file: BinaryIO, message: Staged, topic: str, encoded: bytes) -> None:
+def _add(file: BinaryIO, message: StagedBlocks, topic: str, encoded: bytes) -> None:
     file.write(encoded)
     message.pieces.append((topic, len(encoded)))
 

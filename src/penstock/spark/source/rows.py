@@ -56,7 +56,7 @@ def source_schema(options: ReadOptions) -> str:
     return ", ".join(parts)
 
 
-class Layout(msgspec.Struct, frozen=True):
+class SourceLayout(msgspec.Struct, frozen=True):
     """Which columns a query gets, in order, and where each comes from."""
 
     schema: pa.Schema
@@ -68,7 +68,7 @@ class Layout(msgspec.Struct, frozen=True):
     payload: PayloadType
 
     @classmethod
-    def of(cls, wanted: StructType, options: ReadOptions) -> Layout:
+    def of(cls, wanted: StructType, options: ReadOptions) -> SourceLayout:
         """The layout of a schema; ConfigError when it asks for what there is not."""
         schema = to_arrow_schema(wanted, timezone="UTC")
         names = schema.names
@@ -122,7 +122,14 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def read_range(
-    engine: Engine, topic: str, after: int, through: int, layout: Layout, filter: RowFilter = NO_FILTER, *, strict: bool
+    engine: Engine,
+    topic: str,
+    after: int,
+    through: int,
+    layout: SourceLayout,
+    filter: RowFilter = NO_FILTER,
+    *,
+    strict: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The events after < position ≤ through, from snapshots held only while blocks are fetched.
 

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError
 from penstock.spark.source.filters import NO_FILTER, take_filters
 from penstock.spark.source.options import ReadOptions, read_options, settled
 from penstock.spark.source.ranges import Range, Topics, cut, narrowed
-from penstock.spark.source.rows import Layout, read_range, source_schema
+from penstock.spark.source.rows import SourceLayout, read_range, source_schema
 from penstock.spark.source.stores import reading
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -73,7 +73,7 @@ class BatchReader(DataSourceReader):
         if options.end == "earliest":
             raise ConfigError('endingOffsets "earliest" leaves a batch nothing to read; use "latest" or a position')
         self.options = options
-        self.layout = Layout.of(schema, options)
+        self.layout = SourceLayout.of(schema, options)
         self.filter = NO_FILTER
 
     def partitions(self) -> Sequence[InputPartition]:

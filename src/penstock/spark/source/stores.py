@@ -19,12 +19,12 @@ _KEPT = 8
 """Journals a worker process keeps open."""
 
 
-class _Kept(NamedTuple):
+class _OpenJournal(NamedTuple):
     journal: Journal
     identity: tuple[int, int] | None
 
 
-_kept: dict[tuple[int, str], _Kept] = {}
+_kept: dict[tuple[int, str], _OpenJournal] = {}
 
 
 def reading(url: str) -> Journal:
@@ -41,7 +41,7 @@ def reading(url: str) -> Journal:
     while len(_kept) >= _KEPT:
         _kept.pop(next(iter(_kept))).journal.close()
     journal = penstock.open(url, read_only=True)
-    _kept[slot] = _Kept(journal, _identity(journal))
+    _kept[slot] = _OpenJournal(journal, _identity(journal))
     return journal
 
 

@@ -20,7 +20,7 @@ from penstock.journal.cursors import move_cursor
 from penstock.spark.source.filters import NO_FILTER
 from penstock.spark.source.options import ReadOptions
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed
-from penstock.spark.source.rows import Layout, read_range
+from penstock.spark.source.rows import SourceLayout, read_range
 from penstock.spark.source.stores import reading, writing
 
 
@@ -32,7 +32,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if name.lower() in options.given:
                 raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
         self.options = options
-        self.layout = Layout.of(schema, options)
+        self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
         self._latest: tuple[int, Offsets] | None = None
         self._followed: Offsets = {}

@@ -38,7 +38,7 @@ _STREAM_STOP = "20s"
 """How long a query may take to stop before the session ends under it, which it survives, but loudly."""
 
 
-class _Running:
+class _RunningSession:
     """The JVM of this process, as far as penstock started it."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Running:
         self.missing: Archive | None = None  # the archive to make when this program has ended
 
 
-_running = _Running()
+_running = _RunningSession()
 
 
 def session(app: str = "penstock", *, master: str = "local[*]", **conf: Any) -> SparkSession:

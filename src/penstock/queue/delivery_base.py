@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.events import Event
 
 
-class InHand:
+class DeliveryBase:
     """The message's own values, and what leaving a `with` block does: ack, nack with the error, or release."""
 
     __slots__ = ()
