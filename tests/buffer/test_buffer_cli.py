@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from penstock.buffer import Metadata, Producer
 from penstock.buffer.store import open_store
-from penstock.cli.buffer import app
+from penstock.cli.commands.buffer.commands import app
 
 from .conftest import Buffer
 
@@ -110,7 +110,7 @@ def test_an_entry_of_many_reads_arrives_whole(url: str):
 
 
 def test_a_pipe_that_pauses_holds_no_entry_back(buffer: Buffer, url: str, eventually):
-    script = "from penstock.cli.buffer import app; app()"
+    script = "from penstock.cli.commands.buffer.commands import app; app()"
     with subprocess.Popen([sys.executable, "-c", script, "produce", url], stdin=subprocess.PIPE) as producer:
         producer.stdin.write(b"one\ntwo\nthr")
         producer.stdin.flush()
@@ -214,7 +214,7 @@ def test_every_command_has_help():
 
 
 def test_consume_follows_what_is_produced_later(url: str):
-    script = "from penstock.cli.buffer import app; app()"
+    script = "from penstock.cli.commands.buffer.commands import app; app()"
     follower = subprocess.Popen([sys.executable, "-c", script, "consume", url, "--follow"], stdout=subprocess.PIPE)
     try:
         with Producer(url, flush_interval=0.001) as producer:
@@ -229,7 +229,7 @@ def test_consume_follows_what_is_produced_later(url: str):
 
 def test_consume_says_when_another_consumer_takes_over(buffer: Buffer, url: str):
     buffer.fill(1)
-    script = "from penstock.cli.buffer import app; app()"
+    script = "from penstock.cli.commands.buffer.commands import app; app()"
     follower = subprocess.Popen(
         [sys.executable, "-c", script, "consume", url, "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -41,7 +41,7 @@ def test_every_command_and_every_option_is_documented() -> None:
 def test_every_command_of_a_mounted_group_is_documented() -> None:
     import typer
 
-    from penstock.cli.buffer import app
+    from penstock.cli.commands.buffer.commands import app
 
     text = (ROOT / "docs" / "cli.md").read_text("utf-8")
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from typing import Final
 GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     (
         "topics",
-        "penstock.cli.topics",
+        "penstock.cli.commands.topics.events",
         (
             ("topics", "Lists the topics with their ends and sizes"),
             ("append", "Appends events: one from the command line, many from standard input or a file"),
@@ -18,7 +18,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "consumers and keeping",
-        "penstock.cli.keeping",
+        "penstock.cli.commands.topics.keeping",
         (
             ("cursors", "Shows how far consumers have come"),
             ("lag", "Shows how far consumers are behind"),
@@ -31,7 +31,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "queues",
-        "penstock.cli.queues",
+        "penstock.cli.commands.queues.inspecting",
         (
             ("queues", "Lists the queues with what is ready, in flight, delayed and failed"),
             ("peek", "Shows the messages that would be taken next, without taking them"),
@@ -45,7 +45,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "messages and workers",
-        "penstock.cli.working",
+        "penstock.cli.commands.queues.messages",
         (
             ("push", "Pushes a message to a queue; makes the queue when it is not there"),
             ("take", "Takes messages from a queue and settles them: asks what to do, or does what --settle says"),
@@ -56,7 +56,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "whole journals",
-        "penstock.cli.moving",
+        "penstock.cli.commands.journals.copying",
         (
             ("info", "Shows what the journal is: engine, place, size, durability"),
             ("export", "Writes a topic's events to a file: JSON Lines, Arrow or Parquet"),
@@ -66,22 +66,22 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "projections",
-        "penstock.cli.rebuilding",
+        "penstock.cli.commands.topics.rebuilding",
         (("rebuild", "Folds a topic's events anew with a projection of yours, and saves the states"),),
     ),
     (
         "sealed history",
-        "penstock.cli.sealing",
+        "penstock.cli.commands.topics.sealing",
         (("seal", "Moves settled history into Parquet files, which reads then cross into unnoticed"),),
     ),
     (
         "causes",
-        "penstock.cli.graph",
+        "penstock.cli.commands.topics.graph",
         (("graph", "Shows the chain of causes and effects that a correlation holds together"),),
     ),
     (
         "pipelines",
-        "penstock.cli.pipelines",
+        "penstock.cli.commands.spark.pipelines",
         (
             ("run", "Runs a Spark pipeline: a Python file whose functions are flows between topics, queues and more"),
             ("pipelines", "Shows how pipelines do, as they last reported: state, rates, lag, batch times, errors"),
@@ -89,7 +89,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "watching",
-        "penstock.cli.watching",
+        "penstock.cli.commands.operate.watching",
         (
             (
                 "top",
@@ -103,12 +103,12 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "serving",
-        "penstock.cli.serving",
+        "penstock.cli.commands.operate.serving",
         (("serve", "Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus"),),
     ),
     (
         "this machine",
-        "penstock.cli.machine",
+        "penstock.cli.commands.operate.machine",
         (
             ("bench", "Measures this machine with a quick table: raw disk syncs, then what penstock makes of them"),
             (
@@ -119,7 +119,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "this shell",
-        "penstock.cli.completion",
+        "penstock.cli.commands.operate.completion",
         (("completion", "Prints a script that teaches your shell to complete penstock's commands"),),
     ),
 )
@@ -128,7 +128,7 @@ GROUPS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
 MOUNTED: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "buffer",
-        "penstock.cli.buffer",
+        "penstock.cli.commands.buffer.commands",
         "Buffers in object storage: look into a manifest, produce, consume, collect garbage",
     ),
 )

@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.cli import failure
 from penstock.cli.command import Command, Option, flag, option, suggestion
+from penstock.cli.context import Run
 from penstock.cli.failure import Nothing, UsageError
 from penstock.cli.index import GROUPS, MOUNTED, module_of, names
-from penstock.cli.run import Run
 
 SHARED: tuple[Option, ...] = (
     option(

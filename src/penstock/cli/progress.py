@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from penstock.cli.run import Run
+from penstock.cli.context import Run
 
 _BAR = 30
 

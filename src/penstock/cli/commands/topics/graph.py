@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.command import argument, command, option
+from penstock.cli.context import Run
 from penstock.cli.failure import Nothing
 from penstock.cli.output import paint
-from penstock.cli.run import Run
 from penstock.cli.show import event_line
 from penstock.document import event_json
 

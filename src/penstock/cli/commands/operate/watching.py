@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import values
 from penstock.cli.command import command, flag, option
+from penstock.cli.context import Run
 from penstock.cli.output import table
-from penstock.cli.run import Run
 from penstock.errors import ConfigError, PenstockError
 from penstock.units import parse_duration, show_duration
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import values
-from penstock.cli.choosing import CHOICES, Choice
 from penstock.cli.command import argument, command, flag, option
+from penstock.cli.commands.topics.selection import CHOICES, Choice
+from penstock.cli.context import Run
 from penstock.cli.failure import UsageError
-from penstock.cli.run import Run
 from penstock.document import DraftDocument, draft_from_json, event_json
 from penstock.errors import ConfigError
 from penstock.units import show_size

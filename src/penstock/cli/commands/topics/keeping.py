@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import values
 from penstock.cli.command import argument, command, flag, option
+from penstock.cli.context import Run
 from penstock.cli.failure import DONE, FAILED, Nothing, UsageError
-from penstock.cli.run import Run
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:

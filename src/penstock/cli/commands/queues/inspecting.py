@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import values
 from penstock.cli.command import argument, command, flag, option, suggestion
+from penstock.cli.context import Run
 from penstock.cli.failure import Nothing, UsageError
 from penstock.cli.output import safe
-from penstock.cli.run import Run
 from penstock.cli.show import event_line, payload_text
 from penstock.document import event_document, event_json
 from penstock.errors import ConfigError

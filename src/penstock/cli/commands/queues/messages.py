@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli import values
 from penstock.cli.command import argument, command, flag, option
+from penstock.cli.commands.queues.inspecting import check_count, existing_queue
+from penstock.cli.context import Run
 from penstock.cli.failure import NOTHING, Nothing, UsageError
 from penstock.cli.loading import load_named
-from penstock.cli.queues import check_count, existing_queue
-from penstock.cli.run import Run
 from penstock.cli.show import event_record, pretty_payload
 from penstock.document import event_document, receipt_document
 from penstock.errors import ConfigError, StaleDelivery

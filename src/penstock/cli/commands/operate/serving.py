@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli import values
 from penstock.cli.command import command, flag, option
-from penstock.cli.run import Run
+from penstock.cli.context import Run
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from penstock.cli import values
-from penstock.cli.choosing import CHOICES, Choice
 from penstock.cli.command import argument, command, flag, option
+from penstock.cli.commands.topics.selection import CHOICES, Choice
+from penstock.cli.context import Run
 from penstock.cli.failure import Nothing, UsageError
-from penstock.cli.run import Run
 from penstock.cli.show import event_line, event_record, pretty_payload
 from penstock.document import draft_from_json, event_json, receipt_document
 from penstock.errors import ConfigError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.cli.command import Command, argument, command
+from penstock.cli.context import Run
 from penstock.cli.failure import UsageError
 from penstock.cli.index import GROUPS, names
-from penstock.cli.run import Run
 
 SHELLS = ("bash", "zsh", "fish")
 

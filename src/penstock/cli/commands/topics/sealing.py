@@ -6,9 +6,9 @@ from datetime import datetime
 
 from penstock.cli import values
 from penstock.cli.command import argument, command, option
+from penstock.cli.context import Run
 from penstock.cli.failure import UsageError
 from penstock.cli.progress import Progress
-from penstock.cli.run import Run
 from penstock.units import show_size
 
 

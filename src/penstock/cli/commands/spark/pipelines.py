@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import values
 from penstock.cli.command import argument, command, flag, option
+from penstock.cli.context import Run
 from penstock.cli.failure import Nothing, UsageError
 from penstock.cli.output import table
-from penstock.cli.run import Run
 from penstock.units import show_duration
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.command import command, option
+from penstock.cli.context import Run
 from penstock.cli.failure import DONE, FAILED
 from penstock.cli.output import paint
-from penstock.cli.run import Run
 from penstock.errors import ConfigError, PenstockError
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from penstock.cli.command import argument, command, flag
+from penstock.cli.context import Run
 from penstock.cli.failure import UsageError
 from penstock.cli.loading import load_named
 from penstock.cli.progress import Progress
-from penstock.cli.run import Run
 
 
 @command(

@@ -1,0 +1,1 @@
+"""The commands, in folders by what they are about."""

@@ -1,0 +1,1 @@
+"""Commands about buffers in object storage."""

@@ -1,0 +1,1 @@
+"""Commands for who operates a journal: watching, serving, this machine."""

@@ -1,0 +1,1 @@
+"""Commands about queues: their messages, policies and workers."""

@@ -1,0 +1,1 @@
+"""Commands about topics: their events, consumers and what they keep."""
