@@ -102,6 +102,7 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
                 )
             if schema.type is not None:
                 _by_type.pop(schema.type, None)
+                schema = _without_type(schema)  # another object: what was made for the old class is made anew
             schema.type, schema.version, schema.decode = cls, version, decode
             _by_kind[kind] = _by_type[cls] = schema
         return cls
@@ -231,12 +232,18 @@ def _check_only_type(schema: Schema, cls: type[Any]) -> None:
         raise ConfigError(f"{_name(cls)} is declared for {other.kind!r} already; a type belongs to one kind")
 
 
+def _without_type(schema: Schema) -> Schema:
+    """The upcasters of a kind whose class is defined again."""
+    bare = Schema(schema.kind)
+    bare.upcasters = schema.upcasters
+    return bare
+
+
 def _is_redefinition(old: Any, new: Any) -> bool:
-    """Whether a module (or a notebook cell) was simply run again."""
+    """Whether the same definition was simply run again: a module, a notebook cell, a function around it."""
     return old is new or (
         (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
-        and "<locals>" not in new.__qualname__
-        and "<lambda>" not in new.__qualname__
+        and "<lambda>" not in new.__qualname__  # several on one line of code would all be called so
     )
 
 

@@ -145,6 +145,56 @@ def test_two_types_on_one_kind_are_refused(topic: Topic) -> None:
     event("order.placed", version=2)(StructOrder)
 
 
+def test_a_definition_inside_a_function_may_run_again(topic: Topic) -> None:
+    """As in a parametrised test or an application factory: the newest class is the declared one."""
+
+    def declare() -> Any:
+        @event("order.placed", version=2)
+        class Order(msgspec.Struct):
+            customer: str
+
+        @upcast("order.placed", version=1)
+        def rename(payload: Any) -> Any:
+            return {"customer": payload["name"]}
+
+        return Order
+
+    class Customers(Projection):
+        seen: list[Any] = []
+
+        @handles("order.placed")
+        def note(self, event: Order) -> None:  # type: ignore[name-defined]  # noqa: F821
+            self.seen.append(type(event).__name__)
+            assert isinstance(event, newest)
+
+    topic.append("order.placed", {"name": "ada"}, key="k")
+    for expected in (1, 2):
+        newest = declare()
+        topic.append(newest("grace"), key="k")
+        assert [stored.as_(newest).customer for stored in topic.read()] == ["ada", *["grace"] * expected]
+        state = Customers.fold(topic.read(key="k"))
+        assert state.seen == ["Order"] * (expected + 1)
+
+
+def test_classes_of_one_name_from_different_places_are_two_types() -> None:
+    def one() -> Any:
+        class Order(msgspec.Struct):
+            customer: str
+
+        return Order
+
+    def other() -> Any:
+        class Order(msgspec.Struct):
+            customer: str
+
+        return Order
+
+    event("order.placed")(one())
+    event("order.placed")(one())
+    with pytest.raises(ConfigError, match=r"one.<locals>.Order already; .*other.<locals>.Order"):
+        event("order.placed")(other())
+
+
 def test_gaps_repeats_and_steps_beyond_the_newest_version_are_refused_when_declared() -> None:
     upcast("a", version=1)(lambda payload: payload)
     with pytest.raises(ConfigError, match="gap"):

@@ -35,13 +35,14 @@ LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
 LOG_LIMIT_BYTES = 64 << 20
 """A log that a long read made larger than this is cut back when it starts over."""
 CACHE_KIB = 8000
+"""Pages the writing connection keeps: the paths from the root to where keys of every kind are added."""
 VACUUM_PAGES = 1000
 """Free pages given back in one transaction of `reclaim`."""
 IDLE_READERS = 8
 """Read connections kept open for the next reader."""
 
-"""With rowids on purpose: without them SQLite reads a whole value for every key it compares on the way to another one,
-which makes a look-up among blocks of 256 KB a hundred times slower."""
+CONNECT = "PRAGMA wal_autocheckpoint=0"
+"""What every connection is told: the engine itself decides when the log is copied into the database."""
 BEGIN_WRITE = "BEGIN IMMEDIATE"
 COMMIT = "COMMIT"
 ROLLBACK = "ROLLBACK"
@@ -92,7 +93,7 @@ class SqliteEngine(BaseEngine):
 
     def _connect_reader(self) -> apsw.Connection:
         connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
-        run_all(connection, "PRAGMA query_only=ON; PRAGMA wal_autocheckpoint=0")
+        run_all(connection, f"{CONNECT}; PRAGMA query_only=ON")
         return connection
 
     def _open_to_read(self) -> None:
@@ -139,9 +140,8 @@ class SqliteEngine(BaseEngine):
         if not made:
             run_all(writer, f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
         switch_to_log(writer)
-        writer.execute(
-            f"PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit={LOG_LIMIT_BYTES};PRAGMA cache_size=-8000; {SYNC}"
-        )
+        run_all(writer, f"{CONNECT}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES}")
+        run_all(writer, f"PRAGMA cache_size=-{CACHE_KIB}; {SYNC}")
         self._log_pages = self._checked_pages = self._unchecked_commits = 0
         writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
