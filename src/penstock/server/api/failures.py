@@ -10,31 +10,23 @@ from starlette.responses import RedirectResponse, Response
 
 from penstock.errors import PenstockError
 from penstock.server.api.problems import Refused, of_error, problem
-from penstock.server.pages import parts
-from penstock.server.pages.html import el
+from penstock.server.pages.rendering import base_of, problem_page
 
 log = logging.getLogger("penstock.server")
 
 
 def _looks(request: Request) -> bool:
     """Whether a person asked, with a browser, for a page."""
-    path = request.url.path.removeprefix(parts.base_of(request))
+    path = request.url.path.removeprefix(base_of(request))
     return "text/html" in request.headers.get("accept", "") and not path.startswith("/v1")
-
-
-def _page(request: Request, status: int, name: str, message: str) -> Response:
-    base = parts.base_of(request)
-    return parts.bare_page(
-        request, name, el("h1", name), el("p", message), el("p", el("a", "Overview", href=f"{base}/")), status=status
-    )
 
 
 def answer_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     if _looks(request):
         if error.status == 401:
-            return RedirectResponse(f"{parts.base_of(request)}/login", 303)
-        return _page(request, error.status, error.name, str(error))
+            return RedirectResponse(f"{base_of(request)}/login", 303)
+        return problem_page(request, error.status, error.name, str(error))
     return problem(error.status, error.name, str(error), error.headers)
 
 
@@ -44,7 +36,7 @@ def answer_error(request: Request, error: Exception) -> Response:
     if answer.status_code >= 500:
         log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     if _looks(request):
-        return _page(request, answer.status_code, type(error).__name__, str(error))
+        return problem_page(request, answer.status_code, type(error).__name__, str(error))
     return answer
 
 
@@ -54,7 +46,7 @@ def answer_http(request: Request, error: Exception) -> Response:
     said = {404: f"there is nothing at {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
     name, message = names.get(error.status_code, "HTTPError"), said.get(error.status_code, error.detail)
     if _looks(request):
-        return _page(request, error.status_code, name, message)
+        return problem_page(request, error.status_code, name, message)
     return problem(error.status_code, name, message, dict(error.headers or {}))
 
 
@@ -62,5 +54,5 @@ def answer_defect(request: Request, error: Exception) -> Response:
     """Something nobody expected: the log has the details, the answer has none."""
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
     if _looks(request):
-        return _page(request, 500, "InternalError", "The server failed; its log says how.")
+        return problem_page(request, 500, "InternalError", "The server failed; its log says how.")
     return problem(500, "InternalError", "the server failed; its log says how")

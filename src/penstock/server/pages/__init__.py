@@ -1,8 +1,8 @@
 """The page: rendered here, kept fresh by server-sent events, no build step.
 
-`html.py` builds markup with everything escaped; `parts.py` has the frame, tables, tiles and charts; one module per page
-renders it and says what changed since. Scripts and styles are files under `static/`: the content security policy allows
-nothing else.
+`rendering.py` makes pages of Jinja2 templates, everything escaped; `parts.py` has tables, tiles and charts as values;
+one module per page gathers what it shows and says what changed since. Scripts and styles are files under `static/`: the
+content security policy allows nothing else.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -13,8 +13,7 @@ from starlette.responses import Response
 from penstock.errors import PenstockError
 from penstock.observe.sample import Sample
 from penstock.server.api.stats import sse
-from penstock.server.pages import parts
-from penstock.server.pages.html import el
+from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
 
@@ -81,7 +80,7 @@ class Buffers:
 def table(states: list[BufferState]) -> Table:
     rows = []
     for state in states:
-        cells: list[Any] = [state.name, parts.number(state.length), parts.age(state.lag)]
+        cells = [state.name, parts.number(state.length), parts.age(state.lag)]
         cells += [parts.number(state.epoch), parts.number(state.next_sequence), state.problem or "–"]
         rows.append(Row(state.name, cells, None, state.problem is not None))
     columns = ["Buffer", "Batches waiting", "Lag", "Epoch", "Next sequence", "Problem"]
@@ -92,19 +91,13 @@ def table(states: list[BufferState]) -> Table:
 
 @guarded("read")
 def buffers_page(request: Request, service: Service) -> Response:
-    return parts.page(
-        request,
-        service,
-        "Buffers",
-        el("p", "Batches that producers wrote to object storage and no consumer has acknowledged yet."),
-        table(service.buffers.states()).html(),
-        live="/live/buffers",
-    )
+    states = table(service.buffers.states())
+    return rendering.page(request, service, "buffers.html", "Buffers", live="/live/buffers", buffers=states)
 
 
 @guarded("read")
 async def live_buffers(request: Request, service: Service) -> Response:
     def render(sample: Sample) -> Update:
-        return Update({}, {"buffers": table(service.buffers.states()).rows})
+        return parts.update((), table(service.buffers.states()))
 
     return sse(service, render)

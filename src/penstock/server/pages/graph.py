@@ -1,23 +1,42 @@
-"""What caused what as a picture: boxes in columns by depth, lines from cause to effect. No styles inside: the page's
-content security policy allows none."""
+"""Where the boxes and lines of a picture of causes and effects go: columns by depth, lines from cause to effect."""
 
 from __future__ import annotations
 
-from urllib.parse import quote
+import msgspec
 
 from penstock.entity.causality.walk import branches
 from penstock.events import Event
-from penstock.server.pages.html import Html, el
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 190, 46, 46, 14
 LETTERS = 24
 
 
-def drawing(events: list[Event], base: str) -> Html:
-    """The events of a correlation; each box leads to its event."""
+class Box(msgspec.Struct):
+    """An event's box and where it is drawn."""
+
+    event: Event
+    x: int
+    y: int
+    name: str
+    place: str
+
+
+class CauseDrawing(msgspec.Struct):
+    """Boxes and the lines between them."""
+
+    width: int
+    height: int
+    edges: list[str]
+    boxes: list[Box]
+    box_width: int = WIDTH
+    box_height: int = HEIGHT
+
+
+def drawing(events: list[Event]) -> CauseDrawing:
+    """The events of a correlation as boxes, with a line from each cause to its effects."""
     places = _places(events)
     by_id = {event.id: event for event in events}
-    lines, boxes = [], []
+    edges, boxes = [], []
     for event in events:
         x, y = places[event.id]
         cause = by_id.get(event.causation_id or "")
@@ -25,36 +44,11 @@ def drawing(events: list[Event], base: str) -> Html:
             from_x, from_y = places[cause.id]
             start_x, start_y, end_y = from_x + WIDTH, from_y + HEIGHT / 2, y + HEIGHT / 2
             bend = (start_x + x) / 2
-            lines.append(
-                el(
-                    "path",
-                    d=f"M{start_x} {start_y} C{bend} {start_y} {bend} {end_y} {x} {end_y}",
-                    class_="edge",
-                    fill="none",
-                )
-            )
-        boxes.append(
-            el(
-                "a",
-                el("title", f"{event.topic}#{event.seq} {event.kind}"),
-                el("rect", x=x, y=y, width=WIDTH, height=HEIGHT, rx=6, class_="node"),
-                el("text", _short(event.kind), x=x + 10, y=y + 19, class_="name"),
-                el("text", _short(f"{event.topic} #{event.seq}"), x=x + 10, y=y + 36, class_="place"),
-                href=f"{base}/topics/{quote(event.topic)}/events/{event.seq}",
-            )
-        )
+            edges.append(f"M{start_x} {start_y} C{bend} {start_y} {bend} {end_y} {x} {end_y}")
+        boxes.append(Box(event, x, y, _short(event.kind), _short(f"{event.topic} #{event.seq}")))
     width = max(x for x, _ in places.values()) + WIDTH + 2
     height = max(y for _, y in places.values()) + HEIGHT + 2
-    return el(
-        "svg",
-        *lines,
-        *boxes,
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-        role="img",
-        aria_label="causes",
-    )
+    return CauseDrawing(width, height, edges, boxes)
 
 
 def _places(events: list[Event]) -> dict[str, tuple[int, int]]:

@@ -9,28 +9,35 @@ from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.server.api.stats import sse
-from penstock.server.pages import parts
-from penstock.server.pages.html import Html, el
-from penstock.server.pages.parts import Row, Table, Update
+from penstock.server.pages import parts, rendering
+from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
 ROWS = 50
 """Rows of a table on one page: a thousand topics must not cost more to look at than fifty."""
 
 
-class View:
-    """Which rows of the overview somebody looks at."""
+class OverviewRows:
+    """Which rows of the overview a request asks for."""
 
     def __init__(self, request: Request) -> None:
         self.query = request.query_params.get("q", "").strip()[:200]
         text = request.query_params.get("page", "1")
         self.page = max(1, int(text)) if text.isdigit() and len(text) < 6 else 1
-        self.base = parts.base_of(request)
+        self.base = rendering.base_of(request)
 
     @property
     def address(self) -> str:
         given = {"q": self.query} if self.query else {}
         return urlencode({**given, "page": self.page} if self.page > 1 else given)
+
+    def pages(self, total: int) -> int:
+        """How many pages so many rows make."""
+        return max(1, -(-total // ROWS))
+
+    def turned(self, page: int) -> str:
+        """The query of another page."""
+        return urlencode({"q": self.query, "page": page})
 
     def topics(self, sample: Sample) -> tuple[list[TopicSample], int]:
         """The topics on this page, busiest first, and how many there are in all."""
@@ -56,7 +63,7 @@ class View:
         return found[start : start + ROWS], len(found)
 
 
-def topic_table(view: View, topics: list[TopicSample]) -> Table:
+def topic_table(view: OverviewRows, topics: list[TopicSample]) -> Table:
     rows = []
     for topic in topics:
         lag = max(topic.lags.values(), default=None)
@@ -67,7 +74,7 @@ def topic_table(view: View, topics: list[TopicSample]) -> Table:
     return Table("topics", columns, rows, [1, 2, 3, 4, 5], "no topic here")
 
 
-def queue_table(view: View, queues: list[QueueSample]) -> Table:
+def queue_table(view: OverviewRows, queues: list[QueueSample]) -> Table:
     rows = []
     for group in queues:
         cells = [group.name, group.group, parts.number(group.ready), parts.number(group.in_flight)]
@@ -78,70 +85,55 @@ def queue_table(view: View, queues: list[QueueSample]) -> Table:
     return Table("queues", columns, rows, [2, 3, 4, 5, 6], "no queue here")
 
 
-def numbers(sample: Sample) -> dict[str, tuple[str, str, bool]]:
-    """The tiles: id → label, value, whether it wants attention."""
+def tiles(sample: Sample) -> list[Tile]:
+    """The journal in seven numbers."""
     groups = [group for found in sample.queues.values() for group in found]
     oldest = max((group.oldest_age for group in groups if group.oldest_age is not None), default=None)
     failed = sum(group.failed for group in groups)
-    return {
-        "rate": ("Events a second", parts.rate(sample.rate), False),
-        "topic-count": ("Topics", parts.number(len(sample.topics)), False),
-        "backlog": ("Ready in queues", parts.number(sum(group.ready for group in groups)), False),
-        "oldest": ("Oldest ready", parts.age(oldest), False),
-        "in-flight": ("In flight", parts.number(sum(group.in_flight for group in groups)), False),
-        "failed": ("Failed", parts.number(failed), failed > 0),
-        "pressure": ("Writer pressure", f"{sample.pressure:.0%}", sample.pressure > 0.75),
-    }
+    return [
+        Tile("rate", "Events a second", parts.rate(sample.rate)),
+        Tile("topic-count", "Topics", parts.number(len(sample.topics))),
+        Tile("backlog", "Ready in queues", parts.number(sum(group.ready for group in groups))),
+        Tile("oldest", "Oldest ready", parts.age(oldest)),
+        Tile("in-flight", "In flight", parts.number(sum(group.in_flight for group in groups))),
+        Tile("failed", "Failed", parts.number(failed), failed > 0),
+        Tile("pressure", "Writer pressure", f"{sample.pressure:.0%}", sample.pressure > 0.75),
+    ]
 
 
-def _chart(service: Service) -> tuple[list[str], str]:
+def _chart(service: Service) -> Chart:
     drawn, top = parts.lines([service.sampler.total_history()])
-    return drawn, parts.rate(top)
+    return Chart("rates", "Events a second, all topics", ["events"], drawn, parts.rate(top))
 
 
 @guarded("read")
 def overview(request: Request, service: Service) -> Response:
     service.sampler.start()
     sample = service.sampler.newest
-    view = View(request)
-    drawn, top = _chart(service)
+    view = OverviewRows(request)
     (topics, topic_count), (queues, queue_count) = view.topics(sample), view.queues(sample)
-    return parts.page(
+    return rendering.page(
         request,
         service,
+        "overview.html",
         "Overview",
-        parts.tiles(*(parts.tile(id, *said[:2], alert=said[2]) for id, said in numbers(sample).items())),
-        parts.chart("rates", "Events a second, all topics", ["events"], drawn, top),
-        parts.section("Topics", topic_table(view, topics).html(), _pager(view, topic_count)),
-        parts.section("Queues", queue_table(view, queues).html(), _pager(view, queue_count)),
         live=f"/live/overview?{view.address}",
+        view=view,
+        tiles=tiles(sample),
+        rates=_chart(service),
+        topics=topic_table(view, topics),
+        topic_count=topic_count,
+        queues=queue_table(view, queues),
+        queue_count=queue_count,
     )
-
-
-def _pager(view: View, total: int) -> Html | None:
-    pages = max(1, -(-total // ROWS))
-    if pages == 1:
-        return None
-    links = []
-    for label, page in (("← Previous", view.page - 1), ("Next →", view.page + 1)):
-        if 1 <= page <= pages:
-            links.append(el("a", label, href=f"{view.base}/?{urlencode({'q': view.query, 'page': page})}"))
-    return el("p", f"Page {view.page} of {pages}, {total:,} in all ", *links, class_="pager")
 
 
 @guarded("read")
 async def live_overview(request: Request, service: Service) -> Response:
-    view = View(request)
+    view = OverviewRows(request)
 
     def render(sample: Sample) -> Update:
-        said = numbers(sample)
-        drawn, top = _chart(service)
         tables = (topic_table(view, view.topics(sample)[0]), queue_table(view, view.queues(sample)[0]))
-        return Update(
-            {"rates-top": top, **{id: value for id, (_, value, _) in said.items()}},
-            {table.id: table.rows for table in tables},
-            {"rates": drawn},
-            {id: alert for id, (_, _, alert) in said.items()},
-        )
+        return parts.update(tiles(sample), *tables, charts=[_chart(service)])
 
     return sse(service, render)

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Sample
 from penstock.server.api.stats import sse
-from penstock.server.pages import parts
-from penstock.server.pages.html import el
+from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
 
@@ -60,23 +59,22 @@ def follower_table(sample: Sample, base: str) -> Table:
 @guarded("read")
 def pipelines_page(request: Request, service: Service) -> Response:
     service.sampler.start()
-    return parts.page(
+    return rendering.page(
         request,
         service,
+        "pipelines.html",
         "Pipelines",
-        el("p", "Spark queries over this journal, as they last reported."),
-        table(status(service.journal)).html(),
-        parts.section("Who follows what", follower_table(service.sampler.newest, parts.base_of(request)).html()),
         live="/live/pipelines",
+        flows=table(status(service.journal)),
+        followers=follower_table(service.sampler.newest, rendering.base_of(request)),
     )
 
 
 @guarded("read")
 async def live_pipelines(request: Request, service: Service) -> Response:
-    base = parts.base_of(request)
+    base = rendering.base_of(request)
 
     def render(sample: Sample) -> Update:
-        tables = (table(status(service.journal)), follower_table(sample, base))
-        return Update({}, {one.id: one.rows for one in tables})
+        return parts.update((), table(status(service.journal)), follower_table(sample, base))
 
     return sse(service, render)

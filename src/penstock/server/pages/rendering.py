@@ -1,0 +1,108 @@
+"""Pages from templates: Jinja2 with everything escaped, and the frame that every page stands in.
+
+A template under `templates/` extends `frame.html` (or `bare.html`, for those who are not known yet); `parts.html` has
+the macros for tables, tiles and lists. Scripts and styles are files under `static/`: the content security policy
+allows nothing else.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from penstock.server.access import ROLES
+from penstock.server.pages import parts
+from penstock.server.service import Service
+
+LINKS = (("/", "Overview"), ("/pipelines", "Pipelines"), ("/buffers", "Buffers"))
+
+KEYS = (
+    ("/", "search"),
+    ("j, k", "next, previous row"),
+    ("Enter", "open it"),
+    ("g o", "overview"),
+    ("g p", "pipelines"),
+    ("g b", "buffers"),
+    ("p", "pause or go on with the tail"),
+    ("t", "light or dark"),
+    ("?", "this help"),
+)
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def stamp(value: datetime) -> str:
+    """A time for a `time` element; the script shows it in the reader's zone."""
+    return value.isoformat(timespec="milliseconds")
+
+
+@cache
+def environment() -> Environment:
+    """The templates; compiled once for the process."""
+    made = Environment(
+        loader=PackageLoader("penstock.server.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        segment=segment, stamp=stamp, number=parts.number, rate=parts.rate, age=parts.age, preview=parts.preview
+    )
+    return made
+
+
+def base_of(request: Request) -> str:
+    """Where this application is mounted, for links."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def can(request: Request, role: str) -> bool:
+    """Whether the person who looks at the page may do what needs a role."""
+    return ROLES.index(request.state.role) >= ROLES.index(role)
+
+
+def page(
+    request: Request, service: Service, template: str, title: str, *, live: str | None = None, **values: object
+) -> HTMLResponse:
+    """A whole page. `live` is the path of the stream that keeps it fresh."""
+    base = base_of(request)
+    return _answer(
+        template,
+        200,
+        base=base,
+        title=title,
+        path=request.url.path.removeprefix(base),
+        links=LINKS,
+        keys=KEYS,
+        query=request.query_params,
+        live=None if live is None else base + live,
+        role=request.state.role,
+        may_write=can(request, "write"),
+        may_admin=can(request, "admin"),
+        has_login=not service.access.open,
+        **values,
+    )
+
+
+def bare_page(request: Request, template: str, title: str, *, status: int = 200, **values: str | None) -> HTMLResponse:
+    """A page without navigation: for those who are not known yet, and for what went wrong."""
+    return _answer(template, status, base=base_of(request), title=title, **values)
+
+
+def problem_page(request: Request, status: int, name: str, message: str) -> HTMLResponse:
+    """What went wrong, with the ways back."""
+    return bare_page(request, "problem.html", name, status=status, message=message)
+
+
+def _answer(template: str, status: int, **values: object) -> HTMLResponse:
+    text = environment().get_template(template).render(values)
+    return HTMLResponse(text, status, headers={"Cache-Control": "no-store"})
