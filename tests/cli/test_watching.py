@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 import penstock
 from cli.commandline import Cli
+from penstock.observe.pipelines import FlowStatus, report
 from server.serving import serving
 
 
@@ -65,6 +68,25 @@ def test_check_says_the_worst_first_and_exits_with_it(
     cli: Cli, busy: str, options: tuple[str, ...], code: int, says: str
 ) -> None:
     assert says in cli("check", *options, code=code).out
+
+
+def test_check_warns_of_dead_letters_and_of_pipelines_that_failed(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
+        queue.push("x")
+        delivery = queue.take()
+        assert delivery is not None
+        delivery.nack(error="no")
+    assert "WARNING - 1 dead letters from emails" in cli("check", code=1).out
+    assert "OK" in cli("check", "--dead", "1", "--age", "0ms", code=0).out
+    assert "CRITICAL" in cli("check", "--dead", "0", code=2).out
+    assert "dead 1" in cli("top", "--once", "--interval", "50ms").out
+    flow = FlowStatus(pipeline="shop", flow="revenue", state="failed", started_at=datetime.now(UTC))
+    with penstock.open(url) as journal:
+        report(journal, [flow])
+        with serving(journal) as served:
+            said = cli("check", "--dead", "1", "--url", served.url, code=1).out
+    assert "WARNING - pipeline shop/revenue failed" in said
 
 
 def test_check_is_one_document_for_machines(cli: Cli, busy: str) -> None:

@@ -21,6 +21,7 @@ EXPECTED = {
     "queue_ready",
     "queue_delayed",
     "queue_failed",
+    "queue_dead",
     "queue_oldest_age_seconds",
     "writer_commit_seconds",
     "writer_group_size",
@@ -72,7 +73,8 @@ def test_everything_is_there_and_prometheus_reads_it(served: Served, journal: pe
         return next(s.value for s in families[family].samples if labels.items() <= s.labels.items())
 
     assert value("consumer_lag", topic="orders", consumer="billing") == 1
-    assert value("queue_ready", queue="reminders.dead") == 1
+    assert value("queue_dead", queue="reminders") == 1
+    assert value("queue_ready", queue="reminders.dead") == 0
     outcomes = {s.labels["outcome"] for s in families["queue_nacked"].samples if s.labels["queue"] == "reminders"}
     assert outcomes == {"dead"}
 

@@ -178,6 +178,36 @@ def test_the_overview_is_live(
     expect(page.locator("h1")).to_have_text("brand.new")
 
 
+def test_the_first_line_says_what_is_wrong_and_leads_there(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    journal.queue("emails", max_attempts=1, dead_letter="emails.dead").push("x")
+    page = open_page()
+    page.goto(served.url)
+    health = page.locator("#health")
+    expect(health).to_have_text("All is well")
+    expect(health).to_have_class("health good")
+    delivery = journal.queue("emails").take()
+    assert delivery is not None
+    delivery.nack(error="550 mailbox full")
+    expect(health).to_have_text("1 dead letter from emails")
+    expect(health).to_have_class("health bad")
+    expect(page.locator("#dead-count")).to_have_text("1")
+    expect(page.locator("#backlog")).to_have_text("0")
+    expect(page.locator("#oldest")).to_have_text("–")
+    health.get_by_role("link").click()
+    expect(page.locator("h1")).to_have_text("emails")
+    expect(page.locator("#dead")).to_contain_text("550 mailbox full")
+    for n in range(9):
+        queue = journal.queue(f"jobs-{n}", max_attempts=1)
+        queue.push("x")
+        delivery = queue.take()
+        assert delivery is not None
+        delivery.nack()
+    health.get_by_role("link", name="and 4 more").click()
+    expect(page.locator("#findings tbody tr")).to_have_count(10)
+
+
 def test_the_tail_follows_and_filters(
     open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
 ) -> None:

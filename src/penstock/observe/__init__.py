@@ -1,6 +1,7 @@
 """How a journal does, seen from outside: samples, metrics, trace context, logs.
 
 sample      values: how topics and queues do
+health      what is wrong, in words
 collect     taking a sample of a whole journal
 metrics     counters, gauges and histograms of this process
 tracing     W3C trace context in event headers

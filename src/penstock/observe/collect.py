@@ -6,24 +6,34 @@ penstock.metrics.watch(journal)       # the same as gauges of the process's regi
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from penstock.errors import PenstockError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.cursors import read_cursors
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
+from penstock.observe.health import examine
 from penstock.observe.metrics import REGISTRY, Registry
+from penstock.observe.pipelines import TOPIC as PIPELINES
+from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 
 if TYPE_CHECKING:
     from penstock.api import Journal
+    from penstock.queue.queue import Queue
 
+COUNTED_LETTERS = 10_000
+"""Letters of a dead-letter queue that several queues share whose origin is looked up."""
 FRESH = 1.0
 """Seconds for which a look serves everybody who asks: the gauges of one scrape are of one moment."""
 
@@ -42,26 +52,109 @@ def take_sample(journal: Journal) -> Sample:
             cursors = read_cursors(snap, view.number)
             lags = {consumer: latest - seq for consumer, seq in cursors.items()}
             topics[name] = TopicSample(name, latest, events, 0.0, lags)
-    queues: dict[str, list[QueueSample]] = {}
-    for name in journal.queues():
-        queue = journal.queue(name)
-        groups = (queue.groups() or ["default"]) if queue.policy.mode == "fanout" else ["default"]
-        queues[name] = []
-        for group in groups:
-            stats = queue.stats(group)
-            queues[name].append(
-                QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
-            )
+    free, total = _disk(journal)
     pressure = journal.pressure()
-    return Sample(
+    sample = Sample(
         time.time(),
         topics,
-        queues,
+        _sample_queues(journal),
         pressure.utilization,
         pressure.queued,
         journal._writer.measures.commits,
         journal._writer.measures.operations,
+        disk_free=free,
+        disk_total=total,
     )
+    sample.findings = examine(sample, _flows(journal, topics))
+    return sample
+
+
+def _sample_queues(journal: Journal) -> dict[str, list[QueueSample]]:
+    """Every group of every queue, with dead letters counted where they came from."""
+    handles = {name: journal.queue(name) for name in journal.queues()}
+    policies = {name: queue.policy for name, queue in handles.items()}
+    found: dict[str, list[QueueSample]] = {}
+    feeding: dict[str, list[QueueSample]] = {}
+    for name, queue in handles.items():
+        policy = policies[name]
+        groups = (queue.groups() or ["default"]) if policy.mode == "fanout" else ["default"]
+        found[name] = []
+        for group in groups:
+            stats = queue.stats(group)
+            one = QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
+            one.ttl = policy.ttl
+            found[name].append(one)
+            if policy.dead_letter in handles:
+                feeding.setdefault(policy.dead_letter, []).append(one)
+    for target, origins in feeding.items():
+        for one in found[target]:
+            one.letters, one.ready, one.oldest_age = one.ready, 0, None
+        _count_dead(journal, handles[target], found[target], origins)
+    return found
+
+
+class _CountedLetters(msgspec.Struct):
+    """Where the letters of a dead-letter queue came from, as long as its numbers are these."""
+
+    numbers: list[tuple[int | None, int, int, int]]
+    latest: int
+    counts: dict[tuple[str, str], int]
+
+
+class _JournalMemory(msgspec.Struct):
+    """What samples of one journal need not look up again while it stays the same."""
+
+    letters: dict[str, _CountedLetters] = {}
+    flows: tuple[int, list[FlowStatus]] = (0, [])
+
+
+_memories: weakref.WeakKeyDictionary[Journal, _JournalMemory] = weakref.WeakKeyDictionary()
+
+
+def _memory(journal: Journal) -> _JournalMemory:
+    return _memories.setdefault(journal, _JournalMemory())
+
+
+def _count_dead(journal: Journal, target: Queue, groups: list[QueueSample], origins: list[QueueSample]) -> None:
+    """Tells each origin how many letters of a dead-letter queue are its own."""
+    if len(origins) == 1:
+        origins[0].dead = sum((one.letters or 0) + one.delayed + one.in_flight + one.failed for one in groups[:1])
+        return
+    # Several share it: the letters' headers say where they came from. They are read again only when something changed.
+    numbers = [(one.letters, one.in_flight, one.delayed, one.failed) for one in groups]
+    latest = journal.topic(target.name).latest
+    known = _memory(journal).letters.get(target.name)
+    if known is None or known.numbers != numbers or known.latest != latest:
+        counts: dict[tuple[str, str], int] = {}
+        for event in islice(iter(target), COUNTED_LETTERS):
+            origin = (event.headers.get("dead-queue", ""), event.headers.get("dead-group", "default"))
+            counts[origin] = counts.get(origin, 0) + 1
+        known = _memory(journal).letters[target.name] = _CountedLetters(numbers, latest, counts)
+    for one in origins:
+        one.dead = known.counts.get((one.name, one.group), 0)
+
+
+def _flows(journal: Journal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
+    """How pipelines stand, read again when one has reported."""
+    reports = topics.get(PIPELINES)
+    if reports is None:
+        return []
+    memory = _memory(journal)
+    if memory.flows[0] != reports.latest:
+        memory.flows = (reports.latest, status(journal))
+    return memory.flows[1]
+
+
+def _disk(journal: Journal) -> tuple[int | None, int | None]:
+    """Bytes free and in all of the file system the journal lies in."""
+    location = journal._engine.location
+    if not location:
+        return None, None
+    try:
+        usage = shutil.disk_usage(location)
+    except (OSError, ValueError):
+        return None, None
+    return usage.free, usage.total
 
 
 Values = Iterator[tuple[tuple[str, ...], float]]
@@ -111,7 +204,18 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...]
     ("queue.ready", "messages that could be taken now: the backlog", _QUEUE, _queues(lambda group: group.ready)),
     ("queue.leased", "messages in flight, held under a lease", _QUEUE, _queues(lambda group: group.in_flight)),
     ("queue.delayed", "messages that wait for their time", _QUEUE, _queues(lambda group: group.delayed)),
-    ("queue.failed", "messages that were given up", _QUEUE, _queues(lambda group: group.failed)),
+    (
+        "queue.failed",
+        "messages that were given up and have no dead-letter queue to go to",
+        _QUEUE,
+        _queues(lambda group: group.failed),
+    ),
+    (
+        "queue.dead",
+        "dead letters that came from a queue, wherever they lie; a dead-letter queue's own are not counted as ready",
+        _QUEUE,
+        _queues(lambda group: group.dead),
+    ),
     (
         "queue.oldest_age_seconds",
         "seconds since the oldest ready message was pushed",

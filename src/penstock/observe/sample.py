@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -31,6 +32,30 @@ class QueueSample(msgspec.Struct):
     failed: int
     oldest_age: float | None
     rate: float = 0.0
+    dead: int = 0
+    """Dead letters that came from this group and nobody has sent back or removed."""
+    letters: int | None = None
+    """Of a dead-letter queue: how many messages wait in it. They are dead, not ready: `ready` and `oldest_age` leave
+    them out."""
+    ttl: float | None = None
+    """The queue's time to live for its messages, in seconds."""
+
+
+FindingKind = Literal["disk", "pipeline", "dead", "failed", "oldest", "lag"]
+"""What a finding is about, gravest first."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is wrong, in words."""
+
+    kind: FindingKind
+    subject: str
+    """The queue, topic or flow it is about; empty when it is about all of them."""
+    says: str
+    count: int
+    """How many messages, events or seconds."""
+    detail: str = ""
+    """The group or consumer."""
 
 
 class Sample(msgspec.Struct):
@@ -45,6 +70,11 @@ class Sample(msgspec.Struct):
     operations: int
     rate: float = 0.0
     """Events a second, over all topics."""
+    findings: list[Finding] = []
+    """What is wrong, gravest first."""
+    disk_free: int | None = None
+    """Bytes that are free where the journal lies; None when it lies in no file system."""
+    disk_total: int | None = None
 
 
 class FailedMessage(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Closed, PenstockError
 from penstock.observe.collect import take_sample
+from penstock.observe.health import GROWING_STEPS, Lags, growing, lags_of
 from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ KEPT = 300
 INTERVAL = 1.0
 SHARE = 0.04
 """Of a core, that sampling may cost."""
+LAG_SECONDS = 60.0
+"""How far the looks are apart that show whether a lag grows."""
 RATE_SECONDS = 5.0
 """Over how long a rate is measured."""
 
@@ -70,6 +73,7 @@ class Sampler:
         self._listeners: list[Callable[[], None]] = []
         self._times: deque[tuple[int, float]] = deque(maxlen=KEPT)
         self._recent: deque[tuple[float, dict[str, int]]] = deque()
+        self._lags: deque[tuple[float, Lags]] = deque(maxlen=GROWING_STEPS + 1)
         self._topics: dict[str, Series] = {}
         self._queues: dict[tuple[str, str], Series] = {}
         self._total = Series()
@@ -116,6 +120,7 @@ class Sampler:
             sample = self._take(self._journal)
             self.number += 1
             self._add_rates(sample)
+            self._watch_lags(sample)
             self._remember(sample)
             self._newest = sample
         for tell in list(self._listeners):
@@ -138,6 +143,13 @@ class Sampler:
                     group.rate = pushed.rate if pushed else 0.0
             sample.rate = sum(topic.rate for topic in sample.topics.values())
         recent.append((sample.at, {name: topic.latest for name, topic in sample.topics.items()}))
+
+    def _watch_lags(self, sample: Sample) -> None:
+        """Adds consumers that fall behind to what the sample finds wrong."""
+        looks = self._lags
+        if not looks or sample.at - looks[-1][0] >= LAG_SECONDS:
+            looks.append((sample.at, lags_of(sample)))
+        sample.findings += growing([lags for _, lags in looks])
 
     def _remember(self, sample: Sample) -> None:
         self._times.append((self.number, sample.at))

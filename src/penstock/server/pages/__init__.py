@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.server.pages import buffers, login, overview, pipelines, queue, topic
+from penstock.server.pages import buffers, health, login, overview, pipelines, queue, topic
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = ("page.css", "page.js", "icon.svg")
@@ -49,6 +49,8 @@ def page_routes() -> list[BaseRoute]:
         Route("/graph/{correlation:path}", topic.graph_page),
         Route("/queues/{queue}", queue.queue_page),
         Route("/live/queues/{queue}", queue.live_queue),
+        Route("/health", health.health_page),
+        Route("/live/health", health.live_health),
         Route("/buffers", buffers.buffers_page),
         Route("/live/buffers", buffers.live_buffers),
         Route("/pipelines", pipelines.pipelines_page),

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from penstock.errors import PenstockError
 from penstock.observe.sample import Sample
-from penstock.server.api.stats import sse
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
@@ -100,4 +99,4 @@ async def live_buffers(request: Request, service: Service) -> Response:
     def render(sample: Sample) -> Update:
         return parts.update((), table(service.buffers.states()))
 
-    return sse(service, render)
+    return rendering.stream(request, service, render)

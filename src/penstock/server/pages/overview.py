@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample, TopicSample
-from penstock.server.api.stats import sse
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
@@ -58,7 +57,7 @@ class OverviewRows:
         found = [
             group for groups in sample.queues.values() for group in groups if self.query.lower() in group.name.lower()
         ]
-        found.sort(key=lambda group: (-group.ready - group.failed, group.name, group.group))
+        found.sort(key=lambda group: (-group.ready - group.failed - group.dead, group.name, group.group))
         start = (self.page - 1) * ROWS
         return found[start : start + ROWS], len(found)
 
@@ -78,18 +77,20 @@ def queue_table(view: OverviewRows, queues: list[QueueSample]) -> Table:
     rows = []
     for group in queues:
         cells = [group.name, group.group, parts.number(group.ready), parts.number(group.in_flight)]
-        cells += [parts.number(group.delayed), parts.number(group.failed), parts.age(group.oldest_age)]
+        dead = group.dead if group.letters is None else group.letters
+        cells += [parts.number(group.delayed), parts.number(group.failed), parts.number(dead)]
+        cells.append(parts.age(group.oldest_age))
         href = f"{view.base}/queues/{quote(group.name)}?{urlencode({'group': group.group})}"
-        rows.append(Row(f"{group.name}/{group.group}", cells, href, group.failed > 0))
-    columns = ["Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Oldest"]
-    return Table("queues", columns, rows, [2, 3, 4, 5, 6], "no queue here")
+        rows.append(Row(f"{group.name}/{group.group}", cells, href, group.failed > 0 or group.dead > 0))
+    columns = ["Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest"]
+    return Table("queues", columns, rows, [2, 3, 4, 5, 6, 7], "no queue here")
 
 
 def tiles(sample: Sample) -> list[Tile]:
-    """The journal in seven numbers."""
+    """The journal in eight numbers."""
     groups = [group for found in sample.queues.values() for group in found]
     oldest = max((group.oldest_age for group in groups if group.oldest_age is not None), default=None)
-    failed = sum(group.failed for group in groups)
+    failed, dead = sum(group.failed for group in groups), sum(group.dead for group in groups)
     return [
         Tile("rate", "Events a second", parts.rate(sample.rate)),
         Tile("topic-count", "Topics", parts.number(len(sample.topics))),
@@ -97,6 +98,7 @@ def tiles(sample: Sample) -> list[Tile]:
         Tile("oldest", "Oldest ready", parts.age(oldest)),
         Tile("in-flight", "In flight", parts.number(sum(group.in_flight for group in groups))),
         Tile("failed", "Failed", parts.number(failed), failed > 0),
+        Tile("dead-count", "Dead letters", parts.number(dead), dead > 0),
         Tile("pressure", "Writer pressure", f"{sample.pressure:.0%}", sample.pressure > 0.75),
     ]
 
@@ -136,4 +138,4 @@ async def live_overview(request: Request, service: Service) -> Response:
         tables = (topic_table(view, view.topics(sample)[0]), queue_table(view, view.queues(sample)[0]))
         return parts.update(tiles(sample), *tables, charts=[_chart(service)])
 
-    return sse(service, render)
+    return rendering.stream(request, service, render)

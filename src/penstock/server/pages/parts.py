@@ -7,10 +7,12 @@ them into the same cells. So there is one description of a row, and it is here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from penstock.events import Event
+from penstock.observe.sample import Finding
 from penstock.units import show_duration, show_size
 
 CHART_WIDTH, CHART_HEIGHT = 600, 120
@@ -73,6 +75,40 @@ class Tile(msgspec.Struct):
     alert: bool = False
 
 
+class HealthLink(msgspec.Struct):
+    """Something that is wrong, and where to look at it."""
+
+    says: str
+    href: str
+
+
+SHOWN_FINDINGS = 6
+"""Findings the first line has room for; of the others it says how many there are."""
+
+
+def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
+    """What is wrong, as the first line of a page says it."""
+    links = [HealthLink(one.says, base + place_of(one)) for one in findings[:SHOWN_FINDINGS]]
+    if len(findings) > SHOWN_FINDINGS:
+        links.append(HealthLink(f"and {len(findings) - SHOWN_FINDINGS:,} more", f"{base}/health"))
+    return links
+
+
+def place_of(finding: Finding) -> str:
+    """The page, and the part of it, that a finding is about."""
+    name = quote(finding.subject, safe="")
+    group = urlencode({"group": finding.detail})
+    places = {
+        "disk": "/health",
+        "pipeline": "/pipelines",
+        "dead": f"/queues/{name}?{group}#dead-section",
+        "failed": f"/queues/{name}?{group}#failed-section",
+        "oldest": f"/queues/{name}?{group}",
+        "lag": f"/topics/{name}#consumer-section",
+    }
+    return places[finding.kind]
+
+
 class Update(msgspec.Struct, omit_defaults=True):
     """What changed on a page."""
 
@@ -80,6 +116,7 @@ class Update(msgspec.Struct, omit_defaults=True):
     tables: dict[str, list[Row]] = {}
     charts: dict[str, list[str]] = {}
     alerts: dict[str, bool] = {}
+    health: list[HealthLink] | None = None
 
 
 def update(tiles: Sequence[Tile], *tables: Table, charts: Sequence[Chart] = ()) -> Update:

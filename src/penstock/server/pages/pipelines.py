@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Sample
-from penstock.server.api.stats import sse
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
@@ -77,4 +76,4 @@ async def live_pipelines(request: Request, service: Service) -> Response:
     def render(sample: Sample) -> Update:
         return parts.update((), table(status(service.journal)), follower_table(sample, base))
 
-    return sse(service, render)
+    return rendering.stream(request, service, render)

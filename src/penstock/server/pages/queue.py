@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
 from penstock.server.api.queues import groups_of, policy_document, queue_of
-from penstock.server.api.stats import sse
 from penstock.server.held import failures, letters
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
@@ -38,11 +37,19 @@ def _found(sample: Sample, name: str, group: str) -> QueueSample | None:
 def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
     """The messages of a group, by state."""
     found = _found(sample, name, group) or QueueSample(name, group, 0, 0, 0, 0, None)
+    if found.letters is None:
+        first = Tile("ready", "Ready", parts.number(found.ready))
+        dead = Tile("dead-count", "Dead letters", parts.number(found.dead), found.dead > 0)
+    else:
+        # Its messages are other queues' dead letters: nobody is behind with them.
+        first = Tile("ready", "Dead letters here", parts.number(found.letters), found.letters > 0)
+        dead = Tile("dead-count", "Dead letters of its own", parts.number(found.dead), found.dead > 0)
     return [
-        Tile("ready", "Ready", parts.number(found.ready)),
+        first,
         Tile("in-flight", "In flight", parts.number(found.in_flight)),
         Tile("delayed", "Delayed", parts.number(found.delayed)),
         Tile("failed", "Failed", parts.number(found.failed), found.failed > 0),
+        dead,
         Tile("oldest", "Oldest ready", parts.age(found.oldest_age)),
         Tile("rate", "Pushed a second", parts.rate(found.rate)),
     ]
@@ -113,4 +120,4 @@ async def live_queue(request: Request, service: Service) -> Response:
         chart = _chart(service, name, group)
         return parts.update(tiles(sample, name, group), pending_table(queue, group), charts=[chart])
 
-    return sse(service, render)
+    return rendering.stream(request, service, render)

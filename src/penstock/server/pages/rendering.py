@@ -7,16 +7,20 @@ allows nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
+from penstock.observe.sample import Sample
 from penstock.server.access import ROLES
+from penstock.server.api.stats import sse
 from penstock.server.pages import parts
+from penstock.server.pages.parts import Update
 from penstock.server.service import Service
 
 LINKS = (("/", "Overview"), ("/pipelines", "Pipelines"), ("/buffers", "Buffers"))
@@ -75,9 +79,11 @@ def page(
 ) -> HTMLResponse:
     """A whole page. `live` is the path of the stream that keeps it fresh."""
     base = base_of(request)
+    service.sampler.start()
     return _answer(
         template,
         200,
+        health=parts.health(service.sampler.newest.findings, base),
         base=base,
         title=title,
         path=request.url.path.removeprefix(base),
@@ -91,6 +97,18 @@ def page(
         has_login=not service.access.open,
         **values,
     )
+
+
+def stream(request: Request, service: Service, render: Callable[[Sample], Update]) -> Response:
+    """What changes on a page, as server-sent events: what `render` says of every sample, and how the journal does."""
+    base = base_of(request)
+
+    def whole(sample: Sample) -> Update:
+        said = render(sample)
+        said.health = parts.health(sample.findings, base)
+        return said
+
+    return sse(service, whole)
 
 
 def bare_page(request: Request, template: str, title: str, *, status: int = 200, **values: str | None) -> HTMLResponse:

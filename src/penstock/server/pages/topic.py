@@ -15,7 +15,6 @@ from penstock.events import Event
 from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters
 from penstock.server.api.problems import Refused
-from penstock.server.api.stats import sse
 from penstock.server.api.topics import existing
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
@@ -123,7 +122,7 @@ async def live_topic(request: Request, service: Service) -> Response:
     def render(sample: Sample) -> Update:
         return parts.update(tiles(name, sample), consumer_table(name, sample), charts=[_chart(service, name)])
 
-    return sse(service, render)
+    return rendering.stream(request, service, render)
 
 
 # ── one event ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,6 +138,7 @@ def event_page(request: Request, service: Service) -> Response:
         service,
         "event.html",
         f"{topic.name} #{event.seq}",
+        live="/live/health",
         event=event,
         here=f"{rendering.base_of(request)}/topics/{quote(topic.name)}",
         oldest=topic.oldest,
@@ -170,6 +170,7 @@ def graph_page(request: Request, service: Service) -> Response:
         service,
         "graph.html",
         "What caused what",
+        live="/live/health",
         correlation=correlation,
         note=note,
         drawing=drawing(events),

@@ -106,7 +106,17 @@ for (const cell of document.querySelectorAll("table.live td")) {
   if (!cell.firstElementChild && ISO.test(cell.textContent)) cell.textContent = localTime(cell.textContent);
 }
 
+function showHealth(links) {
+  const health = $("health");
+  const shown = links.length ? links : [{ says: "All is well", href: base + "/health" }];
+  const now = shown.map((one) => one.says).join("\n");
+  if ([...health.children].map((one) => one.textContent).join("\n") === now) return;
+  health.className = "health " + (links.length ? "bad" : "good");
+  health.replaceChildren(...shown.map((one) => make("a", one.says, { href: one.href })));
+}
+
 function update(said) {
+  if (said.health) showHealth(said.health);
   for (const [id, text] of Object.entries(said.texts ?? {})) {
     const element = $(id);
     if (element && element.textContent !== text) element.textContent = text;

@@ -100,6 +100,7 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
         f"{time.strftime('%H:%M:%S', time.localtime(sample.at))}   {sample.rate:,.1f} events/s   "
         f"ready {sum(group.ready for group in groups):,}   oldest {show_duration(oldest)}   "
         f"in flight {sum(group.in_flight for group in groups):,}   failed {sum(group.failed for group in groups):,}   "
+        f"dead {sum(group.dead for group in groups):,}   "
         f"writer {sample.pressure:.0%} ({sample.queued:,} wait, {groups_size:.1f} a commit)"
     )
     topics = sorted(sample.topics.values(), key=lambda topic: (-topic.rate, topic.name))[:rows]
@@ -107,7 +108,7 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
         (topic.name, round(topic.rate, 1), topic.events, topic.latest, max(topic.lags.values(), default=None))
         for topic in topics
     ]
-    groups.sort(key=lambda group: (-group.ready - group.failed, group.name))
+    groups.sort(key=lambda group: (-group.ready - group.failed - group.dead, group.name))
     queue_rows = [
         (
             group.name,
@@ -117,6 +118,7 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
             group.in_flight,
             group.delayed,
             group.failed,
+            group.dead if group.letters is None else group.letters,
             show_duration(group.oldest_age),
         )
         for group in groups[:rows]
@@ -125,7 +127,7 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
     if topic_rows:
         parts.append(table(("Topic", "Rate/s", "Events", "Latest", "Worst lag"), topic_rows, color=color))
     if queue_rows:
-        columns = ("Queue", "Group", "Pushed/s", "Ready", "In flight", "Delayed", "Failed", "Oldest")
+        columns = ("Queue", "Group", "Pushed/s", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest")
         parts.append(table(columns, queue_rows, color=color))
     return "\n\n".join(parts)
 
@@ -171,13 +173,15 @@ def _percent(text: str) -> float:
         default=None,
         convert=_threshold(values.count),
     ),
+    option("--dead", "dead letters any queue may have", metavar="WARN:CRIT", convert=_threshold(values.count)),
     option("--pressure", "how full the writer may be", metavar="WARN:CRIT", convert=_threshold(_percent)),
     option("--topic", "look at this topic only", many=True),
     option("--queue", "look at this queue only", many=True),
     example=("penstock check", "penstock check --lag 1000:10000 --age 5m:1h --failed 0"),
     details="""
-    Without thresholds it looks whether the journal can be read, whether anything failed (a warning), and whether the
-    writer is more than 75% full (a warning; critical above 95%). What is wrong comes first in the one line it prints.
+    Without thresholds it looks whether the journal can be read, and warns of failed messages, dead letters, messages
+    that waited for half their time to live, pipelines that failed, restart or fell silent, a disk that is nearly full,
+    and a writer that is more than 75% full (critical above 95%). What is wrong comes first in the one line it prints.
     """,
 )
 def check(
@@ -186,6 +190,7 @@ def check(
     backlog: Threshold | None,
     age: Threshold | None,
     failed: Threshold | None,
+    dead: Threshold | None,
     pressure: Threshold | None,
     topic: list[str],
     queue: list[str],
@@ -198,6 +203,7 @@ def check(
     except (PenstockError, OSError) as error:
         return _verdict(run, CRITICAL, [(CRITICAL, f"{type(error).__name__}: {error}")], {})
     nothing_failed = failed or Threshold("0:1000000000", values.count)
+    nothing_dead = dead or Threshold("0:1000000000", values.count)
     not_too_full = pressure or Threshold("75:95", _percent)
     found: list[tuple[int, str]] = []
     missing = [name for name in topic if name not in sample.topics] + [
@@ -218,6 +224,9 @@ def check(
             oldest = group.oldest_age or 0.0
             _judge(found, worst, "age", age, oldest, f"a message of {name} waits for {show_duration(oldest)}")
             _judge(found, worst, "failed", nothing_failed, group.failed, f"{group.failed:,} messages of {name} failed")
+            _judge(found, worst, "dead", nothing_dead, group.dead, f"{group.dead:,} dead letters from {name}")
+    # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
+    found += [(WARNING, one.says) for one in sample.findings if one.kind in ("disk", "pipeline", "oldest")]
     _judge(found, worst, "pressure", not_too_full, sample.pressure, f"the writer is {sample.pressure:.0%} full")
     code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
     return _verdict(run, code, found, worst)

@@ -1,0 +1,145 @@
+"""What is wrong with a journal, in words: dead letters, failures, growing lags, full disks, pipelines that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import penstock
+from penstock.observe.collect import take_sample
+from penstock.observe.health import examine, growing
+from penstock.observe.pipelines import FlowStatus, report
+from penstock.observe.sample import QueueSample, Sample
+from penstock.server.sampler import Sampler
+
+
+@pytest.fixture
+def journal() -> Iterator[penstock.Journal]:
+    with penstock.open("memory:") as opened:
+        yield opened
+
+
+def give_up(journal: penstock.Journal, name: str, count: int, **policy: object) -> None:
+    queue = journal.queue(name, max_attempts=1, **policy)
+    queue.push_many(range(count))
+    for delivery in queue.take_many(count):
+        delivery.nack(error="no")
+
+
+def says(sample: Sample) -> list[str]:
+    return [one.says for one in sample.findings]
+
+
+def test_nothing_is_wrong_with_a_journal_that_does_its_work(journal: penstock.Journal) -> None:
+    journal.topic("orders").append("k")
+    journal.queue("jobs", ttl=3600).push("x")
+    assert take_sample(journal).findings == []
+
+
+def test_dead_letters_are_dead_and_not_ready(journal: penstock.Journal) -> None:
+    give_up(journal, "emails", 3, dead_letter="emails.dead")
+    journal.queue("emails").push("fresh")
+    sample = take_sample(journal)
+    (emails,), (dead,) = sample.queues["emails"], sample.queues["emails.dead"]
+    assert (emails.ready, emails.dead, emails.letters) == (1, 3, None)
+    assert (dead.ready, dead.dead, dead.letters, dead.oldest_age) == (0, 0, 3, None)
+    assert says(sample) == ["3 dead letters from emails"]
+    journal.queue("emails").redrive()
+    assert take_sample(journal).findings == []
+
+
+def test_dead_letters_in_one_queue_are_told_apart_by_where_they_came_from(journal: penstock.Journal) -> None:
+    give_up(journal, "emails", 3, dead_letter="dead")
+    give_up(journal, "images", 1, dead_letter="dead")
+    sample = take_sample(journal)
+    assert (sample.queues["emails"][0].dead, sample.queues["images"][0].dead) == (3, 1)
+    assert says(sample) == ["3 dead letters from emails", "1 dead letter from images"]
+    give_up(journal, "images", 1)
+    journal.queue("emails").redrive()
+    assert says(take_sample(journal)) == ["2 dead letters from images"]
+
+
+def test_dead_letters_of_groups_count_for_the_group(journal: penstock.Journal) -> None:
+    queue = journal.queue("news", mode="fanout", max_attempts=1, dead_letter="news.dead")
+    queue.add_group("mail")
+    queue.add_group("sms")
+    queue.push("x")
+    delivery = queue.take(group="sms")
+    assert delivery is not None
+    delivery.nack(error="no")
+    sample = take_sample(journal)
+    assert {one.group: one.dead for one in sample.queues["news"]} == {"mail": 0, "sms": 1}
+    assert says(sample) == ["1 dead letter from news/sms"]
+
+
+def test_failed_messages_and_messages_that_wait_too_long_are_named() -> None:
+    def queue(failed: int, age: float | None, ttl: float | None) -> Sample:
+        return Sample(0.0, {}, {"q": [QueueSample("q", "default", 5, 0, 0, failed, age, ttl=ttl)]}, 0.0, 0, 0, 0)
+
+    assert [one.says for one in examine(queue(1, None, None))] == ["1 message of q failed"]
+    assert examine(queue(0, 40.0, 100.0)) == []
+    assert examine(queue(0, 4000.0, None)) == []
+    (found,) = examine(queue(0, 60.0, 100.0))
+    assert found.says == "the oldest message of q waits for 1 min; messages expire after 1.7 min"
+
+
+def test_a_disk_is_nearly_full_when_share_and_bytes_are_small() -> None:
+    def disk(free: int, total: int) -> list[str]:
+        sample = Sample(0.0, {}, {}, 0.0, 0, 0, 0, disk_free=free, disk_total=total)
+        return [one.says for one in examine(sample)]
+
+    gib = 1 << 30
+    assert disk(1 * gib, 100 * gib) == ["the disk is nearly full: 1.0 GiB of 100.0 GiB are free"]
+    assert disk(10 * gib, 1000 * gib) == []
+    assert disk(1 * gib, 2 * gib) == []
+
+
+def test_pipelines_that_fail_restart_or_fall_silent_are_named(journal: penstock.Journal) -> None:
+    flow = FlowStatus(pipeline="shop", flow="revenue", state="running", started_at=datetime.now(UTC))
+    report(journal, [flow])
+    assert take_sample(journal).findings == []
+    flow.state, flow.restarts = "waiting", 2
+    report(journal, [flow])
+    assert says(take_sample(journal)) == ["pipeline shop/revenue is restarting, for the 3rd time"]
+    flow.state = "failed"
+    report(journal, [flow])
+    assert says(take_sample(journal)) == ["pipeline shop/revenue failed"]
+    flow.state, flow.reported_at = "running", datetime.now(UTC) - timedelta(minutes=5)
+    later = Sample(datetime.now(UTC).timestamp(), {}, {}, 0.0, 0, 0, 0)
+    assert [one.says for one in examine(later, [flow])] == ["pipeline shop/revenue has not reported for a minute"]
+
+
+def test_a_lag_that_grows_at_every_look_is_named() -> None:
+    def looks(*lags: int) -> list[dict[tuple[str, str], int]]:
+        return [{("orders", "billing"): lag} for lag in lags]
+
+    (found,) = growing(looks(0, 500, 900, 1500, 2000))
+    assert found.says == "billing falls behind in orders: 2,000 events, 500 a few minutes ago"
+    assert growing(looks(500, 900, 1500)) == []  # not long enough
+    assert growing(looks(500, 1900, 1500, 2000)) == []  # it caught up in between
+    assert growing(looks(1, 2, 3, 4)) == []  # small
+
+
+def test_the_sampler_finds_a_lag_that_grows(journal: penstock.Journal) -> None:
+    orders = journal.topic("orders")
+    orders.append("k")
+    orders.commit("billing", 0)
+
+    at = [1000.0]
+
+    def take(journal: penstock.Journal) -> Sample:
+        sample = take_sample(journal)
+        sample.at = at[0]
+        return sample
+
+    sampler = Sampler(journal, take=take)
+    for minute in range(5):
+        at[0] = 1000.0 + 60 * minute
+        orders.append_many([penstock.Draft("k")] * 600)
+        sample = sampler.sample()
+    assert [one.kind for one in sample.findings] == ["lag"]
+    orders.commit("billing", orders.latest)
+    at[0] += 60
+    assert sampler.sample().findings == []
