@@ -222,7 +222,6 @@ def projecting(table: Table, events: int) -> None:
             journal._states.clear()
 
             def drop(commit: Any) -> None:
-                commit.writes += 1
                 drop_version(commit.tx, 1, Balance.__projection__)
 
             journal.flush()

@@ -50,10 +50,12 @@ class WriteTx(Snapshot, Protocol):
 
     `foreign` is True when another process (or another engine object) has committed since this engine's last commit or
     since it was opened, so that whoever caches what it knows of the store knows when to forget it. It is True for the
-    first transaction of every engine object.
+    first transaction of every engine object. `writes` grows with every put and delete, also with one that fails: who
+    does several things in one transaction learns from it whether the one that failed had changed anything.
     """
 
     foreign: bool
+    writes: int
 
     def put(self, key: bytes, value: bytes) -> None: ...
 

@@ -21,7 +21,7 @@ END = b"\xff" * 600
 class Overlay:
     """Changes over `base` that read like a store of their own."""
 
-    __slots__ = ("_order", "base", "changes", "ranges")
+    __slots__ = ("_order", "base", "changes", "ranges", "writes")
 
     def __init__(self, base: Snapshot) -> None:
         self.base = base
@@ -30,6 +30,7 @@ class Overlay:
         self.ranges: list[tuple[bytes, bytes]] = []
         """Deleted ranges; `changes` holds only what happened to their keys afterwards."""
         self._order: list[bytes] | None = None
+        self.writes = 0
 
     def put(self, key: bytes, value: bytes) -> None:
         check_key(key)
@@ -40,11 +41,13 @@ class Overlay:
         self._change(key, None)
 
     def _change(self, key: bytes, value: bytes | None) -> None:
+        self.writes += 1
         if self._order is not None and key not in self.changes:
             insort(self._order, key)
         self.changes[key] = value
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
+        self.writes += 1
         if start >= stop:
             return
         order = self._sorted()

@@ -60,7 +60,6 @@ class EntityTopic(BaseTopic):
         def drop(commit: Commit) -> None:
             head = commit.head(name)
             if head is not None:
-                commit.writes += 1
                 drop_index(commit.tx, head.number, name)
 
         self._writer.run(WriteRequest(drop))

@@ -26,7 +26,6 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bo
     current = read_cursor(commit.tx, head.number, consumer)
     if current is None or seq > current or (back and seq != current):
         commit.tx.put(keys.cursor_key(head.number, consumer), keys.pack_seq(seq))
-        commit.writes += 1
 
 
 def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:
@@ -35,5 +34,4 @@ def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:
     if head is None or read_cursor(commit.tx, head.number, consumer) is None:
         return False
     commit.tx.delete(keys.cursor_key(head.number, consumer))
-    commit.writes += 1
     return True

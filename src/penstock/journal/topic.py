@@ -292,7 +292,6 @@ class BaseTopic:
             settings = msgspec.structs.replace(head.settings, **changes)
             _check_together(name, head.settings, settings)
             if settings != head.settings:
-                commit.writes += 1
                 save_record(commit.tx, name, TopicRecord(head.number, settings))
                 now_ms = max(commit.now_ms, head.recorded_ms)
                 change_window(commit.tx, head.number, head.settings.dedup_window, settings.dedup_window, now_ms)

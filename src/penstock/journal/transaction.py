@@ -154,11 +154,11 @@ class BaseTransaction:
     def _change(self, apply: Callable[[Commit], T]) -> T:
         """Does a step; one that fails half-way spoils the transaction, even if the caller goes on."""
         commit = self._open()
-        before = commit.writes
+        before = commit.changes
         try:
             return apply(commit)
         except BaseException as error:
-            if commit.writes != before:
+            if commit.changes != before:
                 self._spoiled = error
             raise
 

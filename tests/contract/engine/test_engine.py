@@ -278,6 +278,26 @@ def test_many_snapshots_may_be_open_and_forgotten(engine: Engine) -> None:
 # transactions
 
 
+def test_a_transaction_counts_its_changes_and_not_its_reads(engine: Engine) -> None:
+    with engine.write() as tx:
+        assert tx.writes == 0
+        tx.get(b"a")
+        assert list(tx.scan(b"", b"z")) == []
+        assert tx.writes == 0
+        seen = [0]
+        for change in (
+            lambda: tx.put(b"a", b"1"),
+            lambda: tx.put(b"a", b"1"),
+            lambda: tx.delete(b"b"),
+            lambda: tx.delete_range(b"c", b"d"),
+        ):
+            change()
+            assert tx.writes > seen[-1]
+            seen.append(tx.writes)
+    with engine.write() as tx:
+        assert tx.writes == 0
+
+
 def test_a_transaction_reads_its_own_writes(engine: Engine) -> None:
     put(engine, a=b"1", b=b"2", c=b"3", d=b"4")
     with engine.write() as tx:

@@ -20,6 +20,8 @@ from journals import DEADLINE, Place, eventually, on, payloads
 from penstock import Draft, Journal, Receipt, Ticket, Topic
 from penstock.errors import Backpressure, Closed, ConfigError, Conflict, StorageError
 from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.prepare import prepare
+from penstock.journal.commit.writer import WriteRequest
 
 InThreads = Callable[..., threading.Thread]
 
@@ -135,8 +137,6 @@ def test_one_that_fails_after_changing_something_is_undone_alone(journal: Journa
         commit.append("never", batch)
         raise RuntimeError("half-way")
 
-    from penstock.journal.commit.writer import WriteRequest
-
     with writer_held(journal):
         caused = topic.submit_many([Draft("a", dedup="a"), Draft("b", cause=0), Draft("c", cause=1)])
         spoiler = writer.submit(WriteRequest(half_way))
@@ -153,6 +153,65 @@ def test_one_that_fails_after_changing_something_is_undone_alone(journal: Journa
     assert [x.causation_id for x in events] == [None, a.id, b.id, None, e.id]
     assert [x.correlation_id for x in events] == [None, a.id, a.id, None, e.id]
     assert journal.topics() == ["orders"]
+
+
+class Late:
+    """A row that a commit writes at its end."""
+
+    def save(self, commit: Commit) -> None:
+        commit.tx.put(b"zz late", b"1")
+
+
+CHANGES: dict[str, Callable[[Commit], object]] = {
+    "put": lambda commit: commit.tx.put(b"zz", b"1"),
+    "delete": lambda commit: commit.tx.delete(b"zz kept"),
+    "delete_range": lambda commit: commit.tx.delete_range(b"zz", b"zzz"),
+    "touch": lambda commit: commit.touch(Late()),
+    "mark": lambda commit: commit.set_mark("m", 1),
+    "create": lambda commit: commit.ensure("never"),
+    "append": lambda commit: commit.append("never", prepare([Draft("k")], None, None)),
+    "append and flush": lambda commit: (commit.append("never", prepare([Draft("k")], None, None)), commit.flush()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_one_that_fails_is_undone_and_none_of_its_neighbours(journal: Journal, change: str) -> None:
+    """A commit counts its changes itself, however they are made."""
+    journal.run(lambda commit: commit.tx.put(b"zz kept", b"1"))
+
+    def half_way(commit: Commit) -> None:
+        CHANGES[change](commit)
+        raise RuntimeError("half-way")
+
+    topic, writer = journal.topic("orders"), journal._writer
+    with writer_held(journal):
+        before = topic.submit("a")
+        spoiler = writer.submit(WriteRequest(half_way))
+        after = topic.submit("b")
+    assert isinstance(spoiler.exception(DEADLINE), RuntimeError)
+    assert (before.result(DEADLINE).seq, after.result(DEADLINE).seq) == (1, 2)
+    with journal._engine.read() as snap:
+        assert list(snap.scan(b"zz", b"zzz")) == [(b"zz kept", b"1")]
+    assert journal.topics() == ["orders"] and journal.mark("m") is None
+
+
+def test_one_that_fails_before_it_changed_anything_costs_its_neighbours_nothing(journal: Journal) -> None:
+    topic, writer = journal.topic("orders"), journal._writer
+    topic.append("k")
+    tries = []
+
+    def refused(commit: Commit) -> None:
+        commit.flush()  # writes what others have gathered, nothing of its own
+        commit.tx.get(b"zz")
+        raise RuntimeError("refused")
+
+    with writer_held(journal):
+        before = topic.submit("a")
+        spoiler = writer.submit(WriteRequest(refused))
+        after = writer.submit(WriteRequest(lambda commit: tries.append(commit.latest("orders"))))
+    assert isinstance(spoiler.exception(DEADLINE), RuntimeError)
+    after.result(DEADLINE)
+    assert before.result(DEADLINE).seq == 2 and tries == [2]
 
 
 class Refusing:

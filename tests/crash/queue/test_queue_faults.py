@@ -163,7 +163,6 @@ def test_a_queue_survives_the_failure_of_others_in_its_group_commit(tmp_path: Pa
 
         def half_way(commit: Any) -> None:
             commit.tx.put(b"zz", b"")
-            commit.writes += 1
             raise Fault
 
         bad = journal._writer.submit(WriteRequest(half_way))

@@ -30,12 +30,12 @@ FORMAT_KEY = b"\xff" * 505
 class _LmdbTransaction:
     """Reading, which read and write transactions do alike."""
 
-    __slots__ = ("_engine", "_txn", "_writes")
+    __slots__ = ("_engine", "_txn", "writes")
 
     def __init__(self, engine: LmdbEngine) -> None:
         self._engine = engine
         self._txn: Any = None
-        self._writes = 0
+        self.writes = 0
 
     def get(self, key: bytes) -> bytes | None:
         txn = self._usable()
@@ -63,9 +63,9 @@ class _LmdbTransaction:
     def _forward(self, cursor: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         found = cursor.set_range(start)
         while found:
-            writes, row = self._writes, cursor.item()
+            writes, row = self.writes, cursor.item()
             yield row
-            if writes == self._writes:
+            if writes == self.writes:
                 found = cursor.next()
             else:  # the cursor may stand anywhere after a change: find the way back by key
                 found = cursor.set_range(row[0])
@@ -75,9 +75,9 @@ class _LmdbTransaction:
     def _backward(self, cursor: Any, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         found = self._step_before(cursor, stop)
         while found:
-            writes, row = self._writes, cursor.item()
+            writes, row = self.writes, cursor.item()
             yield row
-            found = cursor.prev() if writes == self._writes else self._step_before(cursor, row[0])
+            found = cursor.prev() if writes == self.writes else self._step_before(cursor, row[0])
 
     @staticmethod
     def _step_before(cursor: Any, key: bytes) -> bool:
@@ -166,7 +166,7 @@ class LmdbWrite(_LmdbTransaction):
     def put(self, key: bytes, value: bytes) -> None:
         check_key(key)
         txn = self._usable()
-        self._writes += 1
+        self.writes += 1
         try:
             txn.put(key, value)
         except lmdb.Error as error:
@@ -175,7 +175,7 @@ class LmdbWrite(_LmdbTransaction):
 
     def delete(self, key: bytes) -> None:
         txn = self._usable()
-        self._writes += 1
+        self.writes += 1
         try:
             txn.delete(key)
         except lmdb.BadValsizeError:
@@ -185,7 +185,7 @@ class LmdbWrite(_LmdbTransaction):
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         txn = self._usable()
-        self._writes += 1
+        self.writes += 1
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
         try:
             with txn.cursor() as cursor:

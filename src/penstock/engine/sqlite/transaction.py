@@ -99,12 +99,13 @@ class SqliteRead(_SqliteTransaction):
 class SqliteWrite(_SqliteTransaction):
     """A write transaction on the engine's one writing connection."""
 
-    __slots__ = ("_sync", "foreign")
+    __slots__ = ("_sync", "foreign", "writes")
 
     def __init__(self, engine: SqliteEngine, sync: bool) -> None:
         super().__init__(engine)
         self._sync = sync
         self.foreign = False
+        self.writes = 0
 
     def __enter__(self) -> Self:
         engine = self._engine
@@ -141,6 +142,7 @@ class SqliteWrite(_SqliteTransaction):
 
     def put(self, key: bytes, value: bytes) -> None:
         check_key(key)
+        self.writes += 1
         try:
             self._execute(PUT, (key, value))
         except apsw.Error as error:
@@ -149,12 +151,14 @@ class SqliteWrite(_SqliteTransaction):
             raise ConfigError(f"a value of {len(value)} bytes is too large: sqlite takes 1,000,000,000") from error
 
     def delete(self, key: bytes) -> None:
+        self.writes += 1
         try:
             self._execute(DELETE, (key,))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
+        self.writes += 1
         try:
             self._execute(DELETE_RANGE, (start, stop))
         except apsw.Error as error:

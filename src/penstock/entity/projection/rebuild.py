@@ -97,7 +97,6 @@ class _Rebuild:
         return RebuildReport(len(self._entities), events, through)
 
     def _drop(self, commit: Commit) -> None:
-        commit.writes += 1
         drop_version(commit.tx, self._number, self._folder.declared)
         drop_other_versions(commit.tx, self._number, self._folder.declared)
 
@@ -146,7 +145,6 @@ class _Rebuild:
             ]
 
             def apply(commit: Commit, part: list[tuple[str | None, Saved]] = part) -> None:
-                commit.writes += 1
                 for key, saved in part:
                     save(commit.tx, self._number, declared, key, saved)
 

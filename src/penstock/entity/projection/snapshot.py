@@ -68,7 +68,7 @@ def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
     )
 
 
-def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> bool:
+def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
     """Keeps a state, unless a newer one is there already."""
     known = load_saved(tx, topic, declared, key)
     same = ("fingerprint", "compacted", "first")
@@ -77,10 +77,9 @@ def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Sa
         and known.generation >= saved.generation
         and all(getattr(known, name) == getattr(saved, name) for name in same)
     ):
-        return False
+        return
     body = _encode(saved)
     tx.put(saved_key(topic, declared, key), body + zlib.crc32(body).to_bytes(4))
-    return True
 
 
 def drop_other_versions(tx: WriteTx, topic: int, declared: Declared) -> None:

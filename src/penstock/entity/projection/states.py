@@ -135,7 +135,7 @@ def _unpacked(projection: type[P], saved: Saved) -> P | None:
 
 def _save_soon(topic: EntityTopic, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
     def apply(commit: Commit) -> None:
-        commit.writes += int(save(commit.tx, number, declared, key, saved))
+        save(commit.tx, number, declared, key, saved)
 
     with suppress(Closed):  # the state was folded all the same, only nobody will find it saved
         topic.journal._writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)

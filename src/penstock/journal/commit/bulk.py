@@ -35,7 +35,6 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
         seq += count
         number += count
     if seq > first:
-        commit.writes += 1
         commit._new_heads[name] = Head(name, head.number, head.settings, seq - 1, recorded, number - 1)
         commit.touched[name] = commit.touched.get(name, 0) + seq - first
     return range(first, seq)

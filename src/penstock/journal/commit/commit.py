@@ -8,7 +8,7 @@ Nothing outside changes until the engine's transaction has ended well: only then
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Protocol
@@ -37,6 +37,14 @@ class EntityHistory(Protocol):
 
     def link(self, commit: Commit, head: Head, key: str) -> bytes:
         """The newest link of an entity's hash chain, without this commit's events."""
+        ...
+
+
+class LateRow(Protocol):
+    """What several operations of a commit may change in memory, and the commit writes once."""
+
+    def save(self, commit: Commit) -> None:
+        """Writes it into the commit's transaction."""
         ...
 
 
@@ -93,13 +101,13 @@ class Commit:
         "_additions",
         "_catalog",
         "_entities",
+        "_late",
         "_new_heads",
         "_reshaping",
-        "late",
+        "gathered",
         "now_ms",
         "touched",
         "tx",
-        "writes",
     )
 
     def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
@@ -110,14 +118,26 @@ class Commit:
         self._reshaping = False
         self.tx = tx
         self.now_ms = now_ms
-        self.writes = 0
-        """Grows with everything written; whoever fails after it has grown spoils the whole transaction."""
-        self.late: dict[object, Callable[[Commit], None]] = {}
-        """What is written once, at the end, however often it changed meanwhile; by whose it is."""
+        self.gathered = 0
+        """Changes gathered in memory, less the writes that `flush` made of them. Added to what the engine's
+        transaction counts, it says how much was changed so far: see `changes`."""
+        self._late: dict[LateRow, None] = {}
+        """What is written once, at the end, however often it changed meanwhile."""
         self.touched: dict[str, int] = {}
         """Topics whose waiters should look again after the commit, with how many events were added."""
         if tx.foreign:
             catalog.forget()
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def changes(self) -> int:
+        """Grows with every change, written or gathered: an operation that fails after it has grown spoils the whole."""
+        return self.tx.writes + self.gathered
+
+    def touch(self, row: LateRow) -> None:
+        """Says that a row has changed in memory (or is about to): it is written once, when the commit ends."""
+        self.gathered += 1
+        self._late[row] = None
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def head(self, name: str) -> Head | None:
@@ -129,7 +149,6 @@ class Commit:
         head = self.head(name)
         if head is None:
             head = self._new_heads[name] = create_topic(self.tx, name)
-            self.writes += 1
         return head
 
     def latest(self, name: str) -> int:
@@ -164,7 +183,6 @@ class Commit:
     def exchange(self) -> None:
         """Says that this commit puts blocks in the place of others, with the same events."""
         self._catalog.exchanged += 1
-        self.writes += 1
 
     def additions(self, name: str) -> TopicAdditions | None:
         return self._additions.get(name)
@@ -201,7 +219,7 @@ class Commit:
         if additions.head.settings.chained:
             return self._add_linked(additions, columns, size)
         additions.add(columns, size)
-        self.writes += 1
+        self.gathered += 1
         correlations = columns.correlation
         if correlations is None:
             if count == 1:
@@ -216,9 +234,9 @@ class Commit:
         if additions.links is None:
             additions.links = {}
         find = partial(self._entities.link, self, additions.head)
+        self.gathered += 1  # first: the links of a batch that fails in the middle must not be built upon
         add_links(columns, seq, number, additions.recorded_ms, additions.links, find)
         additions.add(columns, size)
-        self.writes += 1
         correlations, links = columns.correlation, columns.chain or []
         return [
             Receipt(name, seq + row, number + row, correlations[row] if correlations else None, False, made)
@@ -339,7 +357,6 @@ class Commit:
 
     def set_mark(self, name: str, value: int) -> None:
         self.tx.put(keys.mark_key(name), value.to_bytes(8, signed=True))
-        self.writes += 1
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, name: str, key: str) -> int:
@@ -348,8 +365,9 @@ class Commit:
 
     def flush(self) -> None:
         """Writes the gathered events into the transaction, so that its reads see them."""
-        while self.late:
-            self.late.popitem()[1](self)
+        before = self.tx.writes
+        while self._late:
+            self._late.popitem()[0].save(self)
         for name, additions in self._additions.items():
             count = len(additions)
             if not count:
@@ -368,6 +386,7 @@ class Commit:
             self._new_heads[name] = ended
             self.touched[name] = self.touched.get(name, 0) + count
         self._additions.clear()
+        self.gathered -= self.tx.writes - before  # these were counted when they were gathered
 
     def _write_blocks(self, additions: TopicAdditions) -> None:
         columns, head = additions.columns, additions.head

@@ -57,11 +57,9 @@ def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
     head = commit.head(name)
     if head is None:
         commit._new_heads[name] = create_topic(commit.tx, name, settings)
-        commit.writes += 1
     elif not head.latest and head.settings != settings:
         save_record(commit.tx, name, TopicRecord(head.number, settings))
         head.settings = settings
-        commit.writes += 1
 
 
 def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
@@ -87,7 +85,6 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         if last - first + 1 > len(rows) or (latest and first > latest + 1):
             state = replace(state, compacted=last)
         save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
-    commit.writes += 1
     commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
     commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)

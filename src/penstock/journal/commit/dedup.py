@@ -53,16 +53,14 @@ def remember(tx: WriteTx, topic: int, window: float | None, dedup: str, original
     tx.put(keys.dedup_key(topic, _bucket(window, original.recorded_ms), dedup), _encode(original))
 
 
-def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -> bool:
-    """Removes the buckets in which no key can count any more; True when there were any."""
+def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -> None:
+    """Removes the buckets in which no key can count any more."""
     newest = _bucket(window, now_ms)
     if newest <= 1:
-        return False
+        return
     start, stop = keys.dedup_range(topic, newest - 1)
-    if next(iter(tx.scan(start, stop)), None) is None:
-        return False
-    tx.delete_range(start, stop)
-    return True
+    if next(iter(tx.scan(start, stop)), None) is not None:
+        tx.delete_range(start, stop)
 
 
 def change_window(tx: WriteTx, topic: int, old: float | None, new: float | None, now_ms: int) -> None:

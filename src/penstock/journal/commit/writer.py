@@ -385,14 +385,14 @@ class Writer:
         with self.engine.write(sync=not relaxed) as tx:
             commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
             for operation in batch:
-                before = commit.writes
+                before = commit.changes
                 try:
                     operation.value = operation.apply(commit)
                 except Exception as error:
-                    if commit.writes != before and len(batch) > 1:
+                    if commit.changes != before:
+                        if len(batch) == 1:
+                            raise
                         raise _Spoiled from error
-                    if commit.writes != before:
-                        raise
                     operation.error = error
             commit.flush()
         commit.publish()

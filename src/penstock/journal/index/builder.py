@@ -33,7 +33,6 @@ class Deletion:
         directory = load_directory(commit.tx, head.number, self._topic)
         if self._run not in directory.rubbish:
             return
-        commit.writes += 1
         commit.tx.delete_range(self._start, self._stop)
         if self._done:
             left = tuple(run for run in directory.rubbish if run != self._run)
@@ -77,7 +76,6 @@ class Building:
         stale = [run for run, since in directory.building if commit.now_ms - since > _ABANDONED_MS]
         building = [one for one in directory.building if one[0] not in stale]
         building.append((self._id, commit.now_ms))
-        commit.writes += 1
         save_directory(
             commit.tx,
             head.number,
@@ -95,7 +93,6 @@ class Building:
                 return False
             changed = change(directory)
             if changed is not None:
-                commit.writes += 1
                 save_directory(commit.tx, head.number, changed)
             return changed is not None
 
@@ -113,7 +110,6 @@ class Building:
                 start, size = stop, 0
 
     def _put(self, part: Sequence[Written], commit: Commit) -> None:
-        commit.writes += 1
         for section, (mark, value) in part:
             commit.tx.put(run_key(self._number, self._id, section, mark), value)
 
@@ -128,7 +124,6 @@ class Building:
         self._entities = len(entities)
 
         def put(commit: Commit) -> None:
-            commit.writes += 1
             commit.tx.put(run_key(self._number, self._id, FILTER), value)
 
         self._do(put)
@@ -139,7 +134,6 @@ class Building:
 
     def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
         directory = load_directory(commit.tx, self._number, self._topic)
-        commit.writes += 1
         mine = any(run == self._id for run, _ in directory.building)
         rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
         changed = change(rest) if mine and directory.epoch == self._epoch else None

@@ -262,7 +262,6 @@ class _Sealing:
         markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
         unfinished = (*seals.unfinished, (self.lake, self.token))
         save_seals(commit.tx, head.number, replace(seals, token=self.token, markers=markers, unfinished=unfinished))
-        commit.writes += 1
         return seals, known
 
     def _own_tokens(self, seals: Seals) -> set[str | None]:
@@ -297,7 +296,6 @@ class _Sealing:
             gone=tuple(one for one in seals.gone if one not in gone),
         )
         save_seals(commit.tx, head.number, seals)
-        commit.writes += 1
 
     # ── the work ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _segments(self, ranges: list[Range]) -> Generator[Segment]:
@@ -344,7 +342,6 @@ class _Sealing:
             last_id=head.last_id.to_bytes(16),
         )
         save_state(commit.tx, head.number, state)
-        commit.writes += 1
 
 
 def _remove_orphans(lake: str, topic: str, token: str, known: frozenset[tuple[str, str]]) -> None:

@@ -65,7 +65,6 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
             last_id=head.last_id.to_bytes(16),
         )
         save_state(commit.tx, head.number, state)
-        commit.writes += 1
     return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
 
 
@@ -150,7 +149,6 @@ def compact_by_key(commit: Commit, topic: str) -> int:
     if removed:
         drop_index(commit.tx, head.number, topic)
     if removed or state.compacted < head.latest:
-        commit.writes += 1
         save_state(
             commit.tx,
             head.number,

@@ -96,8 +96,7 @@ class Housekeeper:
         limited = settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None
         (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
         freed = False
-        if forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms)):
-            commit.writes += 1
+        forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms))
         if limited:
             bound = retention_bound(commit, topic, settings, commit.now_ms)
             if bound:

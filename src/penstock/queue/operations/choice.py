@@ -111,7 +111,7 @@ class Choice:
             group.remove(self.commit, message)
             message.state, message.due = READY, 0
             group.place(self.commit, message)
-        group.touch(self.commit)
+        self.commit.touch(group)
         group.record.next_due = 0
         for key, _ in tx.scan(*keys.rows(group.topic, group.number, b"w")):
             group.record.next_due = keys.split_waiting(key)[0]
@@ -141,7 +141,7 @@ class Choice:
             )
         for first, last in runs:
             group.cover(self.commit, first, last)
-        group.touch(self.commit)
+        self.commit.touch(group)
         full = len(rows) == STEP
         group.record.absorbed = keys.tail_seq(rows[-1][0]) if full else self.latest
         return full

@@ -56,7 +56,7 @@ def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group
     queue.save(commit)
     group = Group(queue, number, name, GroupRecord(after=after))
     queue.adopt(group)
-    group.touch(commit)
+    commit.touch(group)
     if queue.fanout:
         if others:
             begin = _for_newcomer(commit, others)
@@ -73,7 +73,6 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
     number = queue.record.groups.get(name)
     if number is None:
         return False
-    commit.writes += 1
     commit.flush()
     if queue.fanout and len(queue.record.groups) == 1:
         shared = queue.group(commit.tx, WORK)
@@ -257,7 +256,7 @@ def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
 
 def _clear(commit: Commit, group: Group) -> None:
     """Removes every row of a group but its leases."""
-    group.touch(commit)
+    commit.touch(group)
     for tag in (b"b", b"e", b"f", b"h", b"v", b"w", b"y"):
         commit.tx.delete_range(*keys.rows(group.topic, group.number, tag))
     old = group.record

@@ -305,7 +305,6 @@ def purge(queue: Queue) -> int:
 
 def _purge(commit: Commit, queue: Queue) -> int:
     state = queue._cache.state(commit, queue.name)
-    commit.writes += 1
     commit.flush()
     latest = commit.latest(queue.name)
     count = _count(commit, state, latest)
@@ -319,7 +318,7 @@ def _purge(commit: Commit, queue: Queue) -> int:
             GroupRecord(frontier=latest, absorbed=latest, next_lease=old.next_lease, after=old.after),
         )
         state.adopt(fresh)
-        fresh.touch(commit)
+        commit.touch(fresh)
     remove_through(commit, state, latest, queue.journal)
     commit.touched.setdefault(queue.name, 0)
     return count

@@ -119,7 +119,7 @@ def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms:
         if deadline != NEVER and (not group.record.next_deadline or deadline < group.record.next_deadline):
             group.record.next_deadline = deadline
             commit.touched.setdefault(queue.name, 0)  # whoever waits for a later deadline must look again
-        group.touch(commit)
+        commit.touch(group)
         group.save_lease(commit, number, lease)
     return deadline
 
@@ -138,7 +138,7 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
                 _fail_all(commit, queue, group, number, lease, over)
         for deadline in lease.deadlines():
             earliest = min(earliest, deadline) if earliest else deadline
-    group.touch(commit)
+    commit.touch(group)
     group.record.next_deadline = earliest
     return full
 

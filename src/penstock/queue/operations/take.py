@@ -89,7 +89,6 @@ def _note_presence(commit: Commit, queue: QueueState, request: Request) -> None:
     seen = queue.seen.get(who)
     if seen is None or not 0 <= commit.now_ms - seen < PRESENCE_MS:
         queue.seen[who] = commit.now_ms
-        commit.writes += 1
         commit.tx.put(keys.presence_key(queue.topic, number, who[1]), keys.pack_seq(commit.now_ms))
 
 

@@ -132,7 +132,6 @@ def add(
             if msgspec.structs.replace(known, next_ms=0, last_ms=0) == made:
                 return known
         record = msgspec.structs.replace(made, next_ms=following(made, commit.now_ms))
-        commit.writes += 1
         commit.tx.put(row, encode(record))
         return record
 
@@ -152,7 +151,6 @@ def remove(queue: Queue, name: str) -> bool:
         row = keys.schedule_key(queue._number, name)
         if commit.tx.get(row) is None:
             return False
-        commit.writes += 1
         commit.tx.delete(row)
         return True
 
@@ -268,7 +266,6 @@ def tick(commit: Commit, state: QueueState, name: str) -> bool:
         push(commit, state, as_batch(columns), DeliveryOptions(record.priority) if record.priority else None)
         record.last_ms = ticks[-1]
     record.next_ms = following_ms
-    commit.writes += 1
     commit.tx.put(row, encode(record))
     return following_ms <= commit.now_ms
 

@@ -114,7 +114,6 @@ class QueueUpkeep:
         if queue is not None:
             for key, value in list(commit.tx.scan(*keys.presence_range(queue.topic))):
                 if commit.now_ms - keys.unpack_seq(value) > FORGET_CONSUMER_MS:
-                    commit.writes += 1
                     commit.tx.delete(key)
         return False
 

@@ -62,11 +62,9 @@ class QueueState:
         return self.record.policy.mode == "fanout"
 
     def save(self, commit: Commit) -> None:
-        commit.writes += 1
         commit.tx.put(keys.queue_key(self.name), encode(self.record))
 
     def save_traits(self, commit: Commit) -> None:
-        commit.writes += 1
         commit.tx.put(keys.traits_key(self.topic), encode(self.traits))
 
     def apply_window(self, commit: Commit) -> None:
@@ -74,7 +72,6 @@ class QueueState:
         head = commit.ensure(self.name)
         window = self.policy.dedup_window
         if head.settings.dedup_window != window:
-            commit.writes += 1
             head.settings = msgspec.structs.replace(head.settings, dedup_window=window)
             save_record(commit.tx, self.name, TopicRecord(head.number, head.settings))
 

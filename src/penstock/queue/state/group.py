@@ -38,12 +38,8 @@ class Group:
         self.record = record
         self._leases: dict[int, Lease] = {}
 
-    def touch(self, commit: Commit) -> None:
-        """The record has changed (or is about to): it is written when the commit ends."""
-        commit.writes += 1
-        commit.late[self] = self._save
-
-    def _save(self, commit: Commit) -> None:
+    def save(self, commit: Commit) -> None:
+        """Writes the record, when the commit ends: see `Commit.touch`."""
         commit.tx.put(keys.record_key(self.topic, self.number), encode(self.record))
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,17 +74,16 @@ class Group:
             record.next_deadline = lease.deadline
         self._leases[number] = lease
         commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
-        self.touch(commit)
+        commit.touch(self)
         return number
 
     def save_lease(self, commit: Commit, number: int, lease: Lease) -> None:
-        commit.writes += 1
         commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
 
     def let_go(self, commit: Commit, number: int, lease: Lease, mask: int) -> None:
         """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
         record = self.record
-        self.touch(commit)
+        commit.touch(self)
         record.in_flight -= mask.bit_count()
         if self.queue.policy.max_in_flight is not None:
             commit.touched.setdefault(self.queue.name, 0)  # somebody may wait for room
@@ -117,7 +112,7 @@ class Group:
 
     def place(self, commit: Commit, message: MessageRow) -> None:
         """Puts a message where its state says; its position must be at or below the frontier, or covered."""
-        self.touch(commit)
+        commit.touch(self)
         tx, topic, number, record = commit.tx, self.topic, self.number, self.record
         tx.put(keys.message_key(topic, number, message.seq), encode(message))
         tx.put(self._index_key(message), b"")
@@ -137,7 +132,7 @@ class Group:
 
     def remove(self, commit: Commit, message: MessageRow) -> None:
         """Takes a placed message out again."""
-        self.touch(commit)
+        commit.touch(self)
         tx, record = commit.tx, self.record
         tx.delete(keys.message_key(self.topic, self.number, message.seq))
         tx.delete(self._index_key(message))
@@ -189,7 +184,7 @@ class Group:
 
     def cover(self, commit: Commit, start: int, end: int) -> None:
         """Says that start … end, above the frontier and not covered yet, are handed out or wait elsewhere."""
-        self.touch(commit)
+        commit.touch(self)
         tx, topic, number, record = commit.tx, self.topic, self.number, self.record
         record.covered += end - start + 1
         low, _ = keys.rows(topic, number, b"v")
@@ -210,7 +205,7 @@ class Group:
 
     def advance(self, commit: Commit, frontier: int) -> None:
         """Moves the frontier, over nothing covered, and on over what is covered right after it."""
-        self.touch(commit)
+        commit.touch(self)
         record = self.record
         record.frontier = frontier
         if record.covered:
@@ -229,14 +224,12 @@ class Group:
         return None if value is None else keys.unpack_seq(value)
 
     def occupy(self, commit: Commit, key: str, seq: int) -> None:
-        commit.writes += 1
         commit.tx.put(keys.busy_key(self.topic, self.number, key), keys.pack_seq(seq))
 
     def free(self, commit: Commit, key: str) -> None:
         """The message that occupied a key is settled: the next one of the key may go, else the key is free."""
         following = self._first_held(commit, key)
         if following is None:
-            commit.writes += 1
             commit.tx.delete(keys.busy_key(self.topic, self.number, key))
         else:
             self._shift(commit, following, READY)

@@ -103,9 +103,9 @@ class StreamFold:
             state = load_state(commit.tx, number, self.topic)
             for one, body in packed:
                 saved = Saved(declared.fingerprint, one.generation, one.first, 0, body)
-                commit.writes += int(save(commit.tx, number, declared, one.key, saved))
+                save(commit.tx, number, declared, one.key, saved)
                 if self.whole and not state.compacted and one.first > state.trimmed:
-                    commit.writes += int(save(commit.tx, number, own, one.key, saved))
+                    save(commit.tx, number, own, one.key, saved)
 
         with writing(self.url) as journal:
             journal.run(apply)
