@@ -7,11 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds
-from penstock.errors import ConfigError
+from penstock.errors import Closed, ConfigError, PenstockError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import FindCause, PreparedBatch
 from penstock.journal.commit.writer import WriteRequest
+from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.delivery import Delivery, LeaseHandle, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
@@ -22,6 +23,8 @@ from penstock.queue.token import fits, read_token
 
 if TYPE_CHECKING:
     from penstock.queue.registry import QueueRegistry
+
+log = Log("penstock.queue")
 
 
 class QueueCore:
@@ -171,11 +174,24 @@ class QueueCore:
         return self._writer.run(WriteRequest(apply, relaxed=True))
 
     def _release(self, deliveries: list[Delivery]) -> int:
+        """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""
+
         def apply(commit: Commit) -> int:
             state = self._cache.find(commit, self.name)
             return 0 if state is None else release_in(commit, state, deliveries)
 
-        return self._writer.run(WriteRequest(apply, relaxed=True))
+        try:
+            return self._writer.run(WriteRequest(apply, relaxed=True))
+        except Closed:
+            return 0
+        except PenstockError as error:
+            log.warning(
+                "%d messages of queue %r could not be given back; their leases will end: %s",
+                len(deliveries),
+                self.name,
+                error,
+            )
+            return 0
 
 
 _PUSH_DEFAULTS: dict[str, Any] = {

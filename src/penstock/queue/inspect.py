@@ -21,7 +21,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import WORK, QueueState, unknown_queue
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import NEVER, read_special
+from penstock.queue.state.records import FAILED, NEVER, read_special
 from penstock.queue.token import make_token
 
 if TYPE_CHECKING:
@@ -128,8 +128,44 @@ def unsettled_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
 
 def positions(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
     """One group's unsettled positions, ascending."""
-    aside = {message.seq for message in group.messages(snap)} | flying_in(snap, group)
-    return heapq.merge(sorted(aside), untouched(snap, group, latest))
+    return heapq.merge(aside(snap, group), sorted(flying_in(snap, group)), untouched(snap, group, latest))
+
+
+def aside(snap: Snapshot, group: Group) -> Iterator[int]:
+    """Positions that have a row of their own, ascending, read as they are asked for."""
+    for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"e")):
+        yield keys.tail_seq(key)
+
+
+def available(snap: Snapshot, state: QueueState) -> Iterator[Event]:
+    """Messages that nobody holds and that have not failed, in order."""
+    blocks = BlockCache(state.name, state.topic)
+    groups = state.everyone(snap)
+    flying = {seq for group in groups for seq in flying_in(snap, group)}
+    for seq in unsettled_positions(snap, state):
+        if seq not in flying and not has_failed(snap, groups, seq):
+            event = blocks.event(snap, seq)
+            if event is not None:
+                yield event
+
+
+def has_failed(snap: Snapshot, groups: list[Group], seq: int) -> bool:
+    """Whether some group has given a message up."""
+    for group in groups:
+        if group.record.failed:
+            message = group.message(snap, seq)
+            if message is not None and message.state == FAILED:
+                return True
+    return False
+
+
+def failed_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
+    """Positions of messages that some group has given up, ascending, each once."""
+    previous = 0
+    for seq in heapq.merge(*(failures(snap, group) for group in state.everyone(snap))):
+        if seq != previous:
+            previous = seq
+            yield seq
 
 
 def flying_in(snap: Snapshot, group: Group) -> set[int]:
@@ -200,7 +236,9 @@ def _unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[byt
     """Delays and priorities that the group's next take will sort in."""
     if group.queue.traits.special > group.record.absorbed:
         start = keys.special_key(group.topic, group.record.absorbed + 1)
-        yield from snap.scan(start, keys.special_key(group.topic, latest + 1))
+        for key, value in snap.scan(start, keys.special_key(group.topic, latest + 1)):
+            if not group.is_past(snap, keys.tail_seq(key)):
+                yield key, value
 
 
 # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,15 +320,17 @@ def failed(queue: Queue, name: str) -> Iterator[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         group = _group(snap, state, name)
-        for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f")):
-            event = blocks.event(snap, keys.tail_seq(key))
+        for seq in failures(snap, group):
+            event = blocks.event(snap, seq)
             if event is not None:
                 yield event
 
 
-def failures(snap: Snapshot, group: Group) -> list[int]:
+def failures(snap: Snapshot, group: Group) -> Iterator[int]:
     """Positions of a group's failed messages, ascending."""
-    return [keys.tail_seq(key) for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f"))]
+    if group.record.failed:
+        for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f")):
+            yield keys.tail_seq(key)
 
 
 def groups(queue: Queue) -> list[str]:

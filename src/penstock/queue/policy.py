@@ -42,8 +42,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
     priority: bool = False
     """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
-    dedup_window: float = DEDUP_WINDOW
-    """How long a dedup key is remembered."""
+    dedup_window: float | None = DEDUP_WINDOW
+    """How long a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the topic's."""
 
 
 FIELDS = QueuePolicy.__struct_fields__
@@ -58,9 +58,10 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
     fields = dict(given)
     if "mode" in fields and fields["mode"] not in ("work", "fanout"):
         raise ConfigError(f'mode is "work" or "fanout", not {fields["mode"]!r}')
-    for name in ("lease", "dedup_window"):
-        if name in fields:
-            fields[name] = duration(fields[name], name)
+    if "lease" in fields:
+        fields["lease"] = duration(fields["lease"], "lease")
+    if fields.get("dedup_window") is not None:
+        fields["dedup_window"] = duration(fields["dedup_window"], "dedup_window")
     if fields.get("ttl") is not None:
         fields["ttl"] = duration(fields["ttl"], "ttl", minimum=0.001)
     if "max_attempts" in fields:

@@ -18,9 +18,10 @@ from penstock.queue import inspect
 from penstock.queue.core import QueueCore
 from penstock.queue.delivery import Delivery
 from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
-from penstock.queue.operations import repair
+from penstock.queue.operations import moving, repair
 from penstock.queue.operations.choice import Request
 from penstock.queue.operations.groups import add_group, change_mode, remove_group
+from penstock.queue.operations.moving import Redriven
 from penstock.queue.policy import QueuePolicy, checked, duration_ms
 from penstock.queue.run import schedule
 from penstock.queue.run.middleware import Middleware
@@ -259,19 +260,24 @@ class Queue(QueueCore):
         limit: int | None = None,
         where: Callable[[Event], bool] | None = None,
         dry_run: bool = False,
-    ) -> int:
+    ) -> Redriven:
         """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
 
         Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own
-        letters. They get a fresh budget. Returns how many; `dry_run` only counts.
+        letters. They get a fresh budget and go back with their key and priority; in fanout mode, to the group that gave
+        them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
+        go, because their queue or their group is gone.
         """
         check_limit(limit)
-        return repair.redrive(self, None if to is None else self._registry.own(to), limit, where, dry_run)
+        return moving.redrive(self, None if to is None else self._registry.own(to), limit, where, dry_run)
 
     def move(self, to: Queue, *, limit: int | None = None, where: Callable[[Event], bool] | None = None) -> int:
-        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
+        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many.
+
+        Delays, priorities (where the other queue has any) and retry budgets go with them.
+        """
         check_limit(limit)
-        return repair.move(self, self._registry.own(to), limit, where)
+        return moving.move(self, self._registry.own(to), limit, where)
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
@@ -300,7 +306,8 @@ class Queue(QueueCore):
 
         def apply(commit: Commit) -> QueuePolicy:
             state = self._cache.state(commit, self.name)
-            old = state.policy
+            window = commit.ensure(self.name).settings.dedup_window  # the topic may have been given another one
+            old = msgspec.structs.replace(state.policy, dedup_window=window)
             new = msgspec.structs.replace(old, **changes)
             if new == old:
                 return new

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from penstock.errors import ConfigError
+from penstock.journal.commit.catalog import load_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_name
-from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
+from penstock.queue.policy import checked, refuse_mismatch
 from penstock.queue.run.schedule import Scheduler
 from penstock.queue.run.upkeep import QueueUpkeep
 from penstock.queue.state import keys
@@ -66,7 +69,13 @@ class QueueRegistry:
         """What is stored of a queue, or None when there is none."""
         with self.journal._engine.read() as snap:
             value = snap.get(keys.queue_key(name))
-        return None if value is None else read_queue(value, name)
+            if value is None:
+                return None
+            record, topic = read_queue(value, name), load_record(snap, name)
+        if topic is not None and topic.settings.dedup_window != record.policy.dedup_window:
+            # The topic may have been given another one since: what it remembers is what the queue remembers.
+            record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
+        return record
 
     def handle(self, name: str, topic: int) -> Queue:
         # Here, because a program that opens a journal without using its queues starts sooner.
@@ -93,7 +102,7 @@ class QueueRegistry:
 
     def _make(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueRecord:
         state = self.cache.find(commit, name)  # somebody may have been faster
-        return (state or self.cache.create(commit, name, QueuePolicy(**fields))).record
+        return (state or self.cache.create(commit, name, fields)).record
 
     def close(self) -> None:
         """Ends what queues do in the background, while the journal is still open."""

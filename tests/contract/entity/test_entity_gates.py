@@ -116,6 +116,36 @@ def test_a_gate_sees_the_draft_as_it_will_be_stored_and_cannot_change_it(topic: 
     assert next(topic.read()).key == "k"
 
 
+def test_nothing_a_gate_does_to_a_draft_is_stored(journal: Journal, topic: Topic) -> None:
+    seen: list[object] = []
+
+    def spoil(draft: Draft) -> None:
+        seen.append(draft.payload)
+        draft.payload["lines"].append("forged")
+        draft.payload["total"] = 0
+        if draft.headers is not None:
+            draft.headers["who"] = "mallory"  # type: ignore[index]
+
+    topic.gate(spoil)
+    topic.gate(lambda draft: spoil(draft))
+    payload, headers = {"total": 9, "lines": ["a"]}, {"who": "ada"}
+    topic.append("paid", payload, headers=headers)
+    topic.append("paid", payload)
+    topic.append_many([Draft("paid", payload, headers=headers)])
+    topic.submit("paid", payload).result()
+    with journal.transaction() as tx:
+        tx.append("orders", "paid", payload)
+    with journal.outbox() as outbox:
+        outbox.stage("orders", "paid", payload, headers=headers)
+    with journal.fence() as fence:
+        fence.submit("orders", "paid", payload)
+    journal.queue("orders").push(payload)
+    assert all(found == {"total": 9, "lines": ["a"]} for found in (event.payload for event in topic.read()))
+    assert payload == {"total": 9, "lines": ["a"]} and headers == {"who": "ada"}
+    assert {tuple(event.headers.items()) for event in topic.read()} == {(), (("who", "ada"),)}
+    assert len(seen) == 16 and len(topic) == 8
+
+
 def test_a_gate_that_fails_refuses_and_is_named(topic: Topic) -> None:
     topic.gate(no_negative_amounts, name="amounts")
     with pytest.raises(Denied, match=r"gate amounts of topic 'orders' failed: KeyError") as denied:

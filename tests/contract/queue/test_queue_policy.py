@@ -81,7 +81,7 @@ def test_bad_policies_are_named(journal: Journal) -> None:
         ({"ttl": 0}, "ttl"),
         ({"priority": 1}, "priority"),
         ({"retry": "often"}, "retry"),
-        ({"dedup_window": None}, "dedup_window"),
+        ({"dedup_window": -1}, "dedup_window"),
         ({"dead_letter": "jobs"}, "its own"),
     ]
     for policy, words in bad:

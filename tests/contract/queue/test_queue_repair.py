@@ -136,6 +136,8 @@ def test_moved_messages_go_to_the_end_of_another_queue(queue: Queue, journal: Jo
     assert held is not None and tried.payload == "tried"
     assert queue.move(other, where=lambda event: event.payload != "tried") == 3
     assert [event.payload for event in other] == ["there already", "plain", "keyed", "delayed"]
+    assert other.stats().delayed == 1
+    clock.advance(50)
     moved = other.take_many(9)
     assert [(one.attempt, one.kind, one.key) for one in moved[1:]] == [
         (1, "job", None),

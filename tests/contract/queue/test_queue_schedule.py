@@ -13,6 +13,7 @@ from journals import DEADLINE, Place, eventually, on, only
 
 import penstock
 from penstock import Journal, ManualClock, Queue
+from penstock.clock import SystemClock
 from penstock.errors import ConfigError, InvalidName
 from penstock.queue.run.cron import Cron
 
@@ -122,6 +123,37 @@ def test_a_full_queue_makes_a_tick_wait(journal: Journal, clock: ManualClock) ->
     assert delivery is not None
     delivery.ack()
     assert at_least(queue, 1) == ["t"]
+
+
+class SteppedClock(SystemClock):
+    """The system's clock for those who ask what it is; it moves only when told to."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+def test_the_scheduler_wakes_for_every_tick(place: Place) -> None:
+    clock = SteppedClock()
+    journal = place.open(clock=clock, durability="process")
+    queue = journal.queue("jobs")
+    scheduler = journal._registry.scheduler
+    scheduler.close()  # the thread is not needed: what it does, the test does
+    queue.every(0.1, "tick", name="t")
+    queue.every(0.35, "tock", name="u")
+    pushed = []
+    for _ in range(12):
+        due = scheduler.run_due()
+        assert due is not None and clock.ms < due <= clock.ms + 100
+        clock.ms = due
+        scheduler.run_due()
+        pushed.append((due - 1_700_000_000_000, [event.payload for event in queue]))
+        queue.purge()
+    assert [at for at, _ in pushed] == [100, 200, 300, 350, 400, 500, 600, 700, 800, 900, 1000, 1050]
+    assert pushed[3][1] == ["tock"] and sorted(pushed[7][1]) == ["tick", "tock"]
+    assert all(len(found) == 1 for at, found in pushed if at != 700)
 
 
 def test_cron_lines_drive_schedules(journal: Journal, clock: ManualClock) -> None:

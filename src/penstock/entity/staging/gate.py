@@ -7,7 +7,7 @@ could not be checked is not let in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.events import Draft
 from penstock.journal.commit.prepare import prepare
 from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.names import check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
 
@@ -94,14 +95,15 @@ class Gates:
         if not gates:
             return
         for draft in drafts:
-            shown = _plain(draft, topic)
+            plain = _plain(draft, topic)
+            encoded = encode_payload(plain.payload)
             for gate in gates:
-                if gate.kinds is None or shown.kind in gate.kinds:
-                    self._ask(gate, shown)
+                if gate.kinds is None or plain.kind in gate.kinds:
+                    self._ask(gate, plain, encoded)
 
-    def _ask(self, gate: Gate, draft: Draft) -> None:
+    def _ask(self, gate: Gate, draft: Draft, encoded: bytes) -> None:
         try:
-            gate.check(msgspec.structs.replace(draft))
+            gate.check(_copy(draft, encoded))
         except Denied as denied:
             self._record(gate, draft, denied)
             raise
@@ -131,8 +133,15 @@ class Gates:
         journal._writer.submit(WriteRequest(lambda commit: commit.append(record, batch), batch.size), nested=True)
 
 
+def _copy(draft: Draft, encoded: bytes) -> Draft:
+    """What one gate sees, and may spoil: nothing in it is the caller's, the payload is as it will be read."""
+    payload = encoded if is_binary(draft.payload) else msgspec.json.decode(encoded)
+    headers = dict(draft.headers) if isinstance(draft.headers, Mapping) else draft.headers
+    return msgspec.structs.replace(draft, payload=payload, headers=headers)
+
+
 def _plain(draft: Draft, topic: str) -> Draft:
-    """A copy that gates may look at (and spoil): with the kind as text and the payload as it will be read."""
+    """A draft with its kind as text."""
     if isinstance(draft.kind, str):
         return msgspec.structs.replace(draft, topic=topic)
     kind, payload, headers = encode_event(draft.kind)

@@ -4,5 +4,5 @@ push        the event and, for messages that ask for it, when and how to deliver
 take        the short way for a plain queue; choice: the long way for everything else
 settle      the end of a delivery; dead: dead letters
 groups      adding groups, changing the mode
-repair      claim, redrive, move, purge, drop
+repair      claim, discard, purge, drop; moving: redrive and move
 """

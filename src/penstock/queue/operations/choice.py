@@ -128,6 +128,8 @@ class Choice:
             seq, special = keys.tail_seq(key), read_special(value, self.queue.name)
             if special.due <= self.now and special.priority == 0:
                 continue  # late enough to be like any other
+            if group.is_past(tx, seq):
+                continue  # discarded, or another group's, before this one came to it
             if runs and runs[-1][1] == seq - 1:
                 runs[-1][1] = seq
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,7 +11,8 @@ from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage.block import Columns
-from penstock.queue.operations.push import push
+from penstock.queue.operations.push import DeliveryOptions, push
+from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
@@ -26,7 +28,13 @@ ATTEMPTS: Final = "dead-attempts"
 FIRST: Final = "dead-first-delivered-at"
 LAST: Final = "dead-last-delivered-at"
 
-HEADERS: Final = frozenset((REASON, ERROR, QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST))
+PRIORITY: Final = "dead-priority"
+BUDGET: Final = "dead-max-attempts"
+
+HEADERS: Final = frozenset((REASON, ERROR, QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST, PRIORITY, BUDGET))
+
+_NUMBER = re.compile("-?[0-9]{1,10}")
+"""Headers are text that anybody may have written."""
 
 MAX_ERROR = 4000
 """Characters of an error's text that a dead letter (or a failed message) keeps."""
@@ -55,6 +63,11 @@ def bury(commit: Commit, queue: QueueState, group: Group, message: MessageRow, r
     if message.first_ms:
         headers[FIRST] = from_ms(message.first_ms).isoformat()
         headers[LAST] = from_ms(message.last_ms).isoformat()
+    if message.priority:
+        headers[PRIORITY] = str(message.priority)
+    own = commit.tx.get(keys.override_key(queue.topic, message.seq)) if queue.traits.overridden else None
+    if own is not None:
+        headers[BUDGET] = str(int.from_bytes(own))
     columns.headers = [headers]
     columns.occurred = [event._rows.occurred_ms(event._row)]
     columns.causation = [event.id]
@@ -65,6 +78,15 @@ def bury(commit: Commit, queue: QueueState, group: Group, message: MessageRow, r
 def living_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers without those that dead-lettering added."""
     return {name: value for name, value in headers.items() if name not in HEADERS}
+
+
+def died_with(event: Event) -> DeliveryOptions:
+    """The priority and the retry budget that a dead letter had when it was alive."""
+    priority, budget = event.headers.get(PRIORITY, ""), event.headers.get(BUDGET, "")
+    return DeliveryOptions(
+        int(priority) if _NUMBER.fullmatch(priority) else 0,
+        max_attempts=int(budget) if _NUMBER.fullmatch(budget) else None,
+    )
 
 
 def as_batch(columns: Columns) -> PreparedBatch:

@@ -92,6 +92,17 @@ def push(
     return receipts
 
 
+def push_each(
+    commit: Commit, queue: QueueState, batch: PreparedBatch, options: list[DeliveryOptions | None]
+) -> list[Receipt]:
+    """`push` of a batch whose messages differ in how they want to be delivered."""
+    receipts = push(commit, queue, batch, None)
+    for receipt, wanted in zip(receipts, options, strict=True):
+        if wanted is not None and (wanted.priority or wanted.due or wanted.max_attempts is not None):
+            _grant(commit, queue, [receipt], wanted)
+    return receipts
+
+
 def _refuse_overflow(commit: Commit, queue: QueueState, batch: PreparedBatch, max_size: int) -> None:
     fresh = len(batch.columns.kinds)
     if batch.dedups is not None:

@@ -1,39 +1,28 @@
-"""Repairing a queue: claim, redrive, move, purge, drop. All or nothing, each in one commit.
-
-What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
-"""
+"""Repairing a queue: claim, discard, purge, drop. All or nothing, each in one commit. See also `moving`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.queue.delivery import Delivery, LeaseHandle
-from penstock.queue.inspect import failures, flying_in, is_in_flight, looking, unsettled_positions
+from penstock.queue.inspect import flying_in, has_failed, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
-from penstock.queue.operations.dead import as_batch, living_headers, origin
 from penstock.queue.operations.groups import group_for
-from penstock.queue.operations.push import push
 from penstock.queue.operations.settle import expire_one, over_budget
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import BlockCache, copy_columns
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, GroupRecord, Lease, MessageRow
+from penstock.queue.state.records import NEVER, READY, WAITING, GroupRecord, Lease, MessageRow
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
     from penstock.queue.queue import Queue
-
-Where = Callable[[Event], bool]
 
 
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,173 +88,26 @@ def _mask(returning: list[bool]) -> bytes | None:
     )
 
 
-# ── redrive ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def redrive(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, dry_run: bool) -> int:
-    left = limit
-    failed = _choose(_failed_events(queue), left, where)
-    left = None if left is None else left - len(failed)
-    letters = [(queue, seq) for seq in _choose(_letters(queue, None), left, where)]
-    left = None if left is None else left - len(letters)
-    dead_letters = queue.policy.dead_letter
-    if dead_letters is not None and queue._registry.record(dead_letters) is not None:
-        dead = queue._registry.existing(dead_letters)
-        letters += [(dead, seq) for seq in _choose(_letters(dead, queue.name), left, where)]
-    if dry_run or not (failed or letters):
-        return len(failed) + len(letters)
-
-    def apply(commit: Commit) -> int:
-        count = _revive(commit, queue, failed, to)
-        for source in {id(source): source for source, _ in letters}.values():
-            seqs = [seq for owner, seq in letters if owner is source]
-            count += _send_back(commit, source, seqs, to)
-        return count
-
-    return queue._writer.run(WriteRequest(apply))
-
-
-def _failed_events(queue: Queue) -> Iterator[Event]:
-    with looking(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        seqs = {seq for group in state.everyone(snap) for seq in failures(snap, group)}
-        for seq in sorted(seqs):
-            event = blocks.event(snap, seq)
-            if event is not None:
-                yield event
-
-
-def _letters(queue: Queue, of: str | None) -> Iterator[Event]:
-    """Dead letters in a queue that nobody holds, of one queue or of all."""
-    for event in _available(queue):
-        source = origin(event)
-        if source is not None and (of is None or source == of):
-            yield event
-
-
-def _available(queue: Queue) -> Iterator[Event]:
-    """Messages that nobody holds and that have not failed, in order."""
-    with looking(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        groups = state.everyone(snap)
-        for seq in unsettled_positions(snap, state):
-            if _is_free(snap, groups, seq):
-                event = blocks.event(snap, seq)
-                if event is not None:
-                    yield event
-
-
-def _is_free(snap: Snapshot, groups: list[Group], seq: int) -> bool:
-    for group in groups:
-        message = group.message(snap, seq)
-        if message is not None and message.state == FAILED:
-            return False
-        if group.record.leases and is_in_flight(snap, group, seq):
-            return False
-    return True
-
-
-def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> list[int]:
-    chosen: list[int] = []
-    for event in events:
-        if limit is not None and len(chosen) >= limit:
-            break
-        if where is None or where(event):
-            chosen.append(event.seq)
-    return chosen
-
-
-def _revive(commit: Commit, queue: Queue, seqs: list[int], to: Queue | None) -> int:
-    """Failed messages become ready again, or go to another queue."""
-    state = queue._cache.state(commit, queue.name)
-    groups = state.everyone(commit.tx)
-    revived: set[int] = set()
-    if to is not None:
-        still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
-        _copy_over(commit, state, still, queue._cache.state(commit, to.name), strip=False)
-    for seq in seqs:
-        for group in groups:
-            message = group.message(commit.tx, seq)
-            if message is None or message.state != FAILED:
-                continue
-            group.remove(commit, message)
-            revived.add(seq)
-            if to is None:
-                group.seat(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
-    return len(revived)
-
-
-def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
-    message = group.message(commit.tx, seq)
-    return message is not None and message.state == FAILED
-
-
-def _send_back(commit: Commit, source: Queue, seqs: list[int], to: Queue | None) -> int:
-    """Dead letters go to the queues they come from."""
-    state = source._cache.state(commit, source.name)
-    still = _still_free(commit, state, seqs)
-    targets: dict[str, list[int]] = {}
-    for seq in still:
-        event = state.blocks.event(commit.tx, seq)
-        name = None if event is None else to.name if to is not None else origin(event)
-        if name is not None:
-            targets.setdefault(name, []).append(seq)
-    states = {name: source._cache.state(commit, name) for name in targets}
-    for name, chosen in targets.items():
-        _copy_over(commit, state, chosen, states[name], strip=True)
-        for seq in chosen:
-            discard(commit, state, seq)
-    return sum(map(len, targets.values()))
-
-
-# ── move ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def move(queue: Queue, to: Queue, limit: int | None, where: Where | None) -> int:
-    if to is queue:
-        raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
-    seqs = _choose(_available(queue), limit, where)
-
-    def apply(commit: Commit) -> int:
-        state = queue._cache.state(commit, queue.name)
-        target = queue._cache.state(commit, to.name)
-        still = _still_free(commit, state, seqs)
-        _copy_over(commit, state, still, target, strip=False)
-        for seq in still:
-            discard(commit, state, seq)
-        return len(still)
-
-    return queue._writer.run(WriteRequest(apply)) if seqs else 0
-
-
-def _still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
-    groups = state.everyone(commit.tx)
-    wanted = set(seqs)
+# ── discarding ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
+    """Those of some messages that are not settled, that have not failed and that nobody holds."""
+    groups, delivering = state.everyone(commit.tx), state.delivering(commit.tx)
+    flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
     latest = state.latest(commit)
-    unsettled = {
-        seq for group in state.delivering(commit.tx) for seq in wanted if seq <= latest and _is_open(commit, group, seq)
-    }
-    return [seq for seq in seqs if seq in unsettled and _is_free(commit.tx, groups, seq)]
+    return [
+        seq
+        for seq in dict.fromkeys(seqs)
+        if seq <= latest
+        and seq not in flying
+        and any(_is_open(commit, group, seq) for group in delivering)
+        and not has_failed(commit.tx, groups, seq)
+    ]
 
 
 def _is_open(commit: Commit, group: Group, seq: int) -> bool:
     if seq > group.record.frontier and not group.is_covered(commit.tx, seq):
         return True
     return group.message(commit.tx, seq) is not None
-
-
-def _copy_over(commit: Commit, state: QueueState, seqs: list[int], target: QueueState, *, strip: bool) -> None:
-    """Pushes copies of messages; raises before anything is changed when the target cannot take them all."""
-    columns = None
-    for seq in seqs:
-        event = state.blocks.event(commit.tx, seq)
-        if event is None:
-            continue
-        copy = copy_columns(event)
-        if strip:
-            copy.headers = [living_headers(event.headers) or None]
-        if columns is None:
-            columns = copy
-        else:
-            columns.extend(copy)
-    if columns is not None:
-        push(commit, target, as_batch(columns), None)
 
 
 def discard(commit: Commit, state: QueueState, seq: int) -> None:
@@ -339,6 +181,8 @@ def drop(queue: Queue) -> int:
         state = queue._cache.state(commit, queue.name)
         commit.tx.delete_range(*keys.groups_range(state.topic))
         commit.tx.delete_range(*keys.shared_range(state.topic))
+        # Cursors may keep the topic's history: what was here is not delivered again if the queue is made anew.
+        commit.tx.put(keys.dropped_key(state.topic), keys.pack_seq(commit.latest(queue.name)))
         commit.tx.delete(keys.queue_key(queue.name))
         queue._cache.drop(queue.name)
         return count

@@ -43,6 +43,8 @@ TICKS_AT_ONCE = 500
 """Missed ticks that one commit makes up for."""
 LONGEST_NAP = 1.0
 SHORT_NAP = 0.02
+RETRY_MS = 100
+"""How soon a tick is tried again that the queue could not take."""
 
 
 class ScheduleRecord(msgspec.Struct, array_like=True):
@@ -244,15 +246,15 @@ def _walk(cron: Cron, low: datetime, middle: datetime, high: datetime) -> dateti
         low = found
 
 
-def tick(commit: Commit, state: QueueState, name: str) -> bool:
-    """Pushes what is due of a schedule; True when there is more."""
+def tick(commit: Commit, state: QueueState, name: str) -> int | None:
+    """Pushes what is due of a schedule; returns when its next tick is, which may be now. None: it is gone."""
     row = keys.schedule_key(state.topic, name)
     value = commit.tx.get(row)
     if value is None:
-        return False
+        return None
     record = _read(value, state.name)
     if record.next_ms > commit.now_ms:
-        return False
+        return record.next_ms
     ticks, following_ms = _due(record, commit.now_ms)
     if ticks:
         columns = Columns([record.kind] * len(ticks), [record.payload] * len(ticks))
@@ -267,7 +269,7 @@ def tick(commit: Commit, state: QueueState, name: str) -> bool:
         record.last_ms = ticks[-1]
     record.next_ms = following_ms
     commit.tx.put(row, encode(record))
-    return following_ms <= commit.now_ms
+    return following_ms
 
 
 class Scheduler:
@@ -309,7 +311,7 @@ class Scheduler:
         longest = LONGEST_NAP if isinstance(clock, SystemClock) else SHORT_NAP
         while not self._closed:
             try:
-                earliest = self._lookup()
+                earliest = self.run_due()
             except Closed:
                 return
             except PenstockError as error:
@@ -319,8 +321,8 @@ class Scheduler:
             self._wanted.wait(min(max(nap, 0.001), longest))
             self._wanted.clear()
 
-    def _lookup(self) -> int | None:
-        """Runs what is due; returns the time of the next tick."""
+    def run_due(self) -> int | None:
+        """Pushes what is due now; returns the time of the next tick."""
         journal, earliest = self._registry.journal, None
         with self._lock:
             watched = list(self._watched.items())
@@ -328,23 +330,28 @@ class Scheduler:
             with journal._engine.read() as snap:
                 stored = _stored(snap, topic, queue)
             for name, record in stored:
-                if record.next_ms <= journal.clock.now_ms():
-                    self._tick(queue, name)
-                else:
-                    earliest = record.next_ms if earliest is None else min(earliest, record.next_ms)
+                following_ms = record.next_ms
+                if following_ms <= journal.clock.now_ms():
+                    pushed = self._tick(queue, name)
+                    if pushed is None:
+                        continue
+                    following_ms = pushed
+                earliest = following_ms if earliest is None else min(earliest, following_ms)
         return earliest
 
-    def _tick(self, queue: str, name: str) -> None:
-        cache = self._registry.cache
+    def _tick(self, queue: str, name: str) -> int | None:
+        """Pushes a schedule's ticks; returns when it is due again."""
+        cache, clock = self._registry.cache, self._registry.journal.clock
 
-        def apply(commit: Commit) -> bool:
+        def apply(commit: Commit) -> int | None:
             state = cache.find(commit, queue)
-            return state is not None and tick(commit, state, name)
+            return None if state is None else tick(commit, state, name)
 
         try:
-            while self._registry.journal._writer.run(WriteRequest(apply)):
-                if self._closed:
-                    return
+            while True:
+                due = self._registry.journal._writer.run(WriteRequest(apply))
+                if due is None or due > clock.now_ms() or self._closed:
+                    return due
         except QueueFull as error:
             log.warning("periodic message %r has to wait: %s", name, error)
-            self._wanted.wait(0.1)
+            return clock.now_ms() + RETRY_MS

@@ -169,20 +169,9 @@ class QueueWorker(Worker):
             if job is not None:
                 waiting.append(job)
         if waiting:
-            self._release(waiting)
+            self.queue._release(waiting)
             with self._change:
                 self._in_hand.difference_update(waiting)
-
-    def _release(self, deliveries: list[Delivery]) -> None:
-        try:
-            self.queue._release(deliveries)
-        except PenstockError as error:
-            log.warning(
-                "%d messages of %r could not be given back; their leases will end: %s",
-                len(deliveries),
-                self.name,
-                error,
-            )
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def _lease_seconds(self) -> float:
@@ -264,7 +253,7 @@ class QueueWorker(Worker):
         try:
             async with turns:
                 if self._stopping.is_set():
-                    await asyncio.to_thread(self._release, [delivery])
+                    await asyncio.to_thread(self.queue._release, [delivery])
                     return
                 await self._handle_async(delivery)
         except BaseException as error:
@@ -284,7 +273,7 @@ class QueueWorker(Worker):
         except Exception as error:
             await asyncio.to_thread(self._failed, delivery, error)
         except BaseException:
-            await asyncio.to_thread(self._release, [delivery])
+            await asyncio.to_thread(self.queue._release, [delivery])
             raise
         else:
             # Settling waits for the disk: another thread's time, not the loop's.

@@ -6,12 +6,15 @@ has committed, the writer's epoch changes and everything here is read again; not
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import UnknownQueue
 from penstock.journal.commit.catalog import TopicRecord, save_record
 from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.dedup import change_window
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
@@ -68,11 +71,12 @@ class QueueState:
         commit.tx.put(keys.traits_key(self.topic), encode(self.traits))
 
     def apply_window(self, commit: Commit) -> None:
-        """Gives the topic the queue's dedup window."""
+        """Gives the topic the queue's dedup window; the keys it knows stay known."""
         head = commit.ensure(self.name)
-        window = self.policy.dedup_window
-        if head.settings.dedup_window != window:
-            head.settings = msgspec.structs.replace(head.settings, dedup_window=window)
+        old, new = head.settings.dedup_window, self.policy.dedup_window
+        if old != new:
+            change_window(commit.tx, head.number, old, new, max(commit.now_ms, head.recorded_ms))
+            head.settings = msgspec.structs.replace(head.settings, dedup_window=new)
             save_record(commit.tx, self.name, TopicRecord(head.number, head.settings))
 
     def latest(self, commit: Commit) -> int:
@@ -151,20 +155,33 @@ class QueueCache:
             raise unknown_queue(name)
         return state
 
-    def create(self, commit: Commit, name: str, policy: QueuePolicy) -> QueueState:
-        """Makes a queue, and the topic under it where there is none."""
+    def create(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueState:
+        """Makes a queue, and the topic under it where there is none; a topic that is there keeps its dedup window.
+
+        It begins with the topic's first event, unless a queue of this name was dropped: then after its last message.
+        """
         self.find(commit, name)  # drops what an earlier epoch left
-        head = commit.ensure(name)
-        record = QueueRecord(policy, head.number, commit.now_ms)
+        known = commit.head(name)
+        if known is not None and "dedup_window" not in fields:
+            fields = {**fields, "dedup_window": known.settings.dedup_window}
+        head = known or commit.ensure(name)
+        record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms)
         lasting = self._lasting.setdefault(head.number, ProcessMemory(name, head.number))
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)
         state.apply_window(commit)
+        dropped = commit.tx.get(keys.dropped_key(head.number))
+        if dropped is not None:
+            last = keys.unpack_seq(dropped)
+            begin = Group(state, WORK, "", GroupRecord(frontier=last, absorbed=last))
+            state.adopt(begin)
+            commit.touch(begin)
+            commit.tx.delete(keys.dropped_key(head.number))
         return state
 
     def find_or_create(self, commit: Commit, name: str) -> QueueState:
         """A queue, made with the default policy when it is not there."""
-        return self.find(commit, name) or self.create(commit, name, QueuePolicy())
+        return self.find(commit, name) or self.create(commit, name, {})
 
     def load(self, snap: Snapshot, name: str) -> QueueState | None:
         """A queue as a snapshot has it."""

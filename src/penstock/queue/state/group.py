@@ -182,6 +182,10 @@ class Group:
             return keys.unpack_seq(value) >= seq
         return False
 
+    def is_past(self, snap: Snapshot, seq: int) -> bool:
+        """Whether a position was handed out, waits elsewhere, or was settled without a delivery."""
+        return seq <= self.record.frontier or self.is_covered(snap, seq)
+
     def cover(self, commit: Commit, start: int, end: int) -> None:
         """Says that start … end, above the frontier and not covered yet, are handed out or wait elsewhere."""
         commit.touch(self)

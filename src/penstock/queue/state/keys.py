@@ -34,6 +34,10 @@ def traits_key(topic: int) -> bytes:
     return _shared.pack(_SHARED, topic, b"c")
 
 
+def dropped_key(topic: int) -> bytes:
+    return _shared.pack(_SHARED, topic, b"d")
+
+
 def special_key(topic: int, seq: int) -> bytes:
     return _shared_seq.pack(_SHARED, topic, b"x", seq)
 

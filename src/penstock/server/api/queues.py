@@ -219,7 +219,7 @@ async def redrive(request: Request, service: Service) -> Response:
     def send_back() -> int:
         queue = queue_of(request, service)
         to = None if wish.to is None else existing(service, wish.to)
-        return queue.redrive(to=to, limit=wish.limit, where=_chooser(wish.where, wish.ids), dry_run=wish.dry_run)
+        return int(queue.redrive(to=to, limit=wish.limit, where=_chooser(wish.where, wish.ids), dry_run=wish.dry_run))
 
     count = await run_in_threadpool(send_back)
     return json({"would_redrive" if wish.dry_run else "redriven": count})

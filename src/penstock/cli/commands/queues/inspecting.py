@@ -185,12 +185,12 @@ def redrive(
         handle = existing_queue(journal, queue)
         target = existing_queue(journal, to) if to is not None else None
         if dry_run:
-            count = handle.redrive(to=target, limit=limit, where=where, dry_run=True)
+            count: int = handle.redrive(to=target, limit=limit, where=where, dry_run=True)
         elif rate is None:
             count = handle.redrive(to=target, limit=limit, where=where)
         else:
             count = _redrive_slowly(handle, target, limit, where, rate)
-    run.record({"queue": queue, "would_redrive" if dry_run else "redriven": count})
+    run.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count)})
 
 
 def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, rate: float) -> int:

@@ -1,0 +1,277 @@
+"""Messages that go elsewhere: dead letters back to where they come from, others to the end of another queue.
+
+What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
+With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engine.contract import Snapshot
+from penstock.errors import ConfigError
+from penstock.events import Event, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import WriteRequest
+from penstock.queue.inspect import available, failed_positions, looking
+from penstock.queue.operations.dead import GROUP, as_batch, died_with, living_headers, origin
+from penstock.queue.operations.push import DeliveryOptions, push_each
+from penstock.queue.operations.repair import discard, still_free
+from penstock.queue.state import keys
+from penstock.queue.state.blocks import BlockCache, copy_columns
+from penstock.queue.state.cache import WORK, QueueCache, QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import Queue
+
+Where = Callable[[Event], bool]
+
+
+class LettersLeft(msgspec.Struct, frozen=True):
+    """Dead letters that a redrive had nowhere to send to."""
+
+    queue: str
+    """The queue they come from."""
+    group: str | None
+    """The group that gave them up, where that is why."""
+    count: int
+    reason: str
+
+
+class Redriven(int):
+    """How many messages a redrive sent back; `left` says which dead letters had nowhere to go, and why."""
+
+    left: tuple[LettersLeft, ...]
+
+    def __new__(cls, count: int, left: tuple[LettersLeft, ...] = ()) -> Redriven:
+        made = super().__new__(cls, count)
+        made.left = left
+        return made
+
+
+# ── redrive ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def redrive(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, dry_run: bool) -> Redriven:
+    failed = _choose(_failed_events(queue), limit, where)
+    rest = None if limit is None else limit - len(failed)
+    picked = _Letters(to, where)
+    picked.choose(queue, None, rest)
+    dead_letters = queue.policy.dead_letter
+    if dead_letters is not None and queue._registry.record(dead_letters) is not None:
+        rest = None if rest is None else rest - len(picked.letters)
+        picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
+    if dry_run or not (failed or picked.letters):
+        return Redriven(len(failed) + len(picked.letters), picked.report())
+
+    def apply(commit: Commit) -> int:
+        count = _revive(commit, queue, failed, to)
+        for source in {id(source): source for source, _ in picked.letters}.values():
+            seqs = [seq for owner, seq in picked.letters if owner is source]
+            count += _send_back(commit, source, seqs, to)
+        return count
+
+    return Redriven(queue._writer.run(WriteRequest(apply)), picked.report())
+
+
+class _Letters:
+    """The dead letters a redrive takes, and those that have nowhere to go."""
+
+    def __init__(self, to: Queue | None, where: Where | None) -> None:
+        self._to = to
+        self._where = where
+        self._known: dict[str, QueueState | None] = {}
+        self._left: dict[tuple[str, str | None], int] = {}
+        self.letters: list[tuple[Queue, int]] = []
+
+    def choose(self, source: Queue, of: str | None, limit: int | None) -> None:
+        """Picks letters of one queue, or of all, that nobody holds."""
+        if limit is not None and limit <= 0:
+            return
+        with looking(source) as (snap, state):
+            for event in available(snap, state):
+                name = origin(event)
+                if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
+                    continue
+                if self._to is None and not self._can_go(snap, source._cache, event, name):
+                    continue
+                self.letters.append((source, event.seq))
+                if limit is not None:
+                    limit -= 1
+                    if not limit:
+                        return
+
+    def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str) -> bool:
+        if name not in self._known:
+            self._known[name] = cache.load(snap, name)
+        target = self._known[name]
+        group = event.headers.get(GROUP)
+        if target is not None and _has_home(target, group):
+            return True
+        why = (name, None if target is None else group)
+        self._left[why] = self._left.get(why, 0) + 1
+        return False
+
+    def report(self) -> tuple[LettersLeft, ...]:
+        return tuple(
+            LettersLeft(
+                name,
+                group,
+                count,
+                f"there is no queue {name!r} any more: redrive them with to="
+                if group is None
+                else f"queue {name!r} has no group {group!r} any more: add it again, or redrive them with to=",
+            )
+            for (name, group), count in self._left.items()
+        )
+
+
+def _has_home(target: QueueState, group: str | None) -> bool:
+    """Whether a letter can go back: in fanout mode to the group that gave it up, and to no other."""
+    return group is None or not target.fanout or group in target.record.groups
+
+
+def _failed_events(queue: Queue) -> Iterator[Event]:
+    with looking(queue) as (snap, state):
+        blocks = BlockCache(queue.name, state.topic)
+        for seq in failed_positions(snap, state):
+            event = blocks.event(snap, seq)
+            if event is not None:
+                yield event
+
+
+def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> list[int]:
+    chosen: list[int] = []
+    if limit == 0:
+        return chosen
+    for event in events:
+        if where is None or where(event):
+            chosen.append(event.seq)
+            if len(chosen) == limit:
+                break
+    return chosen
+
+
+def _revive(commit: Commit, queue: Queue, seqs: list[int], to: Queue | None) -> int:
+    """Failed messages become ready again, or go to another queue."""
+    state = queue._cache.state(commit, queue.name)
+    groups = state.everyone(commit.tx)
+    revived: set[int] = set()
+    if to is not None:
+        still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
+        _copy_over(commit, state, still, queue._cache.state(commit, to.name), letters=False)
+    for seq in seqs:
+        for group in groups:
+            message = group.message(commit.tx, seq)
+            if message is None or message.state != FAILED:
+                continue
+            group.remove(commit, message)
+            revived.add(seq)
+            if to is None:
+                group.seat(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
+    return len(revived)
+
+
+def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
+    message = group.message(commit.tx, seq)
+    return message is not None and message.state == FAILED
+
+
+def _send_back(commit: Commit, source: Queue, seqs: list[int], to: Queue | None) -> int:
+    """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
+    state = source._cache.state(commit, source.name)
+    targets: dict[tuple[str, str | None], list[int]] = {}
+    for seq in still_free(commit, state, seqs):
+        event = state.blocks.event(commit.tx, seq)
+        name = None if event is None else to.name if to is not None else origin(event)
+        if event is not None and name is not None:
+            group = event.headers.get(GROUP) if to is None else None
+            targets.setdefault((name, group), []).append(seq)
+    count = 0
+    for (name, group), chosen in targets.items():
+        target = source._cache.find(commit, name)
+        if target is None or not _has_home(target, group):
+            continue  # it went while we chose
+        receipts = _copy_over(commit, state, chosen, target, letters=True)
+        if group is not None and target.fanout:
+            _settle_for_others(commit, target, group, receipts)
+        for seq in chosen:
+            discard(commit, state, seq)
+        count += len(chosen)
+    return count
+
+
+def _settle_for_others(commit: Commit, target: QueueState, group: str, receipts: list[Receipt]) -> None:
+    """The other groups of a fanout queue had the message already."""
+    for other in target.delivering(commit.tx):
+        if other.name != group:
+            for receipt in receipts:
+                other.cover(commit, receipt.seq, receipt.seq)
+
+
+# ── move ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def move(queue: Queue, to: Queue, limit: int | None, where: Where | None) -> int:
+    if to is queue:
+        raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
+    with looking(queue) as (snap, looked):
+        seqs = _choose(available(snap, looked), limit, where)
+
+    def apply(commit: Commit) -> int:
+        state = queue._cache.state(commit, queue.name)
+        target = queue._cache.state(commit, to.name)
+        still = still_free(commit, state, seqs)
+        _copy_over(commit, state, still, target, letters=False)
+        for seq in still:
+            discard(commit, state, seq)
+        return len(still)
+
+    return queue._writer.run(WriteRequest(apply)) if seqs else 0
+
+
+# ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _copy_over(
+    commit: Commit, state: QueueState, seqs: list[int], target: QueueState, *, letters: bool
+) -> list[Receipt]:
+    """Pushes copies of messages; raises before anything is changed when the target cannot take them all."""
+    columns = None
+    options: list[DeliveryOptions | None] = []
+    for seq in seqs:
+        event = state.blocks.event(commit.tx, seq)
+        if event is None:
+            continue
+        copy = copy_columns(event)
+        wanted = _pushed_with(commit, state, seq)
+        if letters:
+            copy.headers = [living_headers(event.headers) or None]
+            died = died_with(event)
+            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
+        if event.key is not None:
+            wanted.due = 0  # a retry's: the messages of a key keep their order
+        if not target.policy.priority:
+            wanted.priority = 0
+        options.append(wanted)
+        if columns is None:
+            columns = copy
+        else:
+            columns.extend(copy)
+    return [] if columns is None else push_each(commit, target, as_batch(columns), options)
+
+
+def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions:
+    """When and how a message wants to be delivered, as far as that is still ahead."""
+    tx, found = commit.tx, DeliveryOptions()
+    special = tx.get(keys.special_key(state.topic, seq)) if state.traits.special >= seq else None
+    if special is not None:
+        known = read_special(special, state.name)
+        found.priority, found.due = known.priority, known.due
+    if not state.fanout:
+        message = state.group(tx, WORK).message(tx, seq)
+        if message is not None:
+            found.priority = message.priority
+            found.due = message.due if message.state == WAITING else 0
+    own = tx.get(keys.override_key(state.topic, seq)) if state.traits.overridden else None
+    found.max_attempts = None if own is None else int.from_bytes(own)
+    return found
