@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench docs clean
+.PHONY: help run test test-fast check format bench docs dist clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,8 +28,11 @@ $(VENV)/.azurite: $(STAMP) scripts/azurite.py
 	@$(PYTHON) scripts/azurite.py $(VENV)
 	@touch $@
 
-test: $(STAMP) $(VENV)/.azurite  ## run all tests
+test: $(STAMP) $(VENV)/.azurite  ## run all tests, or some: make test ARGS="tests/cli -k topics", ARGS=--lf
 	@$(PY) scripts/run_tests.py $(ARGS)
+
+test-fast: $(STAMP)  ## under a minute: SQLite only, no Spark, no browser, no kills
+	@$(PY) -m pytest --fast $(ARGS)
 
 check: $(STAMP)  ## lint, format check, types, layers
 	@$(PY) -m ruff check .
@@ -52,5 +55,10 @@ docs: $(VENV)/.docs  ## make the pages that are made from code, then the site, i
 	@for page in scripts/*_page.py; do $(PY) $$page; done
 	@$(VENV)/bin/mkdocs build --quiet
 
+dist: $(STAMP)  ## build a wheel and a source archive, in dist/
+	@rm -rf dist
+	@$(PY) -m build --outdir dist .
+	@ls -1 dist
+
 clean:  ## remove what was made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache out site
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache .pytest_cache dist out site

@@ -1,4 +1,4 @@
-"""Puts the benchmark table into the README, from benchmarks/results.
+"""Makes docs/speed.md from benchmarks/results, and puts six rows of it into the README.
 
 python scripts/benchmark_page.py
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "README.md"
+PAGE = ROOT / "docs" / "speed.md"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- benchmark table: begin -->\n", "<!-- benchmark table: end -->\n"
 CHOSEN = {
     "journal": (
@@ -42,10 +43,37 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+SIX = (
+    "append, one thread, sqlite",
+    "append_many of 1,000, sqlite, disk",
+    "read as Event objects, sqlite",
+    "take + ack, beside servers too",
+    "read an entity of 100 events out of 10 million",
+    "seal 10,000,000 events",
+)
+"""What the README shows, by how the rows begin."""
+
+HEAD = """# How fast
+
+Every number is a ratio within one run: to the machine's own write+fdatasync rate ("raw"), or to a peer with its best
+documented settings. `make bench BENCH=journal` (queue, entity, buffer, spark, server, …) measures your machine.
+`benchmarks/results` in the repository has every row with percentiles, durability and versions. "short" marks a goal
+that is not reached.
+
+"""
+
+
 def page() -> str:
-    before, rest = PAGE.read_text("utf-8").split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+    return HEAD + table()
+
+
+def readme() -> str:
+    lines = table().splitlines()
+    six = [next(line for line in lines if line.startswith(f"| {begin}")) for begin in SIX]
+    before, rest = README.read_text("utf-8").split(BEGIN)
+    return before + BEGIN + "\n".join([*lines[:2], *six]) + "\n" + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
+    README.write_text(readme(), "utf-8")

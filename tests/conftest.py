@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, Phase, settings
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # --hypothesis-profile=first shows a failure as it was found, without minutes of looking for a smaller one.
 settings.register_profile("first", settings.get_profile("penstock"), phases=[Phase.reuse, Phase.generate])
+settings.register_profile("fast", settings.get_profile("penstock"), max_examples=10)
 settings.load_profile("penstock")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        settings.load_profile("fast")
     # A run in the background of a shell ignores Ctrl-C, and so would every process it starts: tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,6 +27,36 @@ def pytest_configure() -> None:
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     # An archive that is there makes their start twice as fast; tests do not leave one in the user's cache.
     os.environ["PENSTOCK_SPARK_ARCHIVE"] = "use"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="under a minute: SQLite only; no Spark, browser, emulator, kill or model"
+    )
+
+
+_SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http")
+_SLOW_FILES = ("test_page", "test_examples", "test_stores", "test_safety", "test_azure", "test_dist")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--fast"):
+        return
+    fast = [item for item in items if _is_fast(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
+    items[:] = fast
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    if any(item.get_closest_marker(name) for name in ("spark", "program", "slow")):
+        return False
+    rooms = item.path.relative_to(item.config.rootpath / "tests").parts[:-1]
+    if any(room in _SLOW_ROOMS for room in rooms) or item.path.stem.startswith(_SLOW_FILES):
+        return False
+    call = getattr(item, "callspec", None)
+    values = list(call.params.values()) if call is not None else []
+    schemes = {getattr(value, "scheme", "sqlite") for value in values}
+    return schemes <= {"sqlite"} and "s3" not in values and "azure" not in values
 
 
 _APART = ("test_main_job.py", "test_pipeline_process.py")

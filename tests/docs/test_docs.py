@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from scripts.run_blocks import BLOCK, run_page
 
 from penstock import schema
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = sorted(
     page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if BLOCK.search(page.read_text("utf-8"))
 )
@@ -20,14 +20,9 @@ PAGES = sorted(
 def test_the_code_on_this_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PENSTOCK_URL", raising=False)
-    text = page.read_text("utf-8")
-    namespace: dict[str, object] = {"__name__": "__page__"}
     declared = set(schema._by_kind)
     try:
-        for block in BLOCK.finditer(text):
-            line = text.count("\n", 0, block.start()) + 1
-            code = "\n" * line + block.group(1)  # so that a traceback names the page's own line
-            exec(compile(code, str(page), "exec"), namespace)
+        run_page(page)
     finally:
         for kind in set(schema._by_kind) - declared:  # another page may use the same kinds
             schema.forget(kind)

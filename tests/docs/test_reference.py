@@ -17,6 +17,11 @@ def test_the_page_is_up_to_date(script: Path) -> None:
     assert made["PAGE"].read_text("utf-8") == made["page"](), f"run: python scripts/{script.name}"
 
 
+def test_the_readme_shows_rows_of_the_benchmarks() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "benchmark_page.py"))
+    assert made["README"].read_text("utf-8") == made["readme"](), "run: python scripts/benchmark_page.py"
+
+
 def test_every_limit_is_explained() -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "limits_page.py"))["page"]()
     unexplained = [line for line in made.splitlines() if line.startswith("| `") and line.endswith("|  |")]

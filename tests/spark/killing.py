@@ -181,7 +181,7 @@ class KillingBufferReader(KillsReading, BufferReader):
     pass
 
 
-class KillingBufferWriter(KillsUploading, buffer_sink.StreamWriter):
+class KillingBufferWriter(KillsUploading, buffer_sink.BufferStreamWriter):
     pass
 
 
