@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import cast
+from typing import TYPE_CHECKING, Self, cast, get_args
 
 from penstock.clock import Clock
 from penstock.engine.contract import Durability
@@ -16,10 +16,17 @@ from penstock.entity.topic import EntityTopic
 from penstock.errors import ConfigError
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
 from penstock.queue.journal import QueueJournal, QueueTransaction
+from penstock.surface.journal import Journal
+from penstock.surface.topic import Topic
+
+if TYPE_CHECKING:
+    from penstock.observe.sample import Sample
 
 
-class Topic(EntityTopic):
-    """A log of events, in order, from position 1."""
+class LocalTopic(EntityTopic, Topic):
+    """A topic of a journal in this process."""
+
+    journal: LocalJournal
 
 
 class Transaction(QueueTransaction):
@@ -30,19 +37,25 @@ class Transaction(QueueTransaction):
         return self
 
 
-class Journal(EntityJournal, QueueJournal):
-    """A set of topics and queues in one store, with one commit order."""
+class LocalJournal(EntityJournal, QueueJournal, Journal):
+    """A journal in this process."""
 
-    topic_type = Topic
+    topic_type = LocalTopic
     transaction_type = Transaction
 
-    def topic(self, name: str) -> Topic:
-        return cast(Topic, super().topic(name))
+    def topic(self, name: str) -> LocalTopic:
+        return cast(LocalTopic, super().topic(name))
 
     def transaction(self) -> Transaction:
         return cast(Transaction, super().transaction())
 
-    def __enter__(self) -> Journal:
+    def stats(self) -> Sample:
+        """Every topic and queue with its backlogs and lags, at one time."""
+        from penstock.observe.collect import take_sample
+
+        return take_sample(self)
+
+    def __enter__(self) -> Self:
         return self
 
 
@@ -65,14 +78,33 @@ def open(
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
-    if isinstance(url, str) and url.lower().startswith(("http://", "https://")):
+    if isinstance(url, str) and is_served(url):
         from penstock.remote import connect
 
-        return cast(Journal, connect(url, token=token, read_only=read_only))
-    if durability is None:
-        durability = cast(Durability, _from_environment("PENSTOCK_DURABILITY") or "disk")
-    if durability not in ("disk", "process"):
-        raise ConfigError(f'durability is "disk" or "process", not {durability!r}')
+        return connect(url, token=token, read_only=read_only)
+    return open_local(
+        url,
+        read_only=read_only,
+        durability=durability,
+        writer_capacity=writer_capacity,
+        pressure=pressure,
+        clock=clock,
+    )
+
+
+def open_local(
+    url: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    durability: Durability | None = None,
+    writer_capacity: int | None = None,
+    pressure: float = WRITER_PRESSURE,
+    clock: Clock | None = None,
+) -> LocalJournal:
+    """Opens a journal in this process: `open`, for what needs the store itself."""
+    if isinstance(url, str) and is_served(url):
+        raise ConfigError(f"{url} is a served journal; this needs the store itself: run it where the store is")
+    durability = _checked_durability(durability or _from_environment("PENSTOCK_DURABILITY") or "disk")
     if writer_capacity is None:
         writer_capacity = _capacity_from_environment()
     if not isinstance(writer_capacity, int) or isinstance(writer_capacity, bool) or writer_capacity < 1:
@@ -81,10 +113,29 @@ def open(
         raise ConfigError(f"pressure must be a share between 0 and 1, not {pressure!r}")
     engine = open_engine(url, read_only=read_only, durability=durability)
     try:
-        return Journal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
+        return LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
     except BaseException:
         engine.close()
         raise
+
+
+def is_served(url: str) -> bool:
+    """Whether a url names a journal that a server serves."""
+    return url.lower().startswith(("http://", "https://"))
+
+
+def local(journal: Journal, what: str) -> LocalJournal:
+    """The journal itself when it is one in this process; else ConfigError, which says what needed that."""
+    if isinstance(journal, LocalJournal):
+        return journal
+    raise ConfigError(f"{what} needs the store itself, and {journal!r} is served elsewhere: do it where the store is")
+
+
+def _checked_durability(given: str) -> Durability:
+    for known in get_args(Durability):
+        if given == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(f'durability is "disk" or "process", not {given!r}')
 
 
 def _from_environment(name: str) -> str:

@@ -85,6 +85,19 @@ class Where:
         return hash(self.text)
 
 
+EventChoice = Where | str | Callable[[Event], bool]
+"""Which events: a condition, its text, or a function that says yes."""
+
+
+def predicate(choice: EventChoice | None) -> Callable[[Event], bool] | None:
+    """A choice as a function; ConfigError when it is none."""
+    if isinstance(choice, str):
+        return Where(choice)
+    if choice is not None and not callable(choice):
+        raise ConfigError(f'a condition is a function or text, like "payload.total > 10", not {choice!r:.80}')
+    return choice
+
+
 class _Missing:
     """What is not there: null to everything but has()."""
 

@@ -39,29 +39,30 @@ class EventRows(Protocol):
     def id_number(self, row: int) -> int: ...
     def correlation(self, row: int) -> str | None: ...
     def causation(self, row: int) -> str | None: ...
+    def chain(self, row: int) -> bytes | None: ...
     def extract(self, row: int) -> bytes: ...
 
 
 class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
     """Something that happened, as stored: immutable, with its position, times, payload and causes."""
 
-    _rows: Any
+    _rows: EventRows
     _row: int
 
     @property
     def seq(self) -> int:
         """Position in its topic, from 1."""
-        return self._rows.seq(self._row)  # type: ignore[no-any-return]
+        return self._rows.seq(self._row)
 
     @property
     def topic(self) -> str:
         """The topic it was appended to."""
-        return self._rows.topic  # type: ignore[no-any-return]
+        return self._rows.topic
 
     @property
     def kind(self) -> str:
         """What kind of thing happened."""
-        return self._rows.kind(self._row)  # type: ignore[no-any-return]
+        return self._rows.kind(self._row)
 
     @property
     def payload(self) -> Any:
@@ -84,22 +85,22 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
     @property
     def binary(self) -> bool:
         """Whether the payload was appended as bytes rather than as a JSON-like value."""
-        return self._rows.is_binary(self._row)  # type: ignore[no-any-return]
+        return self._rows.is_binary(self._row)
 
     @property
     def key(self) -> str | None:
         """The entity it belongs to; in a queue, the ordering key."""
-        return self._rows.key(self._row)  # type: ignore[no-any-return]
+        return self._rows.key(self._row)
 
     @property
     def scope(self) -> str | None:
         """The tenant, region or other partition the producer named."""
-        return self._rows.scope(self._row)  # type: ignore[no-any-return]
+        return self._rows.scope(self._row)
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Text about the event that is not part of the payload."""
-        return self._rows.headers(self._row)  # type: ignore[no-any-return]
+        return self._rows.headers(self._row)
 
     @property
     def occurred_at(self) -> datetime:
@@ -119,12 +120,12 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
     @property
     def correlation_id(self) -> str | None:
         """What a whole chain of causes and effects has in common."""
-        return self._rows.correlation(self._row)  # type: ignore[no-any-return]
+        return self._rows.correlation(self._row)
 
     @property
     def causation_id(self) -> str | None:
         """The id of the event that caused this one."""
-        return self._rows.causation(self._row)  # type: ignore[no-any-return]
+        return self._rows.causation(self._row)
 
     @property
     def link(self) -> str | None:
@@ -164,7 +165,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
         return hash(self._identity())
 
     def _identity(self) -> int:
-        return self._rows.id_number(self._row)  # type: ignore[no-any-return]
+        return self._rows.id_number(self._row)
 
     def __repr__(self) -> str:
         key = f", key={self.key!r}" if self.key is not None else ""

@@ -11,7 +11,8 @@ from penstock.cli.failure import Nothing, UsageError
 from penstock.cli.output import colored, paint, pairs, table
 
 if TYPE_CHECKING:
-    from penstock.api import Journal, Topic
+    from penstock.surface.journal import Journal
+    from penstock.surface.topic import Topic
 
 
 class Run:

@@ -13,7 +13,7 @@ from penstock.entity.causality.walk import correlated
 from penstock.entity.projection.states import StateCache
 from penstock.entity.staging.fence import Fence, Fences
 from penstock.entity.staging.gate import Gates
-from penstock.entity.staging.outbox import Outbox
+from penstock.entity.staging.outbox import LocalOutbox
 from penstock.events import Event
 from penstock.journal.journal import BaseJournal, Description
 
@@ -35,9 +35,9 @@ class EntityJournal(BaseJournal):
         self._gates = Gates(self)
         self._states = StateCache()
 
-    def outbox(self) -> Outbox:
+    def outbox(self) -> LocalOutbox:
         """Gathers drafts for any topics locally and appends them as one atomic batch."""
-        return Outbox(self)
+        return LocalOutbox(self)
 
     def fence(self, *, exclusive: bool = True) -> Fence:
         """Hides what is submitted through it until it commits. `exclusive`: nobody else appends meanwhile."""

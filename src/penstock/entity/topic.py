@@ -19,6 +19,7 @@ from penstock.journal.topic import BaseTopic
 from penstock.journal.worker import Worker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_position, check_text
+from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
     from penstock.entity.journal import EntityJournal
@@ -153,13 +154,13 @@ class EntityTopic(BaseTopic):
         *,
         kind: str | type | Iterable[str | type] | None = None,
         name: str | None = None,
-        record: BaseTopic | str | None = None,
+        record: Topic | str | None = None,
     ) -> None:
         """Lets `check` see every draft for this topic before it is appended; it refuses by raising Denied.
 
         `kind` limits it to some kinds. `record` names a topic in which refusals are recorded as events.
         """
-        recorded = record.name if isinstance(record, BaseTopic) else record
+        recorded = record.name if isinstance(record, Topic) else record
         self.journal._gates.add(self.name, check, kind=kind, name=name, record=recorded)
 
     def ungate(self, check: Callable[[Draft], None]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from penstock.clock import Seconds, seconds
@@ -18,15 +17,15 @@ from penstock.events import Event
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.surface.subscription import OnLag, Subscription
 
 if TYPE_CHECKING:
     from penstock.journal.topic import BaseTopic
 
-OnLag = Literal["catch_up", "raise", "drop"]
 _READ_AHEAD = 1024
 
 
-class Subscription:
+class LocalSubscription(Subscription):
     """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
     def __init__(
@@ -89,24 +88,10 @@ class Subscription:
                 await self._signal.wait_async(seen, left)
         return None
 
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while (event := await self.next_async()) is not None:
-            yield event
-
     def close(self) -> None:
         """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
         self._closed = True
         self._signal.notify()
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _take(self) -> Event | None:

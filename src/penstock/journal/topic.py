@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -21,16 +22,18 @@ from penstock.journal.index.lookup import Lookup, entity_events
 from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.links import load_blake3
-from penstock.journal.subscription import OnLag, Subscription
+from penstock.journal.subscription import LocalSubscription
 from penstock.journal.upkeep.compaction import CompactReport, compact, compact_by_key
 from penstock.journal.worker import TopicWorker, Worker
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position
+from penstock.surface.subscription import OnLag
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.conditions import Where
     from penstock.journal.journal import BaseJournal
 
 T = TypeVar("T")
@@ -135,12 +138,13 @@ class BaseTopic:
         scope: str | None = None,
         since: datetime | None = None,
         reverse: bool = False,
+        where: Where | str | None = None,
     ) -> Iterator[Event]:
         """Streams events of one consistent snapshot: those after a position, oldest first (newest first: `reverse`).
 
         `after=0` starts at the oldest stored event; a position whose next event compaction removed raises
         PositionTrimmed. The snapshot is taken when the first event is asked for, and held until the iterator is
-        exhausted or closed.
+        exhausted or closed. `where` is a condition on events, see `penstock.conditions`.
         """
         check_position(after, "after")
         check_limit(limit)
@@ -150,7 +154,13 @@ class BaseTopic:
         since_ms = None if since is None else to_ms(since, "since")
         if limit == 0:
             return iter(())
-        return self._read(after, limit, keys.MAX_SEQ if through is None else through, wanted, since_ms, reverse)
+        end = keys.MAX_SEQ if through is None else through
+        if where is not None:
+            from penstock.conditions import Where
+
+            condition = where if isinstance(where, Where) else Where(where)
+            return islice(filter(condition, self._read(after, None, end, wanted, since_ms, reverse)), limit)
+        return self._read(after, limit, end, wanted, since_ms, reverse)
 
     def _read(
         self, after: int, limit: int | None, through: int, wanted: EventFilter, since_ms: int | None, reverse: bool
@@ -220,11 +230,11 @@ class BaseTopic:
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
-    ) -> Subscription:
+    ) -> LocalSubscription:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
         if after != "latest":
             check_position(after, "after")
-        return Subscription(self, after, buffer=buffer, on_lag=on_lag)
+        return LocalSubscription(self, after, buffer=buffer, on_lag=on_lag)
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:

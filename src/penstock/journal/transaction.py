@@ -21,6 +21,7 @@ from penstock.names import check_consumer, check_limit, check_name, check_positi
 if TYPE_CHECKING:
     from penstock.journal.commit.exclusive import Exclusive
     from penstock.journal.journal import BaseJournal
+    from penstock.surface.topic import Topic
 
 T = TypeVar("T")
 
@@ -86,35 +87,35 @@ class BaseTransaction:
         finally:
             exclusive.release()
 
-    def append(self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+    def append(self, topic: BaseTopic | Topic | str, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
         """Appends an event; its position is final if the transaction commits."""
         self._open()
         handle = self._topic(topic)
         batch = handle._prepare(kind, payload, draft, self._find_cause)
         return self._change(lambda commit: commit.append(handle.name, batch)[0])
 
-    def append_many(self, topic: BaseTopic | str, drafts: Iterable[Draft]) -> list[Receipt]:
+    def append_many(self, topic: BaseTopic | Topic | str, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends several events at consecutive positions."""
         self._open()
         handle = self._topic(topic)
         batch = handle._prepare_many(drafts, self._find_cause)
         return self._change(lambda commit: commit.append(handle.name, batch))
 
-    def commit(self, topic: BaseTopic | str, consumer: str, seq: int) -> None:
+    def commit(self, topic: BaseTopic | Topic | str, consumer: str, seq: int) -> None:
         """Moves a consumer's cursor forward together with the rest."""
         check_consumer(consumer)
         check_position(seq, "seq")
         name = self._topic(topic).name
         self._change(lambda commit: move_cursor(commit, name, consumer, seq, back=False))
 
-    def cursor(self, topic: BaseTopic | str, consumer: str) -> int | None:
+    def cursor(self, topic: BaseTopic | Topic | str, consumer: str) -> int | None:
         """How far a consumer has come, as of this transaction."""
         check_consumer(consumer)
         commit = self._open()
         head = commit.head(self._topic(topic).name)
         return read_cursor(commit.tx, head.number, consumer) if head else None
 
-    def read(self, topic: BaseTopic | str, **read: Any) -> Iterator[Event]:
+    def read(self, topic: BaseTopic | Topic | str, **read: Any) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
         commit = self._open()
         commit.flush()
@@ -134,10 +135,10 @@ class BaseTransaction:
             raise ConfigError(f"a mark is a whole number of 64 bits, not {value!r:.80}")
         self._open().set_mark(name, value)
 
-    def _topic(self, topic: BaseTopic | str) -> BaseTopic:
+    def _topic(self, topic: BaseTopic | Topic | str) -> BaseTopic:
         if isinstance(topic, str):
             return self._journal.topic(check_name(topic))
-        if topic.journal is not self._journal:
+        if not isinstance(topic, BaseTopic) or topic.journal is not self._journal:
             raise ConfigError(f"topic {topic.name!r} belongs to another journal than this transaction")
         return topic
 

@@ -29,8 +29,9 @@ from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
-    from penstock.queue.queue import Queue
+    from penstock.api import LocalJournal
+    from penstock.queue.queue import LocalQueue
+    from penstock.surface.journal import Journal
 
 COUNTED_LETTERS = 10_000
 """Letters of a dead-letter queue that several queues share whose origin is looked up."""
@@ -38,7 +39,7 @@ FRESH = 1.0
 """Seconds for which a look serves everybody who asks: the gauges of one scrape are of one moment."""
 
 
-def take_sample(journal: Journal) -> Sample:
+def take_sample(journal: LocalJournal) -> Sample:
     """One sample, without rates. All topics are seen in one snapshot, each by one look at its newest block."""
     topics = {}
     with journal._engine.read() as snap:
@@ -69,7 +70,7 @@ def take_sample(journal: Journal) -> Sample:
     return sample
 
 
-def _sample_queues(journal: Journal) -> dict[str, list[QueueSample]]:
+def _sample_queues(journal: LocalJournal) -> dict[str, list[QueueSample]]:
     """Every group of every queue, with dead letters counted where they came from."""
     handles = {name: journal.queue(name) for name in journal.queues()}
     policies = {name: queue.policy for name, queue in handles.items()}
@@ -108,14 +109,16 @@ class _JournalMemory(msgspec.Struct):
     flows: tuple[int, list[FlowStatus]] = (0, [])
 
 
-_memories: weakref.WeakKeyDictionary[Journal, _JournalMemory] = weakref.WeakKeyDictionary()
+_memories: weakref.WeakKeyDictionary[LocalJournal, _JournalMemory] = weakref.WeakKeyDictionary()
 
 
-def _memory(journal: Journal) -> _JournalMemory:
+def _memory(journal: LocalJournal) -> _JournalMemory:
     return _memories.setdefault(journal, _JournalMemory())
 
 
-def _count_dead(journal: Journal, target: Queue, groups: list[QueueSample], origins: list[QueueSample]) -> None:
+def _count_dead(
+    journal: LocalJournal, target: LocalQueue, groups: list[QueueSample], origins: list[QueueSample]
+) -> None:
     """Tells each origin how many letters of a dead-letter queue are its own."""
     if len(origins) == 1:
         origins[0].dead = sum((one.letters or 0) + one.delayed + one.in_flight + one.failed for one in groups[:1])
@@ -134,7 +137,7 @@ def _count_dead(journal: Journal, target: Queue, groups: list[QueueSample], orig
         one.dead = known.counts.get((one.name, one.group), 0)
 
 
-def _flows(journal: Journal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
+def _flows(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
     """How pipelines stand, read again when one has reported."""
     reports = topics.get(PIPELINES)
     if reports is None:
@@ -145,7 +148,7 @@ def _flows(journal: Journal, topics: dict[str, TopicSample]) -> list[FlowStatus]
     return memory.flows[1]
 
 
-def _disk(journal: Journal) -> tuple[int | None, int | None]:
+def _disk(journal: LocalJournal) -> tuple[int | None, int | None]:
     """Bytes free and in all of the file system the journal lies in."""
     location = journal._engine.location
     if not location:
@@ -256,7 +259,7 @@ class _WatchedJournal:
                 return None
             if self._seen is None or time.monotonic() - self._seen[0] > FRESH:
                 try:
-                    self._seen = (time.monotonic(), take_sample(journal))
+                    self._seen = (time.monotonic(), journal.stats())
                 except PenstockError:
                     return None  # closed in between, or a store in trouble, which others report better
             return self._seen[1]

@@ -18,7 +18,7 @@ from penstock.errors import PoisonMessage
 from penstock.events import Draft, Event
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
+    from penstock.surface.journal import Journal
 
 TOPIC: Final = "penstock.pipelines"
 KIND: Final = "flow.reported"

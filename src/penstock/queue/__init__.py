@@ -5,10 +5,10 @@ A queue is a topic plus delivery state per group. Pushing writes only the event.
 wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
 and in none of these is settled: settling is forgetting.
 
-    queue, delivery     what users hold (core: the inner side; delivery_base: shared with deliveries over HTTP)
+    queue, delivery     `penstock.Queue` and `penstock.Delivery` in this process (core: the inner side)
     policy, retry       a queue's policy, as values
     registry            a journal's queues: handles, cached states, threads
-    inspect             a queue's contents without taking
+    inspect, failures   a queue's contents without taking; what was given up, and why
     token               what names a delivery outside this process
     journal             what queues add to journals and transactions
     state/              rows, groups, and what the writer keeps of them in memory

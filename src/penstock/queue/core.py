@@ -14,12 +14,13 @@ from penstock.journal.commit.prepare import FindCause, PreparedBatch
 from penstock.journal.commit.writer import WriteRequest
 from penstock.observe.logs import Log
 from penstock.queue import metrics
-from penstock.queue.delivery import Delivery, LeaseHandle, extend_in, nack_in, release_in
+from penstock.queue.delivery import LeaseHandle, LocalDelivery, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations.push import DeliveryOptions, draft_fields, plain_batch, push, read_delivery_options
 from penstock.queue.operations.settle import HeldMessage, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
+from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.queue.registry import QueueRegistry
@@ -107,7 +108,7 @@ class QueueCore:
         masks: dict[LeaseHandle, int] = {}
         tokens: list[str] = []
         for handle in handles:
-            if isinstance(handle, Delivery):
+            if isinstance(handle, LocalDelivery):
                 hold = handle._hold
                 masks[hold] = masks.get(hold, 0) | 1 << handle._index
             elif isinstance(handle, str):
@@ -143,7 +144,7 @@ class QueueCore:
             return None
         return find_held(commit, state, address.group, address.number, address.index, lease.secret)
 
-    def _ack(self, delivery: Delivery) -> None:
+    def _ack(self, delivery: LocalDelivery) -> None:
         def apply(commit: Commit) -> None:
             state = self._cache.state(commit, self.name)
             ack(commit, state, delivery._held_or_stale(commit, state))
@@ -151,7 +152,7 @@ class QueueCore:
         self._writer.run(WriteRequest(apply))
         self._note_acks(1)
 
-    def _ack_in(self, commit: Commit, delivery: Delivery) -> None:
+    def _ack_in(self, commit: Commit, delivery: LocalDelivery) -> None:
         state = self._cache.state(commit, self.name)
         ack(commit, state, delivery._held_or_stale(commit, state))
 
@@ -159,21 +160,23 @@ class QueueCore:
         self._counters.acked.inc(count)
         self._registry.upkeep.note(self.name, count)
 
-    def _nack(self, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> None:
+    def _nack(self, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool) -> None:
         outcome = self._writer.run(WriteRequest(lambda commit: self._nack_in(commit, delivery, delay, error, dead)))
         metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
 
-    def _nack_in(self, commit: Commit, delivery: Delivery, delay: float | None, error: str | None, dead: bool) -> str:
+    def _nack_in(
+        self, commit: Commit, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool
+    ) -> str:
         return nack_in(commit, self._cache.state(commit, self.name), delivery, delay, error, dead)
 
-    def _extend(self, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool = False) -> int:
+    def _extend(self, deliveries: list[LocalDelivery], lease_ms: int | None, *, patient: bool = False) -> int:
         def apply(commit: Commit) -> int:
             state = self._cache.state(commit, self.name)
             return extend_in(commit, state, deliveries, lease_ms, patient=patient)
 
         return self._writer.run(WriteRequest(apply, relaxed=True))
 
-    def _release(self, deliveries: list[Delivery]) -> int:
+    def _release(self, deliveries: list[LocalDelivery]) -> int:
         """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""
 
         def apply(commit: Commit) -> int:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.clock import Seconds, from_ms
-from penstock.errors import ConfigError, PoisonMessage
+from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.queue.delivery_base import DeliveryBase
 from penstock.queue.operations.settle import HeldMessage, Outcome, extend, find_held, nack, release, stale
 from penstock.queue.policy import duration, duration_ms
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, Lease
 from penstock.queue.token import make_token
+from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 
 class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
@@ -38,12 +38,8 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
         return LeaseHandle(self.queue, self.label, self.consumer, group, number, lease.secret, lease.deadline)
 
 
-class Delivery(DeliveryBase, msgspec.Struct, eq=False, weakref=True):
-    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
-
-    >>> with queue.take() as delivery:   # acknowledged on a clean exit, given back with the error on an exception
-    ...     handle(delivery.payload)
-    """
+class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
+    """A message taken in this process."""
 
     _hold: LeaseHandle
     _index: int
@@ -62,15 +58,6 @@ class Delivery(DeliveryBase, msgspec.Struct, eq=False, weakref=True):
         return make_token(hold.queue._number, hold.group, hold.number, self._index, hold.secret)
 
     @property
-    def poison(self) -> PoisonMessage | None:
-        """The error that decoding the payload raises, or None when it decodes."""
-        try:
-            self.event.payload  # noqa: B018
-        except PoisonMessage as error:
-            return error
-        return None
-
-    @property
     def group(self) -> str:
         """The group it was taken for."""
         return self._hold.label
@@ -81,7 +68,7 @@ class Delivery(DeliveryBase, msgspec.Struct, eq=False, weakref=True):
         return self._hold.consumer
 
     @property
-    def queue(self) -> Queue:
+    def queue(self) -> LocalQueue:
         """The queue it was taken from."""
         return self._hold.queue  # type: ignore[no-any-return]
 
@@ -90,9 +77,6 @@ class Delivery(DeliveryBase, msgspec.Struct, eq=False, weakref=True):
         """When the lease ends; datetime.max for one that lasts as long as this process."""
         ms = self._deadline or self._hold.deadline
         return datetime.max.replace(tzinfo=from_ms(0).tzinfo) if ms == NEVER else from_ms(ms)
-
-    def __repr__(self) -> str:
-        return f"<delivery {self._hold.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
     def ack(self) -> None:
@@ -129,12 +113,12 @@ class Delivery(DeliveryBase, msgspec.Struct, eq=False, weakref=True):
 
 
 def nack_in(
-    commit: Commit, queue: QueueState, delivery: Delivery, delay: float | None, error: str | None, dead: bool
+    commit: Commit, queue: QueueState, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool
 ) -> Outcome:
     return nack(commit, queue, delivery._held_or_stale(commit, queue), delay=delay, error=error, dead=dead)
 
 
-def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> int:
+def release_in(commit: Commit, queue: QueueState, deliveries: list[LocalDelivery]) -> int:
     released = 0
     for delivery in deliveries:
         held = delivery._held(commit, queue)
@@ -145,7 +129,7 @@ def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) ->
 
 
 def extend_in(
-    commit: Commit, queue: QueueState, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool
+    commit: Commit, queue: QueueState, deliveries: list[LocalDelivery], lease_ms: int | None, *, patient: bool
 ) -> int:
     """Extends what is still held; impatient: StaleDelivery when one of them is not."""
     held = []

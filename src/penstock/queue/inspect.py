@@ -25,7 +25,7 @@ from penstock.queue.state.records import FAILED, NEVER, read_special
 from penstock.queue.token import make_token
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 PRESENT = 30.0
 """Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
@@ -74,7 +74,7 @@ class QueueConsumer(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def looking(queue: Queue) -> Iterator[tuple[Snapshot, QueueState]]:
+def looking(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
     """A snapshot and the queue in it."""
     queue.journal._check_open()
     with queue.journal._engine.read() as snap:
@@ -85,7 +85,7 @@ def looking(queue: Queue) -> Iterator[tuple[Snapshot, QueueState]]:
 
 
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def get(queue: Queue, seq: int) -> Event | None:
+def get(queue: LocalQueue, seq: int) -> Event | None:
     with looking(queue) as (snap, state):
         open_in = any(is_unsettled(snap, group, seq) for group in state.delivering(snap))
         if seq and (open_in or any(is_in_flight(snap, group, seq) for group in state.left_behind(snap))):
@@ -105,7 +105,7 @@ def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
 
 
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def unsettled_events(queue: Queue) -> Iterator[Event]:
+def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         for seq in unsettled_positions(snap, state):
@@ -182,7 +182,7 @@ def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
     yield from range(start, latest + 1)
 
 
-def peek(queue: Queue, limit: int | None, name: str) -> list[Event]:
+def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         found: list[Event] = []
@@ -242,7 +242,7 @@ def _unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[byt
 
 
 # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def stats(queue: Queue, name: str) -> QueueStats:
+def stats(queue: LocalQueue, name: str) -> QueueStats:
     with looking(queue) as (snap, state):
         now = queue.journal.clock.now_ms()
         group = _group(snap, state, name)
@@ -283,14 +283,14 @@ def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int) 
     return None if event is None else int(event._rows.recorded_ms(event._row))
 
 
-def length(queue: Queue) -> int:
+def length(queue: LocalQueue) -> int:
     with looking(queue) as (snap, state):
         latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
         return state.count_unsettled(snap, latest)
 
 
 # ── listing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def pending(queue: Queue, name: str | None) -> list[PendingDelivery]:
+def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
     found = []
     with looking(queue) as (snap, state):
         for group in state.everyone(snap):
@@ -316,7 +316,7 @@ def pending(queue: Queue, name: str | None) -> list[PendingDelivery]:
     return found
 
 
-def failed(queue: Queue, name: str) -> Iterator[Event]:
+def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         group = _group(snap, state, name)
@@ -333,12 +333,12 @@ def failures(snap: Snapshot, group: Group) -> Iterator[int]:
             yield keys.tail_seq(key)
 
 
-def groups(queue: Queue) -> list[str]:
+def groups(queue: LocalQueue) -> list[str]:
     with looking(queue) as (_, state):
         return _names(state)
 
 
-def consumers(queue: Queue) -> list[QueueConsumer]:
+def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     found = []
     with looking(queue) as (snap, state):
         now = queue.journal.clock.now_ms()

@@ -14,8 +14,10 @@ from penstock.queue.registry import QueueRegistry
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.queue.delivery import Delivery
-    from penstock.queue.queue import Queue
+    from penstock.queue.delivery import LocalDelivery
+    from penstock.queue.queue import LocalQueue
+    from penstock.surface.delivery import Delivery
+    from penstock.surface.queue import Queue
 
 
 class QueueJournal(BaseJournal):
@@ -25,7 +27,7 @@ class QueueJournal(BaseJournal):
         super().__init__(*args, **options)
         self._registry = QueueRegistry(self)
 
-    def queue(self, name: str, **policy: Any) -> Queue:
+    def queue(self, name: str, **policy: Any) -> LocalQueue:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
 
         A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
@@ -49,7 +51,7 @@ class QueueTransaction(BaseTransaction):
 
     def __init__(self, journal: BaseJournal) -> None:
         super().__init__(journal)
-        self._settling: list[Delivery] = []
+        self._settling: list[LocalDelivery] = []
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         settling, self._settling = self._settling, []
@@ -77,9 +79,9 @@ class QueueTransaction(BaseTransaction):
 
     def ack(self, delivery: Delivery) -> None:
         """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
-        handle = self._handle_of(delivery)
-        self._change(lambda commit: handle._ack_in(commit, delivery))
-        self._settle(delivery)
+        mine = self._own(delivery)
+        self._change(lambda commit: mine.queue._ack_in(commit, mine))
+        self._settle(mine)
 
     def nack(
         self, delivery: Delivery, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False
@@ -88,26 +90,27 @@ class QueueTransaction(BaseTransaction):
         from penstock.queue.delivery import check_nack
 
         wait = check_nack(delay, error)
-        handle = self._handle_of(delivery)
-        self._change(lambda commit: handle._nack_in(commit, delivery, wait, error, dead))
-        self._settle(delivery)
+        mine = self._own(delivery)
+        self._change(lambda commit: mine.queue._nack_in(commit, mine, wait, error, dead))
+        self._settle(mine)
 
-    def _settle(self, delivery: Delivery) -> None:
+    def _settle(self, delivery: LocalDelivery) -> None:
         delivery._settled = True
         self._settling.append(delivery)
 
-    def _queue(self, queue: Queue | str) -> Queue:
+    def _queue(self, queue: Queue | str) -> LocalQueue:
         return self._journal._registry.own(queue)
 
-    def _handle_of(self, delivery: Delivery) -> Queue:
-        from penstock.queue.delivery import Delivery
+    def _own(self, delivery: Delivery) -> LocalDelivery:
+        from penstock.queue.delivery import LocalDelivery
 
-        if not isinstance(delivery, Delivery):
+        if not isinstance(delivery, LocalDelivery):
             raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
-        return self._journal._registry.own(delivery.queue)
+        self._journal._registry.own(delivery.queue)
+        return delivery
 
 
-def _reopen(deliveries: list[Delivery]) -> None:
+def _reopen(deliveries: list[LocalDelivery]) -> None:
     """The transaction was rolled back: what it had settled is held as before."""
     for delivery in deliveries:
         delivery._settled = False

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from penstock.clock import Seconds, seconds
+from penstock.conditions import EventChoice, predicate
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_consumer, check_limit, check_position
+from penstock.observe.sample import FailedMessage
 from penstock.queue import inspect
 from penstock.queue.core import QueueCore
-from penstock.queue.delivery import Delivery
+from penstock.queue.delivery import LocalDelivery
+from penstock.queue.failures import dead_letters, failures, find_delivery
 from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
 from penstock.queue.operations import moving, repair
 from penstock.queue.operations.choice import Request
@@ -29,16 +32,19 @@ from penstock.queue.run.schedule import Schedule
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
 from penstock.queue.run.worker import QueueWorker
 from penstock.queue.state.cache import unknown_queue
+from penstock.surface.delivery import Delivery
+from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
 
-DEFAULT_GROUP = "default"
+if TYPE_CHECKING:
+    from penstock.api import LocalJournal
 
 
-class Queue(QueueCore):
-    """Messages handed out under leases, over the topic of the same name. Thread-safe; get one from `journal.queue`."""
+class LocalQueue(QueueCore, Queue):
+    """A queue of a journal in this process."""
 
-    def __repr__(self) -> str:
-        return f"<queue {self.name!r} of {self.journal!r}>"
+    journal: LocalJournal
+    name: str
 
     @property
     def policy(self) -> QueuePolicy:
@@ -101,7 +107,7 @@ class Queue(QueueCore):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Delivery | None:
+    ) -> LocalDelivery | None:
         """The next message, for this consumer until it is settled or its lease ends; None when there is none.
 
         `wait`: how long to wait for one. `newest`: from the other end.
@@ -118,7 +124,7 @@ class Queue(QueueCore):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> list[Delivery]:
+    ) -> list[LocalDelivery]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
         if check_limit(limit) is None:
             raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
@@ -132,7 +138,7 @@ class Queue(QueueCore):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Delivery | None:
+    ) -> LocalDelivery | None:
         """`take` for an event loop."""
         request = self._request(1, group, consumer, lease, newest)
         found = await take_waiting_async(self, request, seconds(wait, "wait"))
@@ -148,7 +154,7 @@ class Queue(QueueCore):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> list[Delivery]:
+    ) -> list[LocalDelivery]:
         """`take_many` for an event loop."""
         if check_limit(limit) is None:
             raise ConfigError("take_many_async needs a limit: how many messages you can work on within one lease")
@@ -162,7 +168,7 @@ class Queue(QueueCore):
 
     def _take(
         self, limit: int, group: str, consumer: str | None, wait: Seconds, lease: Seconds | None, newest: bool
-    ) -> list[Delivery]:
+    ) -> list[LocalDelivery]:
         request = self._request(limit, group, consumer, lease, newest)
         found = take_waiting(self, request, seconds(wait, "wait") if wait else 0.0)
         if found:
@@ -189,10 +195,14 @@ class Queue(QueueCore):
         together, tokens = self._by_hold(handles)
         count = self._writer.run(WriteRequest(lambda commit: self._ack_many_in(commit, together, tokens)))
         for handle in handles:
-            if handle.__class__ is Delivery:
+            if handle.__class__ is LocalDelivery:
                 handle._settled = True
         self._note_acks(count)
         return count
+
+    def delivery(self, token: str) -> LocalDelivery:
+        """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
+        return find_delivery(self, token)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int) -> Event | None:
@@ -212,9 +222,6 @@ class Queue(QueueCore):
         """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
         return inspect.length(self)
 
-    def __bool__(self) -> bool:
-        return True
-
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
         """How many messages are in which state; costs the same whatever the queue holds."""
         return inspect.stats(self, check_consumer(group, "group"))
@@ -226,6 +233,14 @@ class Queue(QueueCore):
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
         return inspect.failed(self, check_consumer(group, "group"))
+
+    def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
+        """The same with the reason each was given up for."""
+        return failures(self, check_consumer(group, "group"))
+
+    def dead_letters(self) -> Iterator[FailedMessage]:
+        """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
+        return dead_letters(self)
 
     def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
@@ -240,7 +255,7 @@ class Queue(QueueCore):
         consumer: str | None = None,
         limit: int = 1,
         lease: Seconds | None = None,
-    ) -> list[Delivery]:
+    ) -> list[LocalDelivery]:
         """Takes over deliveries that nobody has extended for `min_idle`, whether or not their lease has ended.
 
         A claim is a new delivery: a new token, one more attempt; the old handle is stale.
@@ -258,7 +273,7 @@ class Queue(QueueCore):
         *,
         to: Queue | None = None,
         limit: int | None = None,
-        where: Callable[[Event], bool] | None = None,
+        where: EventChoice | None = None,
         dry_run: bool = False,
     ) -> Redriven:
         """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
@@ -269,15 +284,15 @@ class Queue(QueueCore):
         go, because their queue or their group is gone.
         """
         check_limit(limit)
-        return moving.redrive(self, None if to is None else self._registry.own(to), limit, where, dry_run)
+        return moving.redrive(self, None if to is None else self._registry.own(to), limit, predicate(where), dry_run)
 
-    def move(self, to: Queue, *, limit: int | None = None, where: Callable[[Event], bool] | None = None) -> int:
+    def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
         """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many.
 
         Delays, priorities (where the other queue has any) and retry budgets go with them.
         """
         check_limit(limit)
-        return moving.move(self, self._registry.own(to), limit, where)
+        return moving.move(self, self._registry.own(to), limit, predicate(where))
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
@@ -359,7 +374,7 @@ class Queue(QueueCore):
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def worker(
         self,
-        handler: Callable[[Delivery], Any],
+        handler: Callable[[LocalDelivery], Any],
         *,
         group: str = DEFAULT_GROUP,
         concurrency: int = 1,

@@ -22,7 +22,8 @@ from penstock.queue.state.records import QueueRecord, read_queue
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 
 class QueueRegistry:
@@ -34,7 +35,7 @@ class QueueRegistry:
         self.owner = new_owner()
         self.upkeep = QueueUpkeep(journal, self.cache)
         self.scheduler = Scheduler(self)
-        self._handles: dict[str, Queue] = {}
+        self._handles: dict[str, LocalQueue] = {}
         self._lock = threading.Lock()
         journal._holds.append(self.upkeep.holds)
         journal._housekeeper.chores.append(self.upkeep.keep)
@@ -46,7 +47,7 @@ class QueueRegistry:
             found = snap.scan(start, start[:-1] + bytes([start[-1] + 1]))
             return [key[len(start) :].decode() for key, _ in found]
 
-    def queue(self, name: str, policy: dict[str, Any]) -> Queue:
+    def queue(self, name: str, policy: dict[str, Any]) -> LocalQueue:
         """The handle of a queue; the queue is made when it is not there."""
         check_name(name, "queue")
         wanted = checked(policy, name)
@@ -58,7 +59,7 @@ class QueueRegistry:
         refuse_mismatch(name, record.policy, wanted)
         return self.handle(name, record.topic)
 
-    def existing(self, name: str) -> Queue:
+    def existing(self, name: str) -> LocalQueue:
         """The handle of a queue that must be there."""
         record = self.record(check_name(name, "queue"))
         if record is None:
@@ -77,24 +78,24 @@ class QueueRegistry:
             record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
         return record
 
-    def handle(self, name: str, topic: int) -> Queue:
+    def handle(self, name: str, topic: int) -> LocalQueue:
         # Here, because a program that opens a journal without using its queues starts sooner.
-        from penstock.queue.queue import Queue
+        from penstock.queue.queue import LocalQueue
 
         with self._lock:
             handle = self._handles.get(name)
             if handle is None:
-                handle = self._handles[name] = Queue(self, name, topic)
+                handle = self._handles[name] = LocalQueue(self, name, topic)
                 self.scheduler.watch(name, topic)
         return handle
 
-    def own(self, queue: Queue | str) -> Queue:
+    def own(self, queue: Queue | str) -> LocalQueue:
         """A handle of this journal, from a handle or a name."""
-        from penstock.queue.queue import Queue
+        from penstock.queue.queue import LocalQueue
 
         if isinstance(queue, str):
             return self.existing(queue)
-        if not isinstance(queue, Queue):
+        if not isinstance(queue, LocalQueue):
             raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
         if queue._registry is not self:
             raise ConfigError(f"queue {queue.name!r} belongs to another journal")

@@ -9,16 +9,29 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
-from penstock.queue.delivery_base import DeliveryBase
+from penstock.events import Event
 from penstock.remote.events import event_of
 from penstock.remote.queue_documents import HeldDocument
+from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.remote.queue import RemoteQueue
 
 
-class RemoteDelivery(DeliveryBase):
-    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does."""
+class RemoteDelivery(Delivery):
+    """A message of a served queue."""
+
+    __slots__ = ("_settled", "attempt", "consumer", "deadline", "event", "group", "queue", "token")
+
+    # Attributes of its own in place of the surface's properties, which slots make possible.
+    queue: RemoteQueue
+    token: str
+    attempt: int
+    deadline: datetime
+    group: str
+    consumer: str | None
+    event: Event
+    _settled: bool
 
     def __init__(self, queue: RemoteQueue, found: HeldDocument) -> None:
         self.queue = queue
@@ -29,9 +42,6 @@ class RemoteDelivery(DeliveryBase):
         self.consumer = found.consumer
         self.event = event_of(found.event)
         self._settled = False
-
-    def __repr__(self) -> str:
-        return f"<delivery {self.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
 
     def _do(self, what: str, body: Any = None) -> bytes:
         return self.queue._send("POST", "deliveries", self.token, what, body=body)

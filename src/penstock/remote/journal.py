@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from penstock.clock import Clock, SystemClock
 from penstock.document import RawEvent, ReceiptDocument
 from penstock.entity.staging.plan import stage
-from penstock.errors import Closed, ConfigError, ReadOnly
+from penstock.errors import Closed, ReadOnly
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.journal import Description, Pressure
 from penstock.names import check_name
 from penstock.remote.events import draft_document, events_of, receipt_of
 from penstock.remote.http import Http
+from penstock.remote.local_only import JournalElsewhere
 from penstock.remote.queue import RemoteQueue
 from penstock.remote.topic import RemoteTopic
+from penstock.surface.outbox import Outbox
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.entity.causality.graph import GraphFormat
     from penstock.journal.worker import Worker
+    from penstock.observe.sample import Sample
+    from penstock.surface.topic import Topic
 
 T = TypeVar("T")
 
@@ -66,7 +70,7 @@ _decode_receipts = msgspec.json.Decoder(_Receipts).decode
 _decode_events = msgspec.json.Decoder(_Events).decode
 
 
-class RemoteJournal:
+class RemoteJournal(JournalElsewhere):
     """A set of topics and queues served elsewhere. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
@@ -125,7 +129,7 @@ class RemoteJournal:
         """Every event of a correlation, of all topics, causes before their effects."""
         return events_of(_decode_events(self._http.get("correlated", correlation_id)).events)
 
-    def graph(self, correlation_id: str, format: Any = "mermaid") -> str:
+    def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
         """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
         from penstock.entity.causality.graph import graph_of
 
@@ -152,7 +156,7 @@ class RemoteJournal:
             about.gates,
         )
 
-    def stats(self) -> Any:
+    def stats(self) -> Sample:
         """The server's newest sample: every topic and queue with its rates, backlogs and lags."""
         from penstock.remote.stats import decode_sample
 
@@ -192,25 +196,6 @@ class RemoteJournal:
         if failures:
             raise failures[0]
 
-    def __enter__(self) -> RemoteJournal:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    # ── what only the store itself can do ────────────────────────────────────────────────────────────────────────────
-    def transaction(self) -> NoReturn:
-        """Not over HTTP: a transaction holds the writer, which nobody may do from afar."""
-        raise ConfigError("a transaction runs where the store is; over http use outbox() for one atomic batch")
-
-    def fence(self, *, exclusive: bool = True) -> NoReturn:
-        """Not over HTTP: a fence lives and dies with the process that opened it."""
-        raise ConfigError("a fence runs where the store is; over http use outbox() for one atomic batch")
-
-    def backup(self, destination: str | os.PathLike[str]) -> NoReturn:
-        """Not over HTTP: the copy would be made on the server's disk."""
-        raise ConfigError("a backup is made where the store is: run `penstock backup` on the server")
-
     # ── for topics and queues ────────────────────────────────────────────────────────────────────────────────────────
     def _check_open(self) -> None:
         if self.closed:
@@ -240,7 +225,7 @@ class RemoteJournal:
         return ticket
 
 
-class RemoteOutbox:
+class RemoteOutbox(Outbox):
     """Gathers drafts for any topics and appends them together. Not shared between threads."""
 
     def __init__(self, journal: RemoteJournal) -> None:
@@ -250,9 +235,9 @@ class RemoteOutbox:
     def __len__(self) -> int:
         return len(self._staged)
 
-    def stage(self, topic: RemoteTopic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
+    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is sent yet."""
-        self._staged.append(stage(cast(Any, self._journal), cast(Any, topic), kind, payload, draft))
+        self._staged.append(stage(self._journal, topic, kind, payload, draft))
         return len(self._staged) - 1
 
     def clear(self) -> None:
@@ -277,12 +262,3 @@ class RemoteOutbox:
         self._journal._check_open()
         self._journal._check_writable()
         return [draft_document(draft, topic) for topic, draft in self._staged]
-
-    def __enter__(self) -> RemoteOutbox:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            self.flush()
-        else:
-            self.clear()

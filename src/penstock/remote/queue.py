@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from penstock.clock import Seconds, seconds
-from penstock.conditions import Where
+from penstock.conditions import EventChoice, Where
 from penstock.errors import ConfigError, PenstockError
 from penstock.events import Draft, Event, Receipt
 from penstock.names import check_consumer, check_limit, check_position
@@ -19,6 +20,7 @@ from penstock.queue.policy import QueuePolicy
 from penstock.queue.run.schedule import Schedule
 from penstock.remote.delivery import RemoteDelivery
 from penstock.remote.events import draft_documents, event_of, events_of, payload_fields, receipt_of
+from penstock.remote.local_only import refused
 from penstock.remote.queue_documents import (
     QueueDocument,
     condition,
@@ -40,9 +42,12 @@ from penstock.remote.queue_documents import (
     policy_body,
     push_fields,
 )
+from penstock.surface.delivery import Delivery
+from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
+    from penstock.queue.run.middleware import Middleware
     from penstock.remote.journal import RemoteJournal
     from penstock.remote.queue_worker import RemoteQueueWorker
 
@@ -50,8 +55,10 @@ WAIT = 30.0
 """Seconds one request waits for a message; a longer wait is several requests."""
 
 
-class RemoteQueue:
-    """Messages handed out under leases."""
+class RemoteQueue(Queue):
+    """A queue of a served journal."""
+
+    journal: RemoteJournal
 
     def __init__(self, journal: RemoteJournal, name: str) -> None:
         self.journal = journal
@@ -69,9 +76,6 @@ class RemoteQueue:
             journal._http.send("PUT", "queues", name, body=body)
         return queue
 
-    def __repr__(self) -> str:
-        return f"<queue {self.name!r} of {self.journal!r}>"
-
     def _get(self, *path: str, **query: Any) -> bytes:
         return self._http.get("queues", self.name, *path, **query)
 
@@ -88,8 +92,32 @@ class RemoteQueue:
         return self._look().policy
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def push(self, payload: Any, **options: Any) -> Receipt:
-        """Adds a message and returns when it is durable; the options are those of a local queue's `push`."""
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+    ) -> Receipt:
+        """Adds a message and returns when it is durable."""
+        options = {
+            "kind": kind,
+            "key": key,
+            "priority": priority,
+            "delay": delay,
+            "not_before": not_before,
+            "dedup": dedup,
+            "max_attempts": max_attempts,
+            "headers": headers,
+            "cause": cause,
+        }
         body = {**push_fields(options), **payload_fields(payload)}
         return receipt_of(decode_receipt(self._send("POST", "messages", body=body)))
 
@@ -158,15 +186,35 @@ class RemoteQueue:
             if answer.deliveries or left <= 0:
                 return [RemoteDelivery(self, found) for found in answer.deliveries]
 
-    async def take_async(self, **take: Any) -> RemoteDelivery | None:
+    async def take_async(
+        self,
+        *,
+        group: str = "default",
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> RemoteDelivery | None:
         """`take` for an event loop."""
-        return await asyncio.to_thread(lambda: self.take(**take))
+        found = await self.take_many_async(1, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
+        return found[0] if found else None
 
-    async def take_many_async(self, limit: int, **take: Any) -> list[RemoteDelivery]:
+    async def take_many_async(
+        self,
+        limit: int,
+        *,
+        group: str = "default",
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> list[RemoteDelivery]:
         """`take_many` for an event loop."""
-        return await asyncio.to_thread(lambda: self.take_many(limit, **take))
+        return await asyncio.to_thread(
+            lambda: self.take_many(limit, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
+        )
 
-    def ack_many(self, deliveries: Iterable[RemoteDelivery | str]) -> int:
+    def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
         """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held."""
         tokens = []
         handles = list(deliveries)
@@ -219,9 +267,6 @@ class RemoteQueue:
     def __len__(self) -> int:
         return self._look().length
 
-    def __bool__(self) -> bool:
-        return True
-
     def stats(self, group: str = "default") -> QueueStats:
         """How many messages are in which state."""
         return decode_stats(self._get("stats", group=check_consumer(group, "group")))
@@ -238,7 +283,7 @@ class RemoteQueue:
         """The same with the reason each was given up for."""
         return failures_of(decode_failures(self._get("failed", group=group, limit=10_000)).failed)
 
-    def letters(self) -> Iterator[FailedMessage]:
+    def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters, with the reason each was given up for."""
         return failures_of(decode_failures(self._get("dead", limit=10_000)).dead)
 
@@ -278,9 +323,9 @@ class RemoteQueue:
     def redrive(
         self,
         *,
-        to: RemoteQueue | None = None,
+        to: Queue | None = None,
         limit: int | None = None,
-        where: Where | str | Callable[[Event], bool] | None = None,
+        where: EventChoice | None = None,
         dry_run: bool = False,
     ) -> int:
         """Sends dead letters and failed messages back to their queue. `where` is a condition, asked by the server."""
@@ -291,7 +336,7 @@ class RemoteQueue:
             # A function cannot travel: what it wants is found here, and named.
             groups = self.groups() if self.policy.mode == "fanout" else ["default"]
             given_up = [failure.event for group in groups for failure in self.failures(group)]
-            given_up += [letter.event for letter in self.letters()]
+            given_up += [letter.event for letter in self.dead_letters()]
             body["ids"] = sorted({event.id for event in given_up if where(event)})
         else:
             body["where"] = condition(where)
@@ -304,9 +349,7 @@ class RemoteQueue:
         if to is not None and (not isinstance(to, RemoteQueue) or to.journal is not self.journal):
             raise ConfigError(f"a queue of this journal is needed, not of another journal: {to!r:.80}")
 
-    def move(
-        self, to: RemoteQueue, *, limit: int | None = None, where: Where | str | Callable[[Event], bool] | None = None
-    ) -> int:
+    def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
         """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
         self._check_own(to)
         if to.name == self.name:
@@ -317,6 +360,10 @@ class RemoteQueue:
         else:
             body["where"] = condition(where)
         return int(msgspec.json.decode(self._send("POST", "move", body=body))["moved"])
+
+    def discard(self, seqs: Iterable[int]) -> int:
+        """Refused: not served yet."""
+        raise refused("discarding messages by position", "do it where the store is, or take and ack them")
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many."""
@@ -380,9 +427,15 @@ class RemoteQueue:
         group: str = "default",
         concurrency: int = 1,
         consumer: str | None = None,
+        ahead: int | None = None,
         lease: Seconds | None = None,
+        middleware: Iterable[Middleware] = (),
     ) -> RemoteQueueWorker:
         """A worker that gives messages to `handler`, `concurrency` at a time, and renews their leases meanwhile."""
+        if ahead is not None:
+            raise refused("taking ahead", "a worker over http takes one message at a time for each of `concurrency`")
+        if tuple(middleware):
+            raise refused("a worker's middleware", "wrap the handler, or run the worker where the store is")
         from penstock.remote.queue_worker import RemoteQueueWorker
 
         worker = RemoteQueueWorker(self, handler, group=group, concurrency=concurrency, consumer=consumer, lease=lease)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery, StorageError
 from penstock.journal.worker import Worker, log
-from penstock.queue.delivery_base import describe
+from penstock.surface.delivery import describe
 
 if TYPE_CHECKING:
     from penstock.remote.delivery import RemoteDelivery

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +23,7 @@ from penstock.events import Event
 from penstock.journal.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.remote.events import event_of
+from penstock.surface.subscription import Subscription
 
 if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic
@@ -37,7 +37,7 @@ LONGEST_PAUSE = 5.0
 """Seconds between attempts to connect again, at the most."""
 
 
-class RemoteSubscription:
+class RemoteSubscription(Subscription):
     """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
     def __init__(
@@ -106,14 +106,6 @@ class RemoteSubscription:
         self._check_ended()
         return None
 
-    def __iter__(self) -> Iterator[Event]:
-        while (event := self.next()) is not None:
-            yield event
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while (event := await self.next_async()) is not None:
-            yield event
-
     def close(self) -> None:
         """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
         self._closed = True
@@ -122,12 +114,6 @@ class RemoteSubscription:
             self._ahead.clear()
             self._room.notify_all()
         self._signal.notify()
-
-    def __enter__(self) -> RemoteSubscription:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
     def _take(self, *, look: bool) -> Event | None:

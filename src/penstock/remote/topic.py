@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from penstock.clock import Seconds, to_ms
+from penstock.conditions import Where
 from penstock.document import RawEvent, ReceiptDocument
+from penstock.entity.projection.projection import Projection
 from penstock.errors import ConfigError, PenstockError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
@@ -19,16 +21,19 @@ from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH,
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.remote.http import error_of
+from penstock.remote.local_only import TopicElsewhere
 from penstock.remote.subscription import RemoteSubscription
+from penstock.surface.subscription import OnLag
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.entity.projection.states import Freshness
     from penstock.journal.worker import Worker
     from penstock.remote.journal import RemoteJournal
 
-P = TypeVar("P")
+P = TypeVar("P", bound=Projection)
 
 PAGE = 1000
 """Events asked for at a time when the number wanted is small or reading goes backwards."""
@@ -68,8 +73,10 @@ _decode_settings = msgspec.json.Decoder(Settings).decode
 _decode_report = msgspec.json.Decoder(CompactReport).decode
 
 
-class RemoteTopic:
-    """A log: events in order, from position 1."""
+class RemoteTopic(TopicElsewhere):
+    """A topic of a served journal."""
+
+    journal: RemoteJournal
 
     def __init__(self, journal: RemoteJournal, name: str) -> None:
         self.journal = journal
@@ -128,9 +135,6 @@ class RemoteTopic:
     def __len__(self) -> int:
         return self._look().events
 
-    def __bool__(self) -> bool:
-        return True
-
     def read(
         self,
         after: int = 0,
@@ -142,7 +146,7 @@ class RemoteTopic:
         scope: str | None = None,
         since: datetime | None = None,
         reverse: bool = False,
-        where: str | None = None,
+        where: Where | str | None = None,
     ) -> Iterator[Event]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
@@ -164,7 +168,7 @@ class RemoteTopic:
             "kind": None if wanted.kinds is None else sorted(wanted.kinds),
             "scope": scope,
             "since": None if since is None else since.isoformat(),
-            "where": where,
+            "where": where.text if isinstance(where, Where) else where,
         }
         if reverse or (limit is not None and limit <= PAGE):
             return self._pages(query, limit, reverse)
@@ -264,7 +268,7 @@ class RemoteTopic:
         after: int | Literal["latest"] = 0,
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
-        on_lag: Literal["catch_up"] = "catch_up",
+        on_lag: OnLag = "catch_up",
     ) -> RemoteSubscription:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
         if after != "latest":
@@ -357,7 +361,7 @@ class RemoteTopic:
         newest = next(self.read(key=key, reverse=True, limit=1), None)
         return newest.seq if newest else 0
 
-    def project(self, projection: type[P], key: str | None = None, **freshness: Any) -> P | None:
+    def project(self, projection: type[P], key: str | None = None, *, freshness: Freshness = "consistent") -> P | None:
         """State folded from an entity's events, here: the events travel, the projection does not."""
         found = self.project_if_changed(projection, key, 0)
         return None if found is None else found[1]
@@ -401,5 +405,5 @@ class RemoteTopic:
         return self.journal.correlated(event.correlation_id or event.id)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        """This topic's events of a correlation."""
-        return (event for event in self.journal.correlated(correlation_id) if event.topic == self.name)
+        """Every event of a correlation, of all topics, in the order they were recorded."""
+        return self.journal.correlated(correlation_id)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from penstock.api import Journal
+    from penstock.surface.journal import Journal
 
 __all__ = ["app"]
 

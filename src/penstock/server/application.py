@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.api import local
 from penstock.errors import PenstockError
 from penstock.server.access import Access, Role
 from penstock.server.api import deliveries, failures, live, messages, openapi, queues, stats, topics
@@ -23,7 +24,7 @@ from penstock.server.sampler import Sampler
 from penstock.server.service import Service
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
+    from penstock.surface.journal import Journal
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -139,9 +140,10 @@ def make_app(
     `buffers` are object-storage buffers to show: a name and a url each.
     The journal stays the caller's: the application does not close it.
     """
-    service = Service(journal, Access(tokens, hosts), limits or Limits())
-    service.lives = live.Lives(journal)
-    service.sampler = Sampler(journal)
+    served = local(journal, "a server")
+    service = Service(served, Access(tokens, hosts), limits or Limits())
+    service.lives = live.Lives(served)
+    service.sampler = Sampler(served)
     service.buffers = Buffers(dict(buffers or {}))
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from penstock.server.limits import Limits
 if TYPE_CHECKING:
     import uvicorn
 
-    from penstock.api import Journal
+    from penstock.surface.journal import Journal
 
 HOST = "127.0.0.1"
 PORT = 7367

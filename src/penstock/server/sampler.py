@@ -20,7 +20,7 @@ from penstock.observe.health import GROWING_STEPS, Lags, growing, lags_of
 from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
+    from penstock.api import LocalJournal
 
 KEPT = 300
 """Samples of the past that are kept: five minutes, mostly."""
@@ -63,7 +63,7 @@ class Series:
 class Sampler:
     """Samples a journal for as long as it is open. `start` is idempotent; whoever listens is told of every sample."""
 
-    def __init__(self, journal: Journal, *, take: Callable[[Any], Sample] = take_sample) -> None:
+    def __init__(self, journal: LocalJournal, *, take: Callable[[Any], Sample] = take_sample) -> None:
         self._journal = journal
         self._take = take
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from penstock.server.access import Access, Role
 from penstock.server.limits import Limits
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
+    from penstock.api import LocalJournal
     from penstock.server.api.live import Lives
     from penstock.server.pages.buffers import Buffers
     from penstock.server.sampler import Sampler
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Service:
     """One served journal."""
 
-    def __init__(self, journal: Journal, access: Access, limits: Limits) -> None:
+    def __init__(self, journal: LocalJournal, access: Access, limits: Limits) -> None:
         self.journal = journal
         self.access = access
         self.limits = limits

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qs, urlsplit
 
-import penstock
-from penstock.api import Journal
+from penstock.api import LocalJournal, local, open_local
 from penstock.errors import ConfigError, StorageError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
@@ -17,6 +16,7 @@ from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.storage.to_arrow import arrow_schema
 from penstock.names import check_name
 from penstock.spark.source.options import absolute_url
+from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,10 +43,11 @@ def lake(
         raise ConfigError(f'payload is "json" or "binary", not {payload!r}')
     if isinstance(journal, str):
         url = absolute_url(journal)
-        opening: Any = penstock.open(url, read_only=True)
+        opening: AbstractContextManager[LocalJournal] = open_local(url, read_only=True)
     else:
-        url = absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
-        opening = nullcontext(journal)
+        found = local(journal, "a lake frame")
+        url = absolute_url(f"{found._engine.scheme}:{found._engine.location}")
+        opening = nullcontext(found)
     with opening as opened, opened._engine.read() as snap:
         view = TopicView.open(snap, topic)
         if view is None:

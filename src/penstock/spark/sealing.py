@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import penstock
-from penstock.api import Journal
-from penstock.errors import ConfigError
+from penstock.api import LocalJournal, local, open_local
 from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealReport, WriteSegments, seal_topic
 from penstock.journal.sealed.segments import Segment
 from penstock.journal.sealed.writing import write_segment
 from penstock.spark.source.options import absolute_url
 from penstock.spark.source.stores import reading
+from penstock.surface.journal import Journal
 
 
 def seal(
@@ -32,8 +31,6 @@ def seal(
     write the files.
     """
     with _opened(journal) as opened:
-        if not isinstance(opened, Journal):
-            raise ConfigError("a served journal is sealed where its store is: run seal there, with its path")
         write = None if master is None else _on_spark(opened, master)
         return seal_topic(
             opened, topic, lake=lake, through=through, file_events=file_events, progress=progress, write=write
@@ -41,16 +38,16 @@ def seal(
 
 
 @contextmanager
-def _opened(journal: Journal | str) -> Iterator[Journal]:
+def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
     if isinstance(journal, str):
-        penstock.open(journal, read_only=True).close()  # a mistyped name makes no journal
-        with penstock.open(journal) as opened:
+        open_local(journal, read_only=True).close()  # a mistyped name makes no journal
+        with open_local(journal) as opened:
             yield opened
     else:
-        yield journal
+        yield local(journal, "sealing a topic")
 
 
-def _on_spark(journal: Journal, master: str) -> WriteSegments:
+def _on_spark(journal: LocalJournal, master: str) -> WriteSegments:
     url = absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
 
     def write(topic: str, lake: str, token: str, ranges: list[Range]) -> Iterator[Segment]:

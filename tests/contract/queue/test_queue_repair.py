@@ -382,4 +382,4 @@ def test_opening_a_queue_does_not_load_its_backlog(queue: Queue, journal: Journa
     assert delivery is not None and delivery.seq == 1
     state = queue._cache._states["jobs"]
     assert len(state.blocks._kept) < 31
-    assert penstock.Queue is type(queue)
+    assert isinstance(queue, penstock.Queue)

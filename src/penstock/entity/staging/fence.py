@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from penstock.entity.staging.outbox import Outbox
+from penstock.entity.staging.outbox import LocalOutbox
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.errors import ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
@@ -179,7 +179,7 @@ class Fence:
         self._check((staged,), len(self))
         return self._hidden.add((staged,), batch=False)
 
-    def outbox(self) -> Outbox:
+    def outbox(self) -> LocalOutbox:
         """An outbox whose `submit` goes through this fence; integer causes count its own drafts."""
         return FencedOutbox(self._journal, self)
 
@@ -228,7 +228,7 @@ class Fence:
         Plan(self._journal, staged, before=before)
 
 
-class FencedOutbox(Outbox):
+class FencedOutbox(LocalOutbox):
     """An outbox whose batches stay hidden until its fence commits."""
 
     def __init__(self, journal: BaseJournal, fence: Fence) -> None:

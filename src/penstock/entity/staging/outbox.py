@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.events import Receipt
 from penstock.journal.commit.writer import WriteRequest
+from penstock.surface.outbox import Outbox
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
-    from penstock.journal.topic import BaseTopic
+    from penstock.surface.topic import Topic
 
 
-class Outbox:
-    """Gathers drafts for any topics of a journal and appends them together. Not shared between threads.
-
-    As a context manager it flushes on a clean exit and drops what is staged on an exception.
-    """
+class LocalOutbox(Outbox):
+    """An outbox of a journal in this process."""
 
     def __init__(self, journal: BaseJournal) -> None:
         self._journal = journal
@@ -30,7 +28,7 @@ class Outbox:
     def __repr__(self) -> str:
         return f"<outbox with {len(self._staged)} drafts for {self._journal!r}>"
 
-    def stage(self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
+    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
         self._staged.append(stage(self._journal, topic, kind, payload, draft))
         return len(self._staged) - 1
@@ -63,12 +61,3 @@ class Outbox:
         self._journal._check_open()
         ask_guards(self._journal._guards, self._staged)
         return Plan(self._journal, self._staged)
-
-    def __enter__(self) -> Outbox:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            self.flush()
-        else:
-            self.clear()

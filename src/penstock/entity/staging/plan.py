@@ -22,12 +22,16 @@ from penstock.names import check_name
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal, Guard
     from penstock.journal.topic import BaseTopic
+    from penstock.surface.journal import Journal
+    from penstock.surface.topic import Topic
 
 Staged = tuple[str, Draft]
 """A topic's name and a draft for it."""
 
 
-def stage(journal: BaseJournal, topic: BaseTopic | str, kind: Any, payload: Any, draft: dict[str, Any]) -> Staged:
+def stage(
+    journal: BaseJournal | Journal, topic: BaseTopic | Topic | str, kind: Any, payload: Any, draft: dict[str, Any]
+) -> Staged:
     """A draft and where it goes; ConfigError when the topic cannot be used."""
     name = check_name(topic) if isinstance(topic, str) else topic.name
     if not isinstance(topic, str) and topic.journal is not journal:

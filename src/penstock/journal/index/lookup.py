@@ -142,6 +142,7 @@ class Lookup:
             if event._rows is not block:
                 if block is not None:
                     yield block, rows
+                assert isinstance(event._rows, Block)  # what is recent was read from blocks
                 block, rows = event._rows, []
             rows.append(event._row)
         if block is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.journal.storage.block import Columns, columns_of
+from penstock.journal.storage.block import Block, Columns, columns_of
 
 if TYPE_CHECKING:
     from penstock.events import Event
@@ -39,6 +39,7 @@ def load_blake3() -> Any:
 def link_of(hash: Any, before: bytes, event: Event) -> bytes:
     """The link a stored event should have."""
     block, row = event._rows, event._row
+    assert isinstance(block, Block)  # only stored events have links
     seq = block.seq(row)
     names = [name_of(block.id_number(row), seq)]
     (said,) = said_by(columns_of(block, [row]), [seq], names, [block.occurred_ms(row)])

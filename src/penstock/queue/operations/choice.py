@@ -10,11 +10,11 @@ from __future__ import annotations
 from itertools import islice
 
 from penstock.errors import ConfigError
-from penstock.events import Event
+from penstock.events import Event, EventRows
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.queue.delivery import Delivery, LeaseHandle
+from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
@@ -50,7 +50,7 @@ class Taken:
 
     __slots__ = ("deliveries", "more", "next_ms")
 
-    def __init__(self, deliveries: list[Delivery], more: bool, next_ms: int) -> None:
+    def __init__(self, deliveries: list[LocalDelivery], more: bool, next_ms: int) -> None:
         self.deliveries = deliveries
         self.more = more
         self.next_ms = next_ms
@@ -73,7 +73,7 @@ class Choice:
         self.blocks = queue.blocks
         self.now = commit.now_ms
         self.latest = queue.latest(commit)
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[LocalDelivery] = []
         self.messages: list[tuple[MessageRow, Event]] = []
         self.walked = 0
         lease_ms = request.lease_ms if request.lease_ms is not None else round(queue.policy.lease * 1000)
@@ -288,7 +288,7 @@ class Choice:
         number = self.group.add_lease(self.commit, lease)
         self.group.advance(self.commit, start + count - 1)
         hold = self.hold.under(self.group.number, number, lease)
-        self.deliveries.extend([Delivery(hold, index, event, 1) for index, event in enumerate(events)])
+        self.deliveries.extend([LocalDelivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
     def _take_keyed(self, rows: Rows, row: int) -> int:
@@ -323,7 +323,7 @@ class Choice:
             number = self.group.add_lease(self.commit, lease)
             hold = self.hold.under(self.group.number, number, lease)
             self.deliveries.extend(
-                [Delivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
+                [LocalDelivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
             )
 
     def _lease(self, start: int, count: int, messages: list[MessageRow] | None) -> Lease:
@@ -340,7 +340,7 @@ class Choice:
         )
 
     # ── too old ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _is_over(self, rows: Rows, row: int) -> bool:
+    def _is_over(self, rows: EventRows, row: int) -> bool:
         if self.ttl_bound is None or isinstance(rows, DamagedBlock):
             return False
         return rows.recorded_ms(row) <= self.ttl_bound

@@ -27,7 +27,7 @@ from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 Where = Callable[[Event], bool]
 
@@ -55,7 +55,9 @@ class Redriven(int):
 
 
 # ── redrive ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def redrive(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, dry_run: bool) -> Redriven:
+def redrive(
+    queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
+) -> Redriven:
     failed = _choose(_failed_events(queue), limit, where)
     rest = None if limit is None else limit - len(failed)
     picked = _Letters(to, where)
@@ -80,14 +82,14 @@ def redrive(queue: Queue, to: Queue | None, limit: int | None, where: Where | No
 class _Letters:
     """The dead letters a redrive takes, and those that have nowhere to go."""
 
-    def __init__(self, to: Queue | None, where: Where | None) -> None:
+    def __init__(self, to: LocalQueue | None, where: Where | None) -> None:
         self._to = to
         self._where = where
         self._known: dict[str, QueueState | None] = {}
         self._left: dict[tuple[str, str | None], int] = {}
-        self.letters: list[tuple[Queue, int]] = []
+        self.letters: list[tuple[LocalQueue, int]] = []
 
-    def choose(self, source: Queue, of: str | None, limit: int | None) -> None:
+    def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> None:
         """Picks letters of one queue, or of all, that nobody holds."""
         if limit is not None and limit <= 0:
             return
@@ -134,7 +136,7 @@ def _has_home(target: QueueState, group: str | None) -> bool:
     return group is None or not target.fanout or group in target.record.groups
 
 
-def _failed_events(queue: Queue) -> Iterator[Event]:
+def _failed_events(queue: LocalQueue) -> Iterator[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         for seq in failed_positions(snap, state):
@@ -155,7 +157,7 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
     return chosen
 
 
-def _revive(commit: Commit, queue: Queue, seqs: list[int], to: Queue | None) -> int:
+def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
     """Failed messages become ready again, or go to another queue."""
     state = queue._cache.state(commit, queue.name)
     groups = state.everyone(commit.tx)
@@ -180,7 +182,7 @@ def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
     return message is not None and message.state == FAILED
 
 
-def _send_back(commit: Commit, source: Queue, seqs: list[int], to: Queue | None) -> int:
+def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
     """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
     state = source._cache.state(commit, source.name)
     targets: dict[tuple[str, str | None], list[int]] = {}
@@ -213,7 +215,7 @@ def _settle_for_others(commit: Commit, target: QueueState, group: str, receipts:
 
 
 # ── move ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def move(queue: Queue, to: Queue, limit: int | None, where: Where | None) -> int:
+def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | None) -> int:
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
     with looking(queue) as (snap, looked):

@@ -9,7 +9,7 @@ import msgspec
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
-from penstock.queue.delivery import Delivery, LeaseHandle
+from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.inspect import flying_in, has_failed, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
 from penstock.queue.operations.groups import group_for
@@ -22,17 +22,17 @@ from penstock.queue.state.records import NEVER, READY, WAITING, GroupRecord, Lea
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def claim(queue: Queue, request: Request, idle_ms: int) -> list[Delivery]:
+def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[LocalDelivery]:
     return queue._writer.run(
         WriteRequest(lambda commit: _claim(commit, queue, queue._cache.state(commit, queue.name), request, idle_ms))
     )
 
 
-def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, idle_ms: int) -> list[Delivery]:
+def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Request, idle_ms: int) -> list[LocalDelivery]:
     group = group_for(commit, state, request.label)
     now = commit.now_ms
     picked: list[tuple[MessageRow, Event]] = []
@@ -56,7 +56,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
             picked.append((message, event))
             returning.append(lease.comes_back(index))
     lease_ms = request.lease_ms if request.lease_ms is not None else round(state.policy.lease * 1000)
-    deliveries: list[Delivery] = []
+    deliveries: list[LocalDelivery] = []
     hold = LeaseHandle(queue, request.label, request.consumer)
     for at in range(0, len(picked), LEASE_MESSAGES):
         part = picked[at : at + LEASE_MESSAGES]
@@ -74,7 +74,7 @@ def _claim(commit: Commit, queue: Queue, state: QueueState, request: Request, id
         )
         under = hold.under(group.number, group.add_lease(commit, taken), taken)
         deliveries.extend(
-            [Delivery(under, index, event, message.attempts) for index, (message, event) in enumerate(part)]
+            [LocalDelivery(under, index, event, message.attempts) for index, (message, event) in enumerate(part)]
         )
     return deliveries
 
@@ -122,7 +122,7 @@ def discard(commit: Commit, state: QueueState, seq: int) -> None:
             group.cover(commit, seq, seq)
 
 
-def discard_many(queue: Queue, seqs: list[int]) -> int:
+def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)
         latest = state.latest(commit)
@@ -141,11 +141,11 @@ def discard_many(queue: Queue, seqs: list[int]) -> int:
 
 
 # ── emptying ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def purge(queue: Queue) -> int:
+def purge(queue: LocalQueue) -> int:
     return queue._writer.run(WriteRequest(lambda commit: _purge(commit, queue)))
 
 
-def _purge(commit: Commit, queue: Queue) -> int:
+def _purge(commit: Commit, queue: LocalQueue) -> int:
     state = queue._cache.state(commit, queue.name)
     commit.flush()
     latest = commit.latest(queue.name)
@@ -174,7 +174,7 @@ def _count(commit: Commit, state: QueueState, latest: int) -> int:
     return sum(1 for _ in unsettled_positions(commit.tx, state))
 
 
-def drop(queue: Queue) -> int:
+def drop(queue: LocalQueue) -> int:
     def apply(commit: Commit) -> int:
         count = _purge(commit, queue)
         commit.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.queue.delivery import Delivery, LeaseHandle
+from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.operations.choice import LEASE_MESSAGES, STEP, Choice, Request, Taken
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock
@@ -78,7 +78,7 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     )
     under = hold.under(group.number, group.add_lease(commit, lease), lease)
     record.frontier += count
-    deliveries = [Delivery(under, index, Event(rows, row + index), 1) for index in range(count)]
+    deliveries = [LocalDelivery(under, index, Event(rows, row + index), 1) for index in range(count)]
     return Taken(deliveries, False, 0)
 
 

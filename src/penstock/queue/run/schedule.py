@@ -29,7 +29,7 @@ from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import encode
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
     from penstock.queue.registry import QueueRegistry
 
 log = Log("penstock.queue")
@@ -82,7 +82,7 @@ _decode = msgspec.msgpack.Decoder(ScheduleRecord).decode
 
 # ── managing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def add(
-    queue: Queue,
+    queue: LocalQueue,
     interval: Seconds | str,
     payload: Any,
     name: str,
@@ -142,13 +142,13 @@ def add(
     return _shown(queue.name, name, record)
 
 
-def listed(queue: Queue) -> list[Schedule]:
+def listed(queue: LocalQueue) -> list[Schedule]:
     queue.journal._check_open()
     with queue.journal._engine.read() as snap:
         return [_shown(queue.name, name, record) for name, record in _stored(snap, queue._number, queue.name)]
 
 
-def remove(queue: Queue, name: str) -> bool:
+def remove(queue: LocalQueue, name: str) -> bool:
     def apply(commit: Commit) -> bool:
         row = keys.schedule_key(queue._number, name)
         if commit.tx.get(row) is None:

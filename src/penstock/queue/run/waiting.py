@@ -15,14 +15,14 @@ from penstock.clock import SystemClock
 from penstock.errors import Closed
 from penstock.journal.commit.writer import WriteRequest
 from penstock.queue import metrics
-from penstock.queue.delivery import Delivery, LeaseHandle, release_in
+from penstock.queue.delivery import LeaseHandle, LocalDelivery, release_in
 from penstock.queue.operations.choice import Request, Taken
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.take import take
 
 if TYPE_CHECKING:
     from penstock.journal.commit.commit import Commit
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 LONGEST_NAP = 1.0
 """Seconds after which a waiting take looks again even if nothing was due: wall clocks can be set."""
@@ -31,7 +31,7 @@ SHORT_NAP = 0.05
 SHORTEST_NAP = 0.001
 
 
-def take_now(queue: Queue, request: Request) -> Taken:
+def take_now(queue: LocalQueue, request: Request) -> Taken:
     """One look, and one commit if it finds something."""
     return queue._writer.run(WriteRequest(_TakeRequest(queue, request), relaxed=True))
 
@@ -41,7 +41,7 @@ class _TakeRequest:
 
     __slots__ = ("_queue", "_request")
 
-    def __init__(self, queue: Queue, request: Request) -> None:
+    def __init__(self, queue: LocalQueue, request: Request) -> None:
         self._queue = queue
         self._request = request
 
@@ -57,7 +57,7 @@ class WaitBudget:
 
     __slots__ = ("_clock", "_deadline", "_real_deadline", "_started", "exact")
 
-    def __init__(self, queue: Queue, wait: float) -> None:
+    def __init__(self, queue: LocalQueue, wait: float) -> None:
         self._clock = queue.journal.clock
         self.exact = isinstance(self._clock, SystemClock)
         self._started = time.perf_counter()
@@ -79,8 +79,8 @@ class WaitBudget:
 
 
 def take_waiting(
-    queue: Queue, request: Request, wait: float, stopping: threading.Event | None = None
-) -> list[Delivery]:
+    queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
+) -> list[LocalDelivery]:
     """Looks until there is something, or the time is up, or the journal is closed."""
     signal = queue._signal
     budget: WaitBudget | None = None
@@ -105,8 +105,8 @@ def take_waiting(
 
 
 async def take_waiting_async(
-    queue: Queue, request: Request, wait: float, stopping: threading.Event | None = None
-) -> list[Delivery]:
+    queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
+) -> list[LocalDelivery]:
     """`take_waiting` for an event loop: the looks are committed by the writer's own thread."""
     signal = queue._signal
     budget: WaitBudget | None = None
@@ -130,7 +130,7 @@ async def take_waiting_async(
         _check_open(queue)
 
 
-async def _look_async(queue: Queue, request: Request) -> Taken:
+async def _look_async(queue: LocalQueue, request: Request) -> Taken:
     import asyncio
 
     request_of_take = WriteRequest(_TakeRequest(queue, request), relaxed=True)
@@ -144,26 +144,26 @@ async def _look_async(queue: Queue, request: Request) -> Taken:
         raise
 
 
-def _give_back(commit: Commit, queue: Queue, taken: Taken | None) -> None:
+def _give_back(commit: Commit, queue: LocalQueue, taken: Taken | None) -> None:
     state = queue._cache.find(commit, queue.name)
     if taken is not None and state is not None:
         release_in(commit, state, taken.deliveries)
 
 
-def _check_open(queue: Queue) -> None:
+def _check_open(queue: LocalQueue) -> None:
     if queue.journal.closed:
         metrics.waits_cancelled.inc()
         raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
 
 
-def _woken(taken: Taken, budget: WaitBudget | None) -> list[Delivery]:
+def _woken(taken: Taken, budget: WaitBudget | None) -> list[LocalDelivery]:
     if budget is not None:
         metrics.waits_woken.inc()
         metrics.wait_seconds.observe(budget.waited())
     return taken.deliveries
 
 
-def _timed_out(budget: WaitBudget) -> list[Delivery]:
+def _timed_out(budget: WaitBudget) -> list[LocalDelivery]:
     metrics.waits_timed_out.inc()
     metrics.wait_seconds.observe(budget.waited())
     return []

@@ -15,7 +15,7 @@ from penstock.clock import Seconds, SystemClock
 from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery
 from penstock.journal.worker import Worker
 from penstock.observe.logs import Log
-from penstock.queue.delivery import Delivery
+from penstock.queue.delivery import LocalDelivery
 from penstock.queue.policy import duration
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
@@ -23,7 +23,7 @@ from penstock.queue.run.waiting import take_waiting, take_waiting_async
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 log = Log("penstock.queue")
 
@@ -38,8 +38,8 @@ class QueueWorker(Worker):
 
     def __init__(
         self,
-        queue: Queue,
-        handler: Callable[[Delivery], Any],
+        queue: LocalQueue,
+        handler: Callable[[LocalDelivery], Any],
         *,
         group: str,
         concurrency: int,
@@ -66,7 +66,7 @@ class QueueWorker(Worker):
             if not isinstance(one, Middleware):
                 raise ConfigError(f"middleware must be Middleware objects, not {one!r:.80}")
         self._chain = [Retries(), Metrics(), Logging(), *own]
-        self._in_hand: set[Delivery] = set()
+        self._in_hand: set[LocalDelivery] = set()
         self._change = threading.Condition()
 
     def run(self) -> None:
@@ -91,7 +91,7 @@ class QueueWorker(Worker):
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _work(self) -> None:
-        jobs: stdlib_queue.SimpleQueue[Delivery | None] = stdlib_queue.SimpleQueue()
+        jobs: stdlib_queue.SimpleQueue[LocalDelivery | None] = stdlib_queue.SimpleQueue()
         hands = [
             threading.Thread(target=self._hand, args=(jobs,), name=f"penstock-{self.name}-{number}", daemon=True)
             for number in range(self._concurrency)
@@ -123,7 +123,7 @@ class QueueWorker(Worker):
             self._change.wait_for(lambda: self._stopping.is_set() or len(self._in_hand) < self._capacity)
         return not self._stopping.is_set()
 
-    def _take(self) -> list[Delivery]:
+    def _take(self) -> list[LocalDelivery]:
         group, consumer, lease = self._request
         limit = max(1, self._capacity - len(self._in_hand))
         request = self.queue._request(limit, group, consumer, lease, False)
@@ -133,7 +133,7 @@ class QueueWorker(Worker):
         self.queue._counters.delivered.inc(len(found))
         return found
 
-    def _hand(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
+    def _hand(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
         while (delivery := jobs.get()) is not None:
             try:
                 self._handle(delivery)
@@ -146,7 +146,7 @@ class QueueWorker(Worker):
                     self._in_hand.discard(delivery)
                     self._change.notify_all()
 
-    def _handle(self, delivery: Delivery) -> None:
+    def _handle(self, delivery: LocalDelivery) -> None:
         try:
             self._enter(delivery)
             result = self._handler(delivery)
@@ -158,7 +158,7 @@ class QueueWorker(Worker):
         else:
             self._handled(delivery, result)
 
-    def _give_back(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
+    def _give_back(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
         """Messages taken ahead that no hand has begun with."""
         waiting = []
         while True:
@@ -247,7 +247,7 @@ class QueueWorker(Worker):
         if self._failure is not None:
             raise self._failure
 
-    async def _hand_async(self, delivery: Delivery, turns: asyncio.Semaphore) -> None:
+    async def _hand_async(self, delivery: LocalDelivery, turns: asyncio.Semaphore) -> None:
         import asyncio
 
         try:
@@ -264,7 +264,7 @@ class QueueWorker(Worker):
             with self._change:
                 self._in_hand.discard(delivery)
 
-    async def _handle_async(self, delivery: Delivery) -> None:
+    async def _handle_async(self, delivery: LocalDelivery) -> None:
         import asyncio
 
         try:
@@ -280,19 +280,19 @@ class QueueWorker(Worker):
             await asyncio.to_thread(self._handled, delivery, result)
 
     # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
-    def _enter(self, delivery: Delivery) -> None:
+    def _enter(self, delivery: LocalDelivery) -> None:
         for middleware in self._chain:
             middleware.before(delivery)
 
-    def _handled(self, delivery: Delivery, result: Any) -> None:
+    def _handled(self, delivery: LocalDelivery, result: Any) -> None:
         for middleware in reversed(self._chain):
             self._tell(lambda middleware=middleware: middleware.after(delivery, result), delivery)  # type: ignore[misc]
 
-    def _failed(self, delivery: Delivery, error: Exception) -> None:
+    def _failed(self, delivery: LocalDelivery, error: Exception) -> None:
         for middleware in reversed(self._chain):
             self._tell(lambda middleware=middleware: middleware.failure(delivery, error), delivery)  # type: ignore[misc]
 
-    def _tell(self, hook: Callable[[], None], delivery: Delivery) -> None:
+    def _tell(self, hook: Callable[[], None], delivery: LocalDelivery) -> None:
         """A hook that fails must not take the message's fate, or the worker, with it."""
         try:
             hook()

@@ -63,6 +63,9 @@ class DamagedBlock:
 
     occurred_ms = id_number = recorded_ms
 
+    def chain(self, row: int) -> bytes | None:
+        return None
+
     def extract(self, row: int) -> bytes:
         raise Corrupt(self.reason, topic=self.topic, seq=self.first)
 
@@ -189,6 +192,7 @@ def copy_columns(event: Event) -> Columns:
         columns = Columns(["damaged"], [bytes(rows.raw_payload(row))])
         columns.binary = [True]
         return columns
+    assert isinstance(rows, Block)  # queues read their messages from blocks
     return columns_of(rows, [row])
 
 

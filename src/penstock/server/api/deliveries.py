@@ -19,13 +19,12 @@ from penstock.server.api import parameters
 from penstock.server.api.problems import Refused
 from penstock.server.api.queues import queue_of
 from penstock.server.api.topics import json
-from penstock.server.held import find_delivery
 from penstock.server.limits import LONGEST_WAIT, MOST_TAKEN
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.queue.delivery import Delivery
-    from penstock.queue.queue import Queue
+    from penstock.queue.delivery import LocalDelivery
+    from penstock.queue.queue import LocalQueue
 
 
 class Wish(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +47,7 @@ class DeliveryDocument(msgspec.Struct):
     event: EventDocument
 
 
-def delivery_document(delivery: Delivery) -> DeliveryDocument:
+def delivery_document(delivery: LocalDelivery) -> DeliveryDocument:
     """A delivery as JSON says it."""
     return DeliveryDocument(
         delivery.token,
@@ -82,13 +81,13 @@ async def take(request: Request, service: Service) -> Response:
     return json({"deliveries": [delivery_document(delivery) for delivery in taken]})
 
 
-def _check_lease(queue: Queue, lease: float | None) -> None:
+def _check_lease(queue: LocalQueue, lease: float | None) -> None:
     """Over HTTP there is no process whose end would end a lease of 0."""
     if lease == 0 or (lease is None and queue.policy.lease == 0):
         raise ConfigError("a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds")
 
 
-async def _take_while_there(request: Request, service: Service, queue: Queue, wish: Wish) -> list[Delivery]:
+async def _take_while_there(request: Request, service: Service, queue: LocalQueue, wish: Wish) -> list[LocalDelivery]:
     """Takes; when the client goes away or the server stops before the answer, what was taken is given back."""
     stopping = threading.Event()
     wanted = queue._request(wish.limit, wish.group, wish.consumer, wish.lease, wish.newest)
@@ -146,7 +145,7 @@ async def ack_many(request: Request, service: Service) -> Response:
 
 @guarded("write")
 def ack(request: Request, service: Service) -> Response:
-    find_delivery(queue_of(request, service), request.path_params["token"]).ack()
+    queue_of(request, service).delivery(request.path_params["token"]).ack()
     return json({"settled": "ack"})
 
 
@@ -155,7 +154,7 @@ async def nack(request: Request, service: Service) -> Response:
     given = await parameters.struct(request, service.limits, Nack)
 
     def settle() -> None:
-        delivery = find_delivery(queue_of(request, service), request.path_params["token"])
+        delivery = queue_of(request, service).delivery(request.path_params["token"])
         delivery.nack(delay=given.delay, error=given.error, dead=given.dead)
 
     await run_in_threadpool(settle)
@@ -169,7 +168,7 @@ async def extend(request: Request, service: Service) -> Response:
     def prolong() -> datetime:
         queue = queue_of(request, service)
         _check_lease(queue, given.lease)
-        delivery = find_delivery(queue, request.path_params["token"])
+        delivery = queue.delivery(request.path_params["token"])
         delivery.extend(given.lease)
         return delivery.deadline
 
@@ -180,7 +179,7 @@ async def extend(request: Request, service: Service) -> Response:
 def release(request: Request, service: Service) -> Response:
     """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
     try:
-        find_delivery(queue_of(request, service), request.path_params["token"]).release()
+        queue_of(request, service).delivery(request.path_params["token"]).release()
     except StaleDelivery:
         return json({"settled": "nothing"})
     return json({"settled": "release"})
@@ -188,7 +187,7 @@ def release(request: Request, service: Service) -> Response:
 
 @guarded("read")
 def show_delivery(request: Request, service: Service) -> Response:
-    return json(delivery_document(find_delivery(queue_of(request, service), request.path_params["token"])))
+    return json(delivery_document(queue_of(request, service).delivery(request.path_params["token"])))
 
 
 class Claim(msgspec.Struct, forbid_unknown_fields=True):

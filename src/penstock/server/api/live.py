@@ -26,7 +26,7 @@ from penstock.server.limits import LIVE_BUFFER, PING_SECONDS, STREAM_EVENTS
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.api import Journal, Topic
+    from penstock.api import LocalJournal, LocalTopic
 
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 SSE = "text/event-stream"
@@ -40,7 +40,7 @@ def frame(event: Event) -> bytes:
 class LiveTopic:
     """One topic's newest events in memory, and those who wait for the next."""
 
-    def __init__(self, topic: Topic, buffer: int = LIVE_BUFFER) -> None:
+    def __init__(self, topic: LocalTopic, buffer: int = LIVE_BUFFER) -> None:
         self.topic = topic
         self.floor = topic.latest
         """Everything after this position, up to `position`, is in memory."""
@@ -113,7 +113,7 @@ class LiveTopic:
 class Lives:
     """The live topics of one served journal."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: LocalJournal) -> None:
         self._journal = journal
         self._topics: dict[str, LiveTopic] = {}
         self.listeners = 0
@@ -201,7 +201,7 @@ async def follow(service: Service, name: str, position: int, wanted: Wanted | No
         service.lives.leave(live)
 
 
-def _from_log(topic: Topic, position: int, through: int, wanted: Wanted | None) -> tuple[bytes, int]:
+def _from_log(topic: LocalTopic, position: int, through: int, wanted: Wanted | None) -> tuple[bytes, int]:
     """The next piece of history as frames, and how far it goes."""
     frames: list[bytes] = []
     last = position

@@ -27,12 +27,11 @@ from penstock.server.api import parameters
 from penstock.server.api.problems import Refused
 from penstock.server.api.queues import queue_of
 from penstock.server.api.topics import Receipts, json
-from penstock.server.held import failures, letters
 from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 
 # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,7 +67,7 @@ async def push(request: Request, service: Service) -> Response:
     return json(Receipts(receipts), 201)
 
 
-def _push(queue: Queue, message: Message) -> list[ReceiptDocument]:
+def _push(queue: LocalQueue, message: Message) -> list[ReceiptDocument]:
     shared: dict[str, Any] = {
         "kind": message.kind,
         "key": message.key,
@@ -159,13 +158,12 @@ def failure_documents(found: Iterator[FailedMessage], limit: int) -> list[Failur
 @guarded("read")
 def list_failed(request: Request, service: Service) -> Response:
     group = request.query_params.get("group") or "default"
-    return json({"failed": failure_documents(failures(queue_of(request, service), group), _limit(request))})
+    return json({"failed": failure_documents(queue_of(request, service).failures(group), _limit(request))})
 
 
 @guarded("read")
 def list_dead(request: Request, service: Service) -> Response:
-    queue = queue_of(request, service)
-    return json({"dead": failure_documents(letters(service.journal, queue.name), _limit(request))})
+    return json({"dead": failure_documents(queue_of(request, service).dead_letters(), _limit(request))})
 
 
 @guarded("read")

@@ -21,15 +21,15 @@ from penstock.server.api.topics import json
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 
-def queue_of(request: Request, service: Service) -> Queue:
+def queue_of(request: Request, service: Service) -> LocalQueue:
     """The queue a request names; UnknownQueue when it is not there: a mistyped name must not make one."""
     return existing(service, request.path_params["queue"])
 
 
-def existing(service: Service, name: str) -> Queue:
+def existing(service: Service, name: str) -> LocalQueue:
     if name not in service.journal.queues():
         raise UnknownQueue(
             f"there is no queue {name!r}: make it with journal.queue({name!r}), or PUT /v1/queues/{name}"
@@ -62,19 +62,19 @@ def policy_document(policy: QueuePolicy) -> dict[str, Any]:
     return {**values, "retry": msgspec.structs.asdict(policy.retry)}
 
 
-def groups_of(queue: Queue) -> list[str]:
+def groups_of(queue: LocalQueue) -> list[str]:
     """The groups whose numbers are worth showing."""
     return (queue.groups() or ["default"]) if queue.policy.mode == "fanout" else ["default"]
 
 
-def _stats(queue: Queue, group: str) -> StatsDocument:
+def _stats(queue: LocalQueue, group: str) -> StatsDocument:
     stats = queue.stats(group)
     return StatsDocument(
         stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age, list(stats.groups)
     )
 
 
-def _document(queue: Queue) -> QueueDocument:
+def _document(queue: LocalQueue) -> QueueDocument:
     stats = {group: _stats(queue, group) for group in groups_of(queue)}
     return QueueDocument(queue.name, len(queue), policy_document(queue.policy), queue.groups(), stats)
 

@@ -29,7 +29,7 @@ from penstock.server.limits import MOST_EVENTS, PAGE_BYTES, STREAM_EVENTS, STREA
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.api import Topic
+    from penstock.api import LocalTopic
     from penstock.ticket import Ticket
 
 T = TypeVar("T")
@@ -41,11 +41,11 @@ def json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(_encode(value), status, headers, media_type="application/json")
 
 
-def topic_of(request: Request, service: Service) -> Topic:
+def topic_of(request: Request, service: Service) -> LocalTopic:
     return service.journal.topic(request.path_params["topic"])
 
 
-def existing(request: Request, service: Service) -> Topic:
+def existing(request: Request, service: Service) -> LocalTopic:
     """The topic a request names; Refused when nobody ever appended to it."""
     topic = topic_of(request, service)
     if topic.latest == 0 and topic.name not in service.journal.topics():
@@ -184,7 +184,7 @@ async def read(request: Request, service: Service) -> Response:
     return json(await run_in_threadpool(_page, request, topic))
 
 
-def _range(request: Request, topic: Topic) -> tuple[int, int | None]:
+def _range(request: Request, topic: LocalTopic) -> tuple[int, int | None]:
     """The positions a request asks for, its times taken into account: after (exclusive), through (inclusive)."""
     after = parameters.number(request, "after", 0) or 0
     through = parameters.number(request, "through")
@@ -199,7 +199,7 @@ def _range(request: Request, topic: Topic) -> tuple[int, int | None]:
     return after, through
 
 
-def _page(request: Request, topic: Topic) -> Page:
+def _page(request: Request, topic: LocalTopic) -> Page:
     limit = parameters.page_size(request)
     wanted = Wanted(request)
     reverse = parameters.yes(request, "reverse")
@@ -230,7 +230,7 @@ SCANNED = 200_000
 """Events a page looks at for a condition that few fulfil, before it says how far it came."""
 
 
-async def _lines(request: Request, topic: Topic) -> Response:
+async def _lines(request: Request, topic: LocalTopic) -> Response:
     """Everything asked for, one document a line, read in pieces: a slow reader holds nothing of the store."""
     wanted = Wanted(request)
     limit = parameters.number(request, "limit")
@@ -275,7 +275,7 @@ async def _lines(request: Request, topic: Topic) -> Response:
     return StreamingResponse(stream(data, position, left), media_type=NDJSON, headers=headers)
 
 
-async def _arrow(request: Request, topic: Topic) -> Response:
+async def _arrow(request: Request, topic: LocalTopic) -> Response:
     """Record batches as an Arrow IPC stream."""
     from penstock.server.api.arrow import batch_bytes, end_bytes, schema_bytes
 
@@ -355,7 +355,7 @@ class CursorChange(msgspec.Struct, forbid_unknown_fields=True):
     seek: bool = False
 
 
-def _cursor(topic: Topic, consumer: str) -> CursorDocument:
+def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
     return CursorDocument(consumer, topic.cursor(consumer), topic.lag(consumer))
 
 
@@ -379,7 +379,7 @@ async def move_cursor(request: Request, service: Service) -> Response:
     return json(await run_in_threadpool(_move, topic, consumer, change))
 
 
-def _move(topic: Topic, consumer: str, change: CursorChange) -> CursorDocument:
+def _move(topic: LocalTopic, consumer: str, change: CursorChange) -> CursorDocument:
     from datetime import UTC, datetime
 
     from penstock.units import parse_moment

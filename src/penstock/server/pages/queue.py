@@ -11,20 +11,19 @@ from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
 from penstock.server.api.queues import groups_of, policy_document, queue_of
-from penstock.server.held import failures, letters
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 SHOWN = 50
 """Messages of each sort that a page shows, however many there are."""
 STATES = ("Ready", "In flight", "Delayed", "Failed")
 
 
-def _group(request: Request, queue: Queue) -> str:
+def _group(request: Request, queue: LocalQueue) -> str:
     groups = groups_of(queue)
     wanted = request.query_params.get("group") or groups[0]
     return wanted if wanted in groups else groups[0]
@@ -55,7 +54,7 @@ def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
     ]
 
 
-def pending_table(queue: Queue, group: str) -> Table:
+def pending_table(queue: LocalQueue, group: str) -> Table:
     rows = []
     for held in islice(queue.pending(group if queue.policy.mode == "fanout" else None), SHOWN):
         cells = [f"#{held.seq}", held.consumer or "–", held.group, parts.number(held.attempt)]
@@ -93,8 +92,8 @@ def queue_page(request: Request, service: Service) -> Response:
         groups=groups_of(queue),
         tiles=tiles(service.sampler.newest, queue.name, group),
         states=_chart(service, queue.name, group),
-        dead=list(islice(letters(service.journal, queue.name), SHOWN)),
-        failed=list(islice(failures(queue, group), SHOWN)),
+        dead=list(islice(queue.dead_letters(), SHOWN)),
+        failed=list(islice(queue.failures(group), SHOWN)),
         shown=SHOWN,
         pending=pending_table(queue, group),
         next=queue.peek(10, group=group),
@@ -102,7 +101,7 @@ def queue_page(request: Request, service: Service) -> Response:
     )
 
 
-def _policy(queue: Queue) -> list[tuple[str, str]]:
+def _policy(queue: LocalQueue) -> list[tuple[str, str]]:
     rows = []
     for name, value in policy_document(queue.policy).items():
         shown = str(queue.policy.retry) if name == "retry" else "–" if value is None else str(value)

@@ -22,7 +22,7 @@ from penstock.server.service import Service, guarded
 from penstock.units import show_size
 
 if TYPE_CHECKING:
-    from penstock.api import Topic
+    from penstock.api import LocalTopic
 
 SHOWN = 50
 """Events a page begins with."""
@@ -54,7 +54,7 @@ def consumer_table(topic: str, sample: Sample) -> Table:
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _events(request: Request, topic: Topic) -> tuple[list[Event], str | None]:
+def _events(request: Request, topic: LocalTopic) -> tuple[list[Event], str | None]:
     """The newest chosen events, newest first, and what is wrong with the choice."""
     try:
         wanted = parameters.Wanted(request)

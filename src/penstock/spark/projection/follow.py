@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from penstock.api import Journal
+from penstock.api import LocalJournal, local
 from penstock.entity.projection.projection import Declared
 from penstock.entity.projection.snapshot import Saved, load_saved, pack_state, save, unpack_state
 from penstock.errors import ConfigError, PenstockError
@@ -31,6 +31,7 @@ from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
 from penstock.spark.source.options import absolute_url, read_options
 from penstock.spark.source.stores import reading, writing
+from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -111,11 +112,15 @@ class StreamFold:
             journal.run(apply)
 
 
+def _url_of(journal: LocalJournal) -> str:
+    return f"{journal._engine.scheme}:{journal._engine.location}"
+
+
 def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
     """The task of a stream, with the journal found in what the frame reads, or given."""
     source = _source_of(events)
     if journal is not None:
-        url = journal if isinstance(journal, str) else f"{journal._engine.scheme}:{journal._engine.location}"
+        url = journal if isinstance(journal, str) else _url_of(local(journal, "a projected stream"))
         url = absolute_url(url)
     elif source is not None:
         url = source[0]

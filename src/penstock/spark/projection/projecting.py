@@ -15,7 +15,7 @@ from penstock.spark.projection.states import result_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.api import Journal
+    from penstock.surface.journal import Journal
 
 
 def project(events: DataFrame, projection: type[Projection], *, journal: Journal | str | None = None) -> DataFrame:

@@ -23,7 +23,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.storage.block import Wire
 from penstock.journal.storage.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
-from penstock.queue.queue import Queue
+from penstock.queue.queue import LocalQueue
 from penstock.spark.sink.layout import SinkLayout
 from penstock.spark.sink.staging import StagedBlocks, StagingFolder, staging_root
 from penstock.spark.source.options import WriteOptions, write_options
@@ -76,7 +76,7 @@ def publish(options: WriteOptions, messages: Sequence[StagedBlocks], mark: str |
         return bool(journal.run(apply))
 
 
-def _check_push(commit: Commit, queue: Queue, messages: Sequence[StagedBlocks]) -> None:
+def _check_push(commit: Commit, queue: LocalQueue, messages: Sequence[StagedBlocks]) -> None:
     """Raises what pushing the messages one by one would raise; a push is otherwise nothing but its event."""
     state = queue._cache.state(commit, queue.name)
     if state.policy.priority and any(message.keyed for message in messages):

@@ -51,6 +51,8 @@ def _place(views: list[TopicView], at_hand: dict[str, Block], number: int) -> tu
     for view in views:
         event = view.find(number)
         if event is not None:
-            at_hand[view.name] = event._rows
-            return event._rows, event._row
+            rows = event._rows
+            assert isinstance(rows, Block)  # views read blocks
+            at_hand[view.name] = rows
+            return rows, event._row
     return None, None

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
-from penstock.api import Journal
+from penstock.api import LocalJournal
 from penstock.clock import to_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
@@ -218,6 +218,6 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offs
     return offsets
 
 
-def described(journal: Journal, options: ReadOptions) -> str:
+def described(journal: LocalJournal, options: ReadOptions) -> str:
     """What is read, for messages."""
     return f"{options.pattern or ', '.join(options.topics)} of {journal._engine.location}"

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import penstock
-from penstock.api import Journal
+from penstock.api import LocalJournal, open_local
 from penstock.engine.url import parse_url
 
 _KEPT = 8
@@ -20,14 +19,14 @@ _KEPT = 8
 
 
 class _OpenJournal(NamedTuple):
-    journal: Journal
+    journal: LocalJournal
     identity: tuple[int, int] | None
 
 
 _kept: dict[tuple[int, str], _OpenJournal] = {}
 
 
-def reading(url: str) -> Journal:
+def reading(url: str) -> LocalJournal:
     """The journal, open for reading; it stays open for the next task of this process."""
     slot = (os.getpid(), url)
     kept = _kept.get(slot)
@@ -40,25 +39,25 @@ def reading(url: str) -> Journal:
         del _kept[other]  # the parent's: not ours to close
     while len(_kept) >= _KEPT:
         _kept.pop(next(iter(_kept))).journal.close()
-    journal = penstock.open(url, read_only=True)
+    journal = open_local(url, read_only=True)
     _kept[slot] = _OpenJournal(journal, _identity(journal))
     return journal
 
 
 @contextmanager
-def writing(url: str) -> Iterator[Journal]:
+def writing(url: str) -> Iterator[LocalJournal]:
     """The journal, open for one change; let go of at once, since other processes may want an engine that allows one.
 
     Of SQLite a reader stays open in this process: where nobody else has the file open, letting go of it completely
     makes SQLite put its log away, which costs a batch more than the change itself (26 ms instead of 10 ms).
     """
-    with penstock.open(url) as journal:
+    with open_local(url) as journal:
         yield journal
         if parse_url(url)[0] == "sqlite":
             reading(url)
 
 
-def _identity(journal: Journal) -> tuple[int, int] | None:
+def _identity(journal: LocalJournal) -> tuple[int, int] | None:
     """Which file this is: a store that was deleted and made again has the same url and is another one."""
     location = journal._engine.location
     try:

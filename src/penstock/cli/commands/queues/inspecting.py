@@ -17,10 +17,10 @@ from penstock.errors import ConfigError
 from penstock.units import show_duration
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
     from penstock.conditions import Where
     from penstock.observe.sample import FailedMessage
-    from penstock.queue.queue import Queue
+    from penstock.surface.journal import Journal
+    from penstock.surface.queue import Queue
 
 
 def existing_queue(journal: Journal, name: str) -> Queue:
@@ -94,12 +94,9 @@ def pending(run: Run, queue: str, group: str | None) -> None:
     example="penstock failed emails",
 )
 def failed(run: Run, queue: str, group: str, limit: int) -> None:
-    from penstock.server.held import failures
-
     with run.journal(read_only=True) as journal:
         handle = existing_queue(journal, queue)
-        own = getattr(handle, "failures", None)
-        _say_failures(run, own(group) if own else failures(handle, group), limit, "nothing has failed")
+        _say_failures(run, handle.failures(group), limit, "nothing has failed")
 
 
 @command(
@@ -110,12 +107,9 @@ def failed(run: Run, queue: str, group: str, limit: int) -> None:
     example="penstock dead emails",
 )
 def dead(run: Run, queue: str, limit: int) -> None:
-    from penstock.server.held import letters
-
     with run.journal(read_only=True) as journal:
         handle = existing_queue(journal, queue)
-        own = getattr(handle, "letters", None)
-        _say_failures(run, own() if own else letters(journal, queue), limit, "no dead letters")
+        _say_failures(run, handle.dead_letters(), limit, "no dead letters")
 
 
 def _say_failures(run: Run, found: Iterator[FailedMessage], limit: int, otherwise: str) -> None:

@@ -19,8 +19,8 @@ from penstock.document import event_document, receipt_document
 from penstock.errors import ConfigError, StaleDelivery
 
 if TYPE_CHECKING:
-    from penstock.queue.delivery import Delivery
-    from penstock.queue.queue import Queue
+    from penstock.surface.delivery import Delivery
+    from penstock.surface.queue import Queue
 
 SETTLEMENTS = ("ack", "nack", "dead", "release", "none")
 
@@ -218,13 +218,10 @@ def _ask(run: Run, delivery: Delivery) -> None:
 def settle(
     run: Run, queue: str, delivery: str, error: str | None, delay: float | None, lease: float | None, **given: Any
 ) -> None:
-    from penstock.server.held import find_delivery
-
     how = given["as"]
     with run.journal() as journal:
         handle = existing_queue(journal, queue)
-        own = getattr(handle, "delivery", None)
-        held: Delivery = own(delivery) if own else find_delivery(handle, delivery)
+        held = handle.delivery(delivery)
         if how == "extend":
             held.extend(lease)
         elif how == "nack":

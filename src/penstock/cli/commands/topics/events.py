@@ -19,9 +19,9 @@ from penstock.errors import ConfigError
 from penstock.events import Draft
 
 if TYPE_CHECKING:
-    from penstock.api import Topic
     from penstock.conditions import Where
     from penstock.events import Event, Receipt
+    from penstock.surface.topic import Topic
 
 
 @command(

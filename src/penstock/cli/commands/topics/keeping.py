@@ -12,7 +12,8 @@ from penstock.cli.failure import DONE, FAILED, Nothing, UsageError
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.api import Journal, Topic
+    from penstock.surface.journal import Journal
+    from penstock.surface.topic import Topic
 
 
 def _chosen(run: Run, journal: Journal, topic: str | None) -> list[Topic]:

@@ -11,9 +11,9 @@ from penstock.cli.command import Option, option
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from penstock.api import Topic
     from penstock.conditions import Where
     from penstock.events import Event
+    from penstock.surface.topic import Topic
 
 CHOICES: tuple[Option, ...] = (
     option(

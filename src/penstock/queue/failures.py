@@ -1,31 +1,29 @@
-"""What the HTTP API and the command line need of a queue beyond its public face: a delivery found again by its token,
-and failed messages with the reason they failed for."""
+"""What was given up, and why: failed messages and dead letters; and a delivery found by its token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from penstock.clock import from_ms
 from penstock.errors import StaleDelivery
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
-from penstock.queue.delivery import Delivery, LeaseHandle
+from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.inspect import _group, looking
-from penstock.queue.operations.dead import origin
+from penstock.queue.operations import dead
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.token import fits, read_token
 
 if TYPE_CHECKING:
-    from penstock.api import Journal
-    from penstock.queue.queue import Queue
+    from penstock.queue.queue import LocalQueue
 
 
-def find_delivery(queue: Queue, token: str) -> Delivery:
-    """The delivery a token names, as its holder would have it; StaleDelivery when nobody holds it any more."""
+def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
+    """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
     address = read_token(token)
     if address is None:
         raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
@@ -41,10 +39,10 @@ def find_delivery(queue: Queue, token: str) -> Delivery:
         if event is None:
             raise stale(token, queue.name)
         hold = LeaseHandle(queue, lease.label, lease.consumer).under(address.group, address.number, lease)
-        return Delivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
+        return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
-def failures(queue: Queue, group: str = "default") -> Iterator[FailedMessage]:
+def failures(queue: LocalQueue, group: str = "default") -> Iterator[FailedMessage]:
     """The queue's own failed messages, in order of position."""
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
@@ -58,38 +56,50 @@ def failures(queue: Queue, group: str = "default") -> Iterator[FailedMessage]:
             yield FailedMessage(event, queue.name, message.attempts, "attempts", message.error, at)
 
 
-def letters(journal: Journal, name: str) -> Iterator[FailedMessage]:
+def dead_letters(queue: LocalQueue) -> Iterator[FailedMessage]:
     """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all."""
-    queue = journal.queue(name)
-    dead_letters = queue.policy.dead_letter
-    if dead_letters is not None and dead_letters in journal.queues():
-        for event in journal.queue(dead_letters):
-            if origin(event) == name:
+    registry = queue._registry
+    target = queue.policy.dead_letter
+    if target is not None and target in registry.names():
+        for event in registry.existing(target):
+            if dead.origin(event) == queue.name:
                 yield letter(event)
     # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
-    if name != dead_letters and _receives_dead(journal, queue):
+    if queue.name != target and _receives_dead(queue):
         for event in queue:
-            if origin(event) is not None:
+            if dead.origin(event) is not None:
                 yield letter(event)
 
 
-def _receives_dead(journal: Journal, queue: Queue) -> bool:
+def _receives_dead(queue: LocalQueue) -> bool:
     """Whether dead letters come, or came, to a queue: some queue's policy names it, or it begins with one."""
-    if any(origin(event) is not None for event in queue.peek(1)):
+    if any(dead.origin(event) is not None for event in queue.peek(1)):
         return True
-    return any(journal.queue(name).policy.dead_letter == queue.name for name in journal.queues())
+    registry = queue._registry
+    records = (registry.record(name) for name in registry.names())
+    return any(record is not None and record.policy.dead_letter == queue.name for record in records)
 
 
 def letter(event: Event) -> FailedMessage:
-    """A dead letter with what its headers say."""
+    """A dead letter with what its headers say. Anyone may push such headers: what cannot be read is left out."""
     headers = event.headers
-    attempts = headers.get("dead-attempts", "")
-    last = headers.get("dead-last-delivered-at")
     return FailedMessage(
         event,
-        headers.get("dead-queue", ""),
-        int(attempts) if attempts.isdigit() else 0,
-        headers.get("dead-reason", ""),
-        headers.get("dead-error"),
-        datetime.fromisoformat(last) if last else None,
+        headers.get(dead.QUEUE, ""),
+        _count(headers.get(dead.ATTEMPTS, "")),
+        headers.get(dead.REASON, ""),
+        headers.get(dead.ERROR),
+        _time(headers.get(dead.LAST, "")),
     )
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

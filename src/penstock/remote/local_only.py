@@ -1,0 +1,121 @@
+"""What only a journal in this process can do: on a served one it raises ConfigError, which says what to do instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from penstock.clock import Seconds
+from penstock.entity.copying.exporting import CopyFormat
+from penstock.entity.projection.projection import Projection
+from penstock.errors import ConfigError
+from penstock.events import Draft, Event, Receipt
+from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.surface.journal import Journal
+from penstock.surface.topic import Topic
+
+Progress = Callable[[int, int], None]
+
+
+def refused(what: str, instead: str) -> ConfigError:
+    """The error of a call that a served journal does not take."""
+    return ConfigError(f"{what} is not served over http: {instead}")
+
+
+class JournalElsewhere(Journal):
+    """The part of a journal's surface that a server does not offer."""
+
+    def transaction(self) -> NoReturn:
+        """Refused: a transaction holds the writer, which a client may not."""
+        raise refused("a transaction", "use outbox() for one atomic batch, or run the program where the store is")
+
+    def fence(self, *, exclusive: bool = True) -> NoReturn:
+        """Refused: a fence lives and dies with the process that opened it."""
+        raise refused("a fence", "use outbox() for one atomic batch, or run the program where the store is")
+
+    def mark(self, name: str) -> NoReturn:
+        """Refused: marks are set by transactions."""
+        raise refused("a mark", "marks belong to transactions, which run where the store is")
+
+    def backup(self, destination: str | os.PathLike[str]) -> NoReturn:
+        """Refused: the copy would be made on the server's disk."""
+        raise refused("a backup", "run `penstock backup` where the store is")
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        topics: Iterable[str] | None = None,
+        format: CopyFormat = "jsonl",
+        progress: Progress | None = None,
+    ) -> NoReturn:
+        """Refused: positions, ids and links are copied from the store itself."""
+        raise refused("an export", "run `penstock export` where the store is")
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        topics: Iterable[str] | None = None,
+        progress: Progress | None = None,
+    ) -> NoReturn:
+        """Refused: positions and ids are written into the store itself."""
+        raise refused("an import", "run `penstock import` where the store is")
+
+
+class TopicElsewhere(Topic):
+    """The part of a topic's surface that a server does not offer."""
+
+    def entities(self) -> NoReturn:
+        """Refused: the index of entities is the store's."""
+        raise refused("the list of entities", "read the topic and gather the keys, or ask where the store is")
+
+    def reindex(self) -> NoReturn:
+        """Refused: the index of entities is the store's."""
+        raise refused("reindexing", "run `penstock index rebuild` where the store is")
+
+    def watch(self, projection: type[Projection], key: str | None = None) -> NoReturn:
+        """Refused: follow the topic and fold."""
+        raise refused("a watch", "subscribe to the topic and call project_if_changed for the keys that come")
+
+    def rebuild(
+        self, projection: type[Projection], *, whole: bool = False, progress: Progress | None = None
+    ) -> NoReturn:
+        """Refused: saved states are the store's."""
+        raise refused("rebuilding saved states", "run `penstock rebuild` where the store is")
+
+    def verify(self, *, progress: Progress | None = None) -> NoReturn:
+        """Refused: a chain is worth what its store's bytes are."""
+        raise refused("verifying hash chains", "run `penstock verify` where the store is")
+
+    def check(self, receipt: Receipt) -> NoReturn:
+        """Refused: a chain is worth what its store's bytes are."""
+        raise refused("checking a receipt", "do it where the store is")
+
+    def react(
+        self,
+        consumer: str,
+        handler: Callable[[Event], Any],
+        *,
+        batch: int = WORKER_BATCH,
+        idle: Seconds = WORKER_IDLE,
+        restarts: int = WORKER_RESTARTS,
+    ) -> NoReturn:
+        """Refused: a reactor appends and moves its cursor in one transaction."""
+        raise refused("a reactor", "use worker() with dedup keys, or run it where the store is")
+
+    def gate(
+        self,
+        check: Callable[[Draft], None],
+        *,
+        kind: str | type | Iterable[str | type] | None = None,
+        name: str | None = None,
+        record: Topic | str | None = None,
+    ) -> NoReturn:
+        """Refused: a gate is a function in the process that writes."""
+        raise refused("a gate", "set it in the process that serves the journal")
+
+    def ungate(self, check: Callable[[Draft], None]) -> NoReturn:
+        """Refused: a gate is a function in the process that writes."""
+        raise refused("a gate", "set it in the process that serves the journal")

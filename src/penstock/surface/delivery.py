@@ -1,0 +1,142 @@
+"""What every delivery is, taken in this process or over HTTP: a leased message, which a `with` block settles."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.errors import PoisonMessage, StaleDelivery
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from penstock.clock import Seconds
+    from penstock.events import Event
+    from penstock.surface.queue import Queue
+
+
+class Delivery:
+    """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
+
+    >>> with queue.take() as delivery:   # acknowledged on a clean exit, given back with the error on an exception
+    ...     handle(delivery.payload)
+    """
+
+    # No ABCMeta: deliveries of a journal in this process are structs, whose metaclass is another.
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _settled: bool
+
+    # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """The message as it was pushed."""
+
+    @property
+    @abstractmethod
+    def attempt(self) -> int:
+        """How often it has been delivered, this time included."""
+
+    @property
+    @abstractmethod
+    def token(self) -> str:
+        """The delivery's name: 24 characters of a-z and 2-7, new for every delivery."""
+
+    @property
+    @abstractmethod
+    def group(self) -> str:
+        """The group it was taken for."""
+
+    @property
+    @abstractmethod
+    def consumer(self) -> str | None:
+        """The consumer that took it, if it gave its name."""
+
+    @property
+    @abstractmethod
+    def queue(self) -> Queue:
+        """The queue it was taken from."""
+
+    @property
+    @abstractmethod
+    def deadline(self) -> datetime:
+        """When the lease ends; datetime.max for one that lasts as long as this process."""
+
+    @property
+    def seq(self) -> int:
+        """The message's position in its queue."""
+        return self.event.seq
+
+    @property
+    def payload(self) -> Any:
+        """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
+        return self.event.payload
+
+    @property
+    def poison(self) -> PoisonMessage | None:
+        """The error that decoding the payload raises, or None when it decodes."""
+        try:
+            self.event.payload  # noqa: B018
+        except PoisonMessage as error:
+            return error
+        return None
+
+    @property
+    def kind(self) -> str:
+        """The message's kind."""
+        return self.event.kind
+
+    @property
+    def key(self) -> str | None:
+        """The message's ordering key."""
+        return self.event.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return self.event.headers
+
+    def __repr__(self) -> str:
+        return f"<delivery {self.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
+
+    # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def ack(self) -> None:
+        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
+
+    @abstractmethod
+    def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
+        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
+
+    @abstractmethod
+    def extend(self, lease: Seconds | None = None) -> None:
+        """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._settled:
+            return
+        if error is None:
+            self.ack()
+            return
+        if not isinstance(error, Exception):  # interrupted, not failed
+            self.release()
+            return
+        with suppress(StaleDelivery):  # the caller's own failure matters more than that the lease is lost
+            self.nack(error=describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """An exception as the text that a dead letter carries."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

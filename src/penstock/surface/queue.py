@@ -1,0 +1,306 @@
+"""What every queue is, wherever its journal is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from penstock.clock import Seconds
+    from penstock.conditions import EventChoice
+    from penstock.events import Event, Receipt
+    from penstock.journal.worker import Worker
+    from penstock.observe.sample import FailedMessage
+    from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+    from penstock.queue.policy import QueuePolicy
+    from penstock.queue.run.middleware import Middleware
+    from penstock.queue.run.schedule import Schedule
+    from penstock.surface.delivery import Delivery
+    from penstock.surface.journal import Journal
+    from penstock.ticket import Ticket
+
+
+DEFAULT_GROUP = "default"
+
+
+class Queue(ABC):
+    """Messages handed out under leases, over the topic of the same name. Thread-safe; get one from `journal.queue`."""
+
+    journal: Journal
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name!r} of {self.journal!r}>"
+
+    @property
+    @abstractmethod
+    def policy(self) -> QueuePolicy:
+        """How the queue delivers, as stored."""
+
+    # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+    ) -> Receipt:
+        """Adds a message and returns when it is durable.
+
+        `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
+        `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
+        message's receipt again. `max_attempts`: its own retry budget.
+        """
+
+    @abstractmethod
+    def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
+        """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
+
+    @abstractmethod
+    def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+        """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
+
+        A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
+        """
+
+    # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def take(
+        self,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> Delivery | None:
+        """The next message, for this consumer until it is settled or its lease ends; None when there is none.
+
+        `wait`: how long to wait for one. `newest`: from the other end.
+        """
+
+    @abstractmethod
+    def take_many(
+        self,
+        limit: int,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> Sequence[Delivery]:
+        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
+
+    @abstractmethod
+    async def take_async(
+        self,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> Delivery | None:
+        """`take` for an event loop."""
+
+    @abstractmethod
+    async def take_many_async(
+        self,
+        limit: int,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
+    ) -> Sequence[Delivery]:
+        """`take_many` for an event loop."""
+
+    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
+        """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held.
+
+        Unknown, repeated, settled and lost ones count 0.
+        """
+
+    @abstractmethod
+    def delivery(self, token: str) -> Delivery:
+        """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def get(self, seq: int) -> Event | None:
+        """The message at a position, without taking it; None when it is settled or never was."""
+
+    @abstractmethod
+    def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
+        """The messages that would be taken next, without taking them."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Event]:
+        """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    @abstractmethod
+    def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
+        """How many messages are in which state; costs the same whatever the queue holds."""
+
+    @abstractmethod
+    def pending(self, group: str | None = None) -> list[PendingDelivery]:
+        """Every delivery in flight, of one group or of all."""
+
+    @abstractmethod
+    def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
+        """Messages given up that have no dead-letter queue to go to, in order of position."""
+
+    @abstractmethod
+    def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
+        """The same with the reason each was given up for."""
+
+    @abstractmethod
+    def dead_letters(self) -> Iterator[FailedMessage]:
+        """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
+
+    @abstractmethod
+    def consumers(self) -> list[QueueConsumer]:
+        """The consumers that gave their name, and when they last took something."""
+
+    # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def claim(
+        self,
+        *,
+        min_idle: Seconds,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        limit: int = 1,
+        lease: Seconds | None = None,
+    ) -> Sequence[Delivery]:
+        """Takes over deliveries that nobody has extended for `min_idle`, whether or not their lease has ended.
+
+        A claim is a new delivery: a new token, one more attempt; the old handle is stale.
+        """
+
+    @abstractmethod
+    def redrive(
+        self,
+        *,
+        to: Queue | None = None,
+        limit: int | None = None,
+        where: EventChoice | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
+
+        Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own
+        letters. They get a fresh budget. Returns how many; `dry_run` only counts.
+        """
+
+    @abstractmethod
+    def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
+        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
+
+    @abstractmethod
+    def discard(self, seqs: Iterable[int]) -> int:
+        """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged.
+
+        Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
+        """
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
+
+    @abstractmethod
+    def drop(self) -> int:
+        """Removes the queue with its messages, groups and schedules; returns how many messages that were.
+
+        The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
+        """
+
+    @abstractmethod
+    def configure(self, **policy: Any) -> QueuePolicy:
+        """Changes the policy; deliveries under way finish under the old mode."""
+
+    # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def groups(self) -> list[str]:
+        """The names of the queue's groups, sorted."""
+
+    @abstractmethod
+    def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
+        """Registers a group that gets what comes after a position; one that exists already is left as it is.
+
+        In work mode the name is only kept: all takes share the messages, whatever group they name.
+        """
+
+    @abstractmethod
+    def remove_group(self, name: str) -> bool:
+        """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
+
+    # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def worker(
+        self,
+        handler: Callable[[Any], Any],
+        *,
+        group: str = DEFAULT_GROUP,
+        concurrency: int = 1,
+        consumer: str | None = None,
+        ahead: int | None = None,
+        lease: Seconds | None = None,
+        middleware: Iterable[Middleware] = (),
+    ) -> Worker:
+        """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
+
+        A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
+        those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager. `ahead` and
+        `middleware`: in this process only.
+        """
+
+    @abstractmethod
+    def every(
+        self,
+        interval: Seconds | str,
+        payload: Any = None,
+        *,
+        name: str,
+        timezone: str = "UTC",
+        missed: Literal["all", "last", "none"] = "all",
+        kind: str = "message",
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        priority: int = 0,
+    ) -> Schedule:
+        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields ("0 6 * * mon").
+
+        Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
+        and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
+        nothing, with others it replaces the schedule. `missed`: what to do about ticks that nobody was there for.
+        """
+
+    @abstractmethod
+    def schedules(self) -> list[Schedule]:
+        """The queue's periodic messages, by name."""
+
+    @abstractmethod
+    def unschedule(self, name: str) -> bool:
+        """Removes a periodic message; False when there is none of that name."""

@@ -1,0 +1,196 @@
+"""One surface over two homes: what a program may hold is the same class here and at a server."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError
+from penstock.remote.journal import RemoteJournal
+from server.serving import Served
+
+
+@pytest.fixture
+def remote(served: Served) -> Iterator[penstock.Journal]:
+    with penstock.open(served.url) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("home", ["journal", "remote"])
+def test_what_is_held_is_of_the_public_classes_in_both_homes(home: str, request: pytest.FixtureRequest) -> None:
+    journal: penstock.Journal = request.getfixturevalue(home)
+    topic, queue = journal.topic("orders"), journal.queue("emails")
+    queue.push({"to": "ada"})
+    delivery = queue.take(lease=30)
+    with topic.subscribe() as subscription, journal.outbox() as outbox:
+        assert isinstance(subscription, penstock.Subscription) and isinstance(outbox, penstock.Outbox)
+    assert isinstance(journal, penstock.Journal)
+    assert isinstance(topic, penstock.Topic) and isinstance(queue, penstock.Queue)
+    assert isinstance(delivery, penstock.Delivery) and delivery.queue.name == "emails" and delivery.poison is None
+    assert topic.journal is journal and queue.journal is journal
+
+
+def calls_of(surface: type) -> list[str]:
+    return sorted(
+        name
+        for name, value in vars(surface).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+    )
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "transaction": (),
+    "fence": (),
+    "mark": ("run",),
+    "backup": ("copy",),
+    "export": ("copy",),
+    "import_": ("copy",),
+    "entities": (),
+    "reindex": (),
+    "watch": (penstock.Projection, "k"),
+    "rebuild": (penstock.Projection,),
+    "verify": (),
+    "check": (None,),
+    "react": ("c", print),
+    "gate": (print,),
+    "ungate": (print,),
+}
+"""What only a journal in this process can do, and how it is called."""
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_what_a_server_does_not_offer_is_refused_with_a_sentence(remote: penstock.Journal, name: str) -> None:
+    held = remote if hasattr(penstock.Journal, name) else remote.topic("orders")
+    with pytest.raises(ConfigError, match="not served over http: "):
+        getattr(held, name)(*ARGUMENTS[name])
+
+
+def test_a_worker_over_http_refuses_what_it_would_ignore(remote: penstock.Journal) -> None:
+    queue = remote.queue("emails")
+    with pytest.raises(ConfigError, match="one message at a time"):
+        queue.worker(print, ahead=3)
+    with pytest.raises(ConfigError, match="wrap the handler"):
+        queue.worker(print, middleware=[penstock.Middleware()])
+
+
+@pytest.mark.parametrize("surface", [penstock.Journal, penstock.Topic, penstock.Queue, penstock.Delivery])
+def test_both_homes_take_the_arguments_of_the_surface(surface: type, journal: penstock.Journal) -> None:
+    homes = [home for home in concrete(surface) if home.__module__.startswith("penstock.")]
+    assert len(homes) == 2
+    for home in homes:
+        for name in calls_of(surface):
+            declared, own = getattr(surface, name), getattr(home, name)
+            if inspect.isfunction(declared) and name != "configure":
+                assert inspect.signature(own).parameters.keys() == inspect.signature(declared).parameters.keys(), (
+                    home,
+                    name,
+                )
+
+
+def concrete(surface: type) -> list[type]:
+    import penstock.api
+    import penstock.queue.queue
+    import penstock.remote.journal  # noqa: F401
+
+    found = []
+    open_ones = [surface]
+    while open_ones:
+        for kind in open_ones.pop().__subclasses__():
+            open_ones.append(kind)
+            if not kind.__subclasses__() and not kind.__name__.endswith("Elsewhere"):
+                found.append(kind)
+    return found
+
+
+def test_a_correlation_spans_topics_in_both_homes(journal: penstock.Journal, remote: penstock.Journal) -> None:
+    first = journal.topic("orders").append("placed", {"n": 1})
+    journal.topic("payments").append("paid", {"n": 1}, cause=first)
+    for home in (journal, remote):
+        found = [(event.topic, event.kind) for event in home.topic("orders").correlated(first.id)]
+        assert found == [("orders", "placed"), ("payments", "paid")], home
+
+
+def test_links_travel_and_an_event_from_afar_can_be_pickled(
+    journal: penstock.Journal, remote: penstock.Journal
+) -> None:
+    pytest.importorskip("blake3")
+    chained = journal.topic("ledger")
+    chained.configure(chained=True)
+    chained.append("entry", {"n": 1}, key="a")
+    (here,), (there,) = chained.read(), remote.topic("ledger").read()
+    assert there.link == here.link and there.link is not None
+    journal.topic("plain").append("entry")
+    (plain,) = remote.topic("plain").read()
+    assert plain.link is None and pickle.loads(pickle.dumps(plain)) == plain
+
+
+def test_conditions_choose_events_in_both_homes(journal: penstock.Journal, remote: penstock.Journal) -> None:
+    for number in range(10):
+        journal.topic("orders").append("placed", {"n": number})
+    for home in (journal, remote):
+        found = [event.payload["n"] for event in home.topic("orders").read(limit=3, where="payload.n > 4")]
+        assert found == [5, 6, 7], home
+
+
+def test_stats_are_there_in_both_homes(journal: penstock.Journal, remote: penstock.Journal) -> None:
+    journal.queue("emails").push({"n": 1})
+    for home in (journal, remote):
+        sample = home.stats()
+        assert sample.topics["emails"].latest == 1 and sample.queues["emails"][0].ready == 1
+
+
+def test_a_store_is_asked_for_where_one_is_needed(remote: penstock.Journal) -> None:
+    from penstock.api import local, open_local
+    from penstock.server import app
+
+    assert isinstance(remote, RemoteJournal)
+    with pytest.raises(ConfigError, match="served"):
+        app(remote)
+    with pytest.raises(ConfigError, match="sealing a topic needs the store itself"):
+        local(remote, "sealing a topic")
+    with pytest.raises(ConfigError, match="is a served journal"):
+        open_local("http://127.0.0.1:1")
+
+
+PROGRAM = """
+import penstock
+
+def work(journal: penstock.Journal) -> None:
+    topic: penstock.Topic = journal.topic("orders")
+    receipt: penstock.Receipt = topic.append("placed", {"n": 1}, key="a")
+    queue: penstock.Queue = journal.queue("emails")
+    delivery: penstock.Delivery | None = queue.take(wait=1)
+    if delivery is not None:
+        queue.ack_many([delivery])
+    for found in queue.take_many(3):
+        with found as one:
+            print(one.payload, receipt.seq)
+    with journal.transaction() as tx:
+        tx.append(topic, "paid")
+        tx.push(queue, {"n": 2})
+
+work(penstock.open("shop.db"))
+work(penstock.open("http://127.0.0.1:7367", token="…"))
+"""
+
+
+def test_a_program_type_checks_against_either_home(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", str(program)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
