@@ -269,12 +269,12 @@ def _read_through(topic: Topic) -> tuple[int, str | None]:
 
 
 def _chain_problem(topic: Topic) -> str | None:
-    check = getattr(topic, "verify", None)
-    if check is None:
+    from penstock.api import LocalTopic
+
+    if not isinstance(topic, LocalTopic):  # chains are verified where the store is
         return None
     try:
-        report = check()
+        report = topic.verify()
     except PenstockError as error:
         return f"{type(error).__name__}: {error}"
-    broken = getattr(report, "broken", None)
-    return f"chain broken: {broken}" if broken else None
+    return f"chain broken: {report.broken}" if report.broken else None
