@@ -120,7 +120,7 @@ def test_a_watched_journal_says_how_it_is() -> None:
         assert said["queue.ready{queue=emails,group=default}"] == 2
         assert said["queue.leased{queue=emails,group=default}"] == 1
         assert said["queue.oldest_age_seconds{queue=emails,group=default}"] >= 0
-        assert "queue_ready" in registry.prometheus_text()
+        assert "penstock_queue_ready" in registry.prometheus_text()
     assert registry.snapshot() == {}, "a closed journal says nothing"
 
 

@@ -128,12 +128,12 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def test_prometheus_reads_the_text(registry: Registry):
     found = samples(filled(registry).prometheus_text())
-    assert found[("a_count_total", ())] == 3
-    assert found[("a_writes_total", (("role", 'tricky "\\\n'),))] == 1
-    assert found[("a_level", ())] == -1.5
-    assert found[("a_seconds_bucket", (("le", "1.0"),))] == 2
-    assert found[("a_seconds_bucket", (("le", "+Inf"),))] == found[("a_seconds_count", ())] == 3
-    assert found[("a_seconds_sum", ())] == pytest.approx(5.55)
+    assert found[("penstock_a_count_total", ())] == 3
+    assert found[("penstock_a_writes_total", (("role", 'tricky "\\\n'),))] == 1
+    assert found[("penstock_a_level", ())] == -1.5
+    assert found[("penstock_a_seconds_bucket", (("le", "1.0"),))] == 2
+    assert found[("penstock_a_seconds_bucket", (("le", "+Inf"),))] == found[("penstock_a_seconds_count", ())] == 3
+    assert found[("penstock_a_seconds_sum", ())] == pytest.approx(5.55)
 
 
 def test_prometheus_client_exposes_the_same(registry: Registry):
@@ -148,9 +148,9 @@ def test_an_empty_registry_says_nothing(registry: Registry):
 
 
 def test_names_for_prometheus():
-    assert prometheus_name("buffer.acks", "counter") == "buffer_acks_total"
-    assert prometheus_name("a.b_total", "counter") == "a_b_total"
-    assert prometheus_name("a-b.c", "gauge") == "a_b_c"
+    assert prometheus_name("buffer.acks", "counter") == "penstock_buffer_acks_total"
+    assert prometheus_name("a.b_total", "counter") == "penstock_a_b_total"
+    assert prometheus_name("a-b.c", "gauge") == "penstock_a_b_c"
 
 
 def test_the_process_has_a_registry_of_its_own():

@@ -52,7 +52,7 @@ BUFFER = (
     "manifest_conflicts_total",
     "descriptors_handed_out_total",
 )
-"""Of the metrics whose names begin with `buffer_`."""
+"""Of the metrics whose names begin with `penstock_buffer_`."""
 
 
 def test_everything_is_there_and_prometheus_reads_it(served: Served, journal: penstock.Journal) -> None:
@@ -64,7 +64,11 @@ def test_everything_is_there_and_prometheus_reads_it(served: Served, journal: pe
     first.ack()
     second.nack(error="no")
     watch(journal)  # in-process as well: nothing may come twice
-    families = {family.name: family for family in text_string_to_metric_families(served.get("/metrics").data.decode())}
+    families = {
+        family.name.removeprefix("penstock_"): family
+        for family in text_string_to_metric_families(served.get("/metrics").data.decode())
+        if family.name.startswith("penstock_")
+    }
     assert set(families) >= EXPECTED
     seen = [(s.name, tuple(sorted(s.labels.items()))) for family in families.values() for s in family.samples]
     assert len(seen) == len(set(seen))
@@ -86,4 +90,4 @@ def test_the_buffers_names_are_there_once_a_buffer_is_used(served: Served, tmp_p
         producer.produce([b"a"]).result(60)
     text = served.get("/metrics").data.decode()
     for name in BUFFER:
-        assert f"# TYPE buffer_{name} " in text, name
+        assert f"# TYPE penstock_buffer_{name} " in text, name

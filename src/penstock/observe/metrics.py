@@ -5,10 +5,11 @@
     writes = REGISTRY.counters("buffer.manifest_writes", "puts that won", ("role",))
     producer_writes = writes.labels(role="producer")        # keep the child: looking it up costs more than counting
     REGISTRY.snapshot()["buffer.batches_flushed"]           # 1.0
-    REGISTRY.prometheus_text()                              # buffer_batches_flushed_total 1.0
+    REGISTRY.prometheus_text()                              # penstock_buffer_batches_flushed_total 1.0
 
 Counting takes no lock: every thread adds to a cell of its own and only the reader sums the cells, so an increment is
-exact under any number of threads. Names are dotted here; Prometheus sees underscores.
+exact under any number of threads. Names are dotted here; Prometheus sees underscores and
+the prefix `penstock_`.
 """
 
 from __future__ import annotations
@@ -335,7 +336,7 @@ class _Bridge:
         )
 
         for family in self._registry.families():
-            name = family.name.replace(".", "_")
+            name = prometheus_name(family.name, "gauge")  # its client adds _total itself
             exposed: Any
             if family.kind == "counter":
                 exposed = CounterMetricFamily(name, family.help, labels=family.label_names)
@@ -353,8 +354,8 @@ class _Bridge:
 
 
 def prometheus_name(name: str, kind: str) -> str:
-    """How Prometheus spells a metric: dots become underscores, counters end in _total."""
-    flat = name.replace(".", "_").replace("-", "_")
+    """How Prometheus spells a metric: after the prefix, dots become underscores; counters end in _total."""
+    flat = "penstock_" + name.replace(".", "_").replace("-", "_")
     return flat + "_total" if kind == "counter" and not flat.endswith("_total") else flat
 
 
