@@ -30,10 +30,14 @@ class BaseEngine(Engine):
     def _name(self) -> str:
         return f"{self.scheme}:{self.location or ''}"
 
+    def is_foreign_process(self) -> bool:
+        """Whether this process was forked from the one that opened the store."""
+        return os.getpid() != self._pid
+
     def _check_usable(self) -> None:
         if self._closed:
             raise Closed(f"{self._name} is closed")
-        if os.getpid() != self._pid:
+        if self.is_foreign_process():
             raise Closed(
                 f"{self._name} was opened by process {self._pid} and this one was forked from it; "
                 "open the store again in the child"

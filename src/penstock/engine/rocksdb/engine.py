@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -24,9 +24,11 @@ import rocksdict
 from penstock.engine.base import BaseEngine, check_backup_target, sync_folder, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
 from penstock.engine.overlay import END, OverlayWrite
-from penstock.engine.rocksdb.files import Secondary, make_options
+from penstock.engine.rocksdb import forks
+from penstock.engine.rocksdb.files import Secondary, open_database
+from penstock.engine.rocksdb.log import EMPTY_KEY, voucher
 from penstock.engine.rocksdb.view import PinnedRocksdbView, RocksdbView, explain
-from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, StorageError
 
 FORMAT = b"penstock rocksdb 1"
 FORMAT_KEY = b"\xff" * 505
@@ -55,12 +57,24 @@ class RocksdbRead:
             yield row
             self._usable()
 
+    @property
+    def is_open(self) -> bool:
+        return self._view is not None
+
     def _usable(self) -> RocksdbView:
         if self._view is None or self._engine._closed:
             raise transaction_is_over()
         return self._view
 
+    def rocksdb_objects(self) -> Iterable[object]:
+        if self._view is not None:
+            yield from self._view.rocksdb_objects()
+        if self._instance is not None:
+            yield self._instance.db
+
     def close(self) -> None:
+        if self._engine.is_foreign_process():
+            return  # forked: what this holds is the parent's, and must not be touched
         view, self._view = self._view, None
         instance, self._instance = self._instance, None
         if view is not None:
@@ -95,6 +109,10 @@ class RocksdbEngine(BaseEngine):
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
         self._foreign = True
         self._unflushed = False
+        self._refused = False
+        """RocksDB takes no write after one failed, whatever the disk does now: it is opened again before the next."""
+        self._swap = threading.RLock()  # held while the database is opened again, or a snapshot of it is made
+        self._synced_sequence = 0
         self._reads: weakref.WeakSet[RocksdbRead] = weakref.WeakSet()
         self._idle: list[Secondary] = []
         self._facts: tuple[int, ...] = ()
@@ -111,6 +129,7 @@ class RocksdbEngine(BaseEngine):
             raise ConfigError(f"there is no store at {self._folder}; open it for writing once to make it")
         if new:
             self._check_folder_is_free()
+        forks.note(self)
         try:
             if read_only:
                 secondary = self._open_secondary()
@@ -118,7 +137,7 @@ class RocksdbEngine(BaseEngine):
                 self._check_format(RocksdbView(secondary.db, self._name))
             else:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._db = rocksdict.Rdict(str(self._folder), make_options(durability))
+                self._open_database()
                 self._check_format(RocksdbView(self._db, self._name))
         except PenstockError:
             self._abandon()
@@ -126,6 +145,12 @@ class RocksdbEngine(BaseEngine):
         except Exception as error:
             self._abandon()
             raise explain(error, self._name) from error
+
+    def _open_database(self) -> None:
+        self._db = open_database(self._folder)
+        # What was in the log is in a file of its own and synced before the database is open.
+        self._synced_sequence = self._db.latest_sequence_number()
+        self._unflushed = self._refused = False
 
     def _check_folder_is_free(self) -> None:
         if not self._folder.is_dir():
@@ -170,7 +195,8 @@ class RocksdbEngine(BaseEngine):
                 instance = self._take_secondary()
                 reading = RocksdbRead(self, RocksdbView(instance.db, self._name), instance)
             else:
-                reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
+                with self._swap:
+                    reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
         except PenstockError:
             raise
         except Exception as error:
@@ -212,15 +238,40 @@ class RocksdbEngine(BaseEngine):
 
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()
+        try:
+            if self._refused:
+                self._open_again()
+        except BaseException:
+            self._end_turn()
+            raise
         return RocksdbView(self._db, self._name), self._foreign
+
+    def _open_again(self) -> None:
+        with self._swap:
+            if any(reading.is_open for reading in self._reads):
+                raise StorageError(
+                    f"{self._name} takes no writes after one failed until it is opened again, which happens as soon "
+                    "as no snapshot of it is open in this process: try again",
+                    retryable=True,
+                )
+            try:
+                self._db.close()
+                self._open_database()
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise explain(error, self._name) from error
+            self._foreign = True
 
     def _commit(self, changes: OverlayWrite) -> None:
         relaxed = changes.relaxed or self.durability == "process"
         if not changes.changes and not changes.ranges:
             if self._unflushed and not relaxed:
-                self.flush()
+                self._sync()
         else:
             batch = rocksdict.WriteBatch(raw_mode=True)
+            if not relaxed:
+                batch.put(EMPTY_KEY, voucher(self._synced_sequence))
             for start, stop in changes.ranges:
                 batch.delete_range(start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1])
             for key, value in changes.changes.items():
@@ -231,8 +282,15 @@ class RocksdbEngine(BaseEngine):
             try:
                 self._db.write(batch, self._unsynced if relaxed else self._synced)
             except Exception as error:
-                raise explain(error, self._name) from error
+                self._refused = self._foreign = True
+                reason = explain(error, self._name)
+                raise OutcomeUnknown(
+                    f"{reason}; whether the commit was kept shows when the store is next written to",
+                    retryable=isinstance(reason, StorageError) and reason.retryable,
+                ) from error
             self._unflushed = relaxed
+            if not relaxed:
+                self._synced_sequence = self._db.latest_sequence_number()
         self._foreign = False
 
     # the rest
@@ -240,7 +298,8 @@ class RocksdbEngine(BaseEngine):
     def changes(self) -> int:
         self._check_usable()
         if not self.read_only:
-            return self._db.latest_sequence_number()
+            with self._swap:
+                return self._db.latest_sequence_number()  # type: ignore[no-any-return]
         with self._watch:
             facts = self._file_facts()
             if facts != self._facts:
@@ -268,11 +327,22 @@ class RocksdbEngine(BaseEngine):
         self._check_usable()
         if self.read_only:
             return
+        self._take_turn()
+        try:
+            if self._refused:
+                self._open_again()
+            self._sync()
+        finally:
+            self._end_turn()
+
+    def _sync(self) -> None:
+        sequence = self._db.latest_sequence_number()
         try:
             self._db.flush_wal(True)
         except Exception as error:
+            self._refused = True
             raise explain(error, self._name) from error
-        self._unflushed = False
+        self._unflushed, self._synced_sequence = False, sequence
 
     def reclaim(self) -> None:
         """Compacts the whole database, which removes what was deleted from the files."""
@@ -317,6 +387,14 @@ class RocksdbEngine(BaseEngine):
             raise explain(error, self._name) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _rocksdb_objects(self) -> Iterable[object]:
+        if not self.read_only and hasattr(self, "_db"):
+            yield self._db
+        for secondary in self._idle:
+            yield secondary.db
+        for reading in list(self._reads):
+            yield from reading.rocksdb_objects()
 
     def _copy_to(self, folder: Path) -> None:
         """A secondary instance makes no checkpoints: its keys are written into a new store."""

@@ -1,7 +1,8 @@
-"""Opening a RocksDB database: its options, and instances that follow another process's."""
+"""Opening a RocksDB database: its options, coming back after a crash, and instances that follow another process's."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -10,25 +11,63 @@ from typing import Any
 
 import rocksdict
 
-from penstock.engine.contract import Durability
+from penstock.engine.rocksdb.log import vouched
+from penstock.engine.rocksdb.manifest import cut_torn_end
+from penstock.errors import Corrupt
 
 WRITE_BUFFER_BYTES = 16 << 20
+
+log = logging.getLogger("penstock.engine.rocksdb.engine")
+
+
+def open_database(folder: Path) -> Any:
+    """Opens a database for writing, as it was after its last commit, or before the first one a crash took.
+
+    Only commits that were not synced may be behind the point it comes back to: where a record in the log shows that
+    more was on disk, what is missing was damaged, and `Corrupt` says so and leaves everything as it is.
+    """
+    try:
+        return _open_database(folder)
+    except Exception as error:
+        if "MANIFEST" not in str(error) or "Corruption" not in str(error) or not cut_torn_end(folder):
+            raise
+    log.warning("the manifest of rocksdb:%s had a torn end, which a crash left", folder)
+    return _open_database(folder)
+
+
+def _open_database(folder: Path) -> Any:
+    # A log cut exactly between two records looks whole, also when a later one follows: only one log can be trusted so.
+    if len([path for path in folder.glob("[0-9]*.log") if path.stat().st_size]) < 2:
+        try:
+            return rocksdict.Rdict(str(folder), make_options(whole=True))
+        except Exception as error:
+            if "Corruption" not in str(error):
+                raise
+    found = rocksdict.Rdict(str(folder), make_options(), access_type=rocksdict.AccessType.read_only())
+    last = found.latest_sequence_number()
+    found.close()
+    if (known := vouched(folder)) > last:
+        raise Corrupt(
+            f"the log of rocksdb:{folder} is damaged: it ends at {last} although {known} was on disk; restore a backup"
+        )
+    log.warning("rocksdb:%s comes back as it was before its last unsynced commits, which a crash took", folder)
+    return rocksdict.Rdict(str(folder), make_options())
 
 
 class Secondary:
     """An instance that follows the writer's files, and the folder RocksDB wants for its own log."""
 
     def __init__(self, folder: Path) -> None:
-        self._own = tempfile.mkdtemp(prefix="penstock-rocksdb-")
+        own = tempfile.mkdtemp(prefix="penstock-rocksdb-")
         self._folder = folder
         self._files = list_files(folder)
         try:
-            self.db = rocksdict.Rdict(
-                str(folder), make_options(), access_type=rocksdict.AccessType.secondary(self._own)
-            )
-        except BaseException:
-            shutil.rmtree(self._own, ignore_errors=True)
-            raise
+            options = make_options()
+            options.set_max_log_file_size(0)  # it never begins another one, so the folder may go
+            self.db = rocksdict.Rdict(str(folder), options, access_type=rocksdict.AccessType.secondary(own))
+        finally:
+            # RocksDB goes on writing to its log there without its name; a reader that dies leaves nothing behind.
+            shutil.rmtree(own, ignore_errors=True)
 
     def catch_up(self) -> bool:
         """Takes in what was appended to the writer's log; False when more than that happened and a new one is needed.
@@ -44,7 +83,6 @@ class Secondary:
 
     def close(self) -> None:
         self.db.close()
-        shutil.rmtree(self._own, ignore_errors=True)
 
 
 def list_files(folder: Path) -> dict[str, int]:
@@ -61,8 +99,11 @@ def _size(path: Path) -> int:
         return -1
 
 
-def make_options(durability: Durability = "disk") -> Any:
-    """How penstock opens a database: bounded memory and files, and damage reported where it is not just a crash."""
+def make_options(*, whole: bool = False) -> Any:
+    """How penstock opens a database: bounded memory and files.
+
+    `whole` refuses a log with anything wrong in it; otherwise the log is read up to the first thing wrong.
+    """
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)
@@ -73,10 +114,6 @@ def make_options(durability: Durability = "disk") -> Any:
     options.set_is_fd_close_on_exec(True)
     # Files in which half of a window is deleted are compacted early, so that scans do not walk over the dead.
     options.add_compact_on_deletion_collector_factory(1024, 512, 0.5)
-    # With every commit synced only the last record can be torn, so damage before it is corruption and is reported.
-    # Without, a crash of the machine may tear an earlier one: what lies before it is the state to come back to.
     modes = rocksdict.DBRecoveryMode
-    options.set_wal_recovery_mode(
-        modes.tolerate_corrupted_tail_records() if durability == "disk" else modes.point_in_time()
-    )
+    options.set_wal_recovery_mode(modes.absolute_consistency() if whole else modes.point_in_time())
     return options

@@ -32,7 +32,8 @@ class RocksdbView:
             raise explain(error, self._name) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
+        # The empty key is not a caller's (`log`): every scan begins behind it.
+        start, stop = start[: MAX_KEY_BYTES + 1] or b"\0", stop[: MAX_KEY_BYTES + 1]
         if start >= stop:
             return
         try:
@@ -93,6 +94,10 @@ class RocksdbView:
         self._iterators.clear()
         self._db = None
 
+    def rocksdb_objects(self) -> list[object]:
+        """What of this must not be destroyed in a forked child."""
+        return [self._db, *self._iterators.values()]
+
 
 class PinnedRocksdbView(RocksdbView):
     """get and scan over one moment of a database that is being written to.
@@ -151,6 +156,9 @@ class PinnedRocksdbView(RocksdbView):
         super().drop()
         self._snapshot = None
 
+    def rocksdb_objects(self) -> list[object]:
+        return [*super().rocksdb_objects(), self._snapshot]
+
 
 def explain(error: Exception, name: str) -> PenstockError:
     """The penstock error that says what an exception of rocksdict, which has only text, means for a store."""
@@ -161,12 +169,11 @@ def explain(error: Exception, name: str) -> PenstockError:
             f"close it there, or open it with read_only=True ({text})"
         )
     if "Corruption" in text:
-        return Corrupt(
-            f"RocksDB found {name} damaged: {text}; restore a backup. After a crash of the machine while it was "
-            'written with durability="process", opening it once with that keeps everything before the damage'
-        )
+        return Corrupt(f"RocksDB found {name} damaged: {text}; restore a backup")
     if "No space left" in text:
-        return StorageError(f"the disk of {name} is full; nothing of this transaction was kept", retryable=True)
+        return StorageError(f"the disk of {name} is full", retryable=True)
+    if "Too many open files" in text:
+        return StorageError(f"this process has too many files open to go on with {name}: {text}", retryable=True)
     if isinstance(error, rocksdict.DbClosedError):
         return transaction_is_over()
     return StorageError(f"RocksDB refused on {name}: {text}")

@@ -1,0 +1,118 @@
+"""RocksDB's manifest after a power cut: a torn last record is cut away, where that loses nothing.
+
+RocksDB syncs each record of its manifest before it acts on it, and refuses a manifest whose last one is torn. Without
+that record the database is as it was just before: the files and the log it replaced are still there, because they are
+removed only after the record was synced. That is checked before anything is cut; where it does not hold, the record was
+on disk and was damaged later.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.engine.base import sync_folder
+from penstock.engine.rocksdb.log import BLOCK_BYTES, HEAD, is_sound
+
+LAST = (1, 4)
+"""The types of a whole record, and of the last piece of one."""
+NUMBERS = {2: "log", 3: "next file", 4: "last sequence", 9: "previous log", 10: "oldest log", 203: "column families"}
+"""The tags of a record that a number follows."""
+TEXTS = (1, 201, 8193)
+"""Those that a text follows."""
+
+
+def cut_torn_end(folder: Path) -> bool:
+    """Cuts a torn last record off a database's manifest; False, and nothing done, when that could lose something."""
+    try:
+        path = folder / (folder / "CURRENT").read_text().strip()
+        data = path.read_bytes()
+    except OSError:
+        return False
+    records, end = _read(data)
+    if end >= len(data) or not records or _has_sound_record(data, end):
+        return False
+    if not _has_its_log(folder, records):
+        return False
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, end)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(folder)
+    return True
+
+
+def _has_its_log(folder: Path, records: list[bytes]) -> bool:
+    """Whether the log that was in use when the last sound record was written is still there."""
+    log = following = 0
+    for record in records:
+        numbers = _numbers(record)
+        log = max(numbers.get("oldest log", 0), numbers.get("log", log))
+        following = numbers.get("next file", following)
+    if log:
+        return (folder / f"{log:06d}.log").exists()
+    # Nothing was flushed yet: it is the first log of all, made before any number that is still to be given.
+    return any(int(path.stem) < following for path in folder.glob("[0-9]*.log"))
+
+
+def _read(data: bytes) -> tuple[list[bytes], int]:
+    """The whole records up to the first that is not sound, and where they end."""
+    records: list[bytes] = []
+    pieces, at, end = b"", 0, 0
+    while at + HEAD.size <= len(data):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < HEAD.size:
+            at += left
+            continue
+        _, length, kind = HEAD.unpack_from(data, at)
+        if kind == 0 or not is_sound(data, at):
+            break
+        pieces += data[at + HEAD.size : at + HEAD.size + length]
+        at += HEAD.size + length
+        if kind in LAST:
+            records.append(pieces)
+            pieces, end = b"", at
+    return records, end
+
+
+def _has_sound_record(data: bytes, begin: int) -> bool:
+    """Whether anything sound lies behind a place: then what is torn there was not the end."""
+    at = begin
+    while at + HEAD.size <= len(data):
+        _, length, kind = HEAD.unpack_from(data, at)
+        if at != begin and kind and is_sound(data, at):
+            return True
+        block_end = at - at % BLOCK_BYTES + BLOCK_BYTES
+        following = at + HEAD.size + length
+        at = following if kind and following + HEAD.size <= block_end else block_end
+    return False
+
+
+def _numbers(record: bytes) -> dict[str, int]:
+    """The numbers a record begins with."""
+    found: dict[str, int] = {}
+    at = 0
+    while at < len(record):
+        tag, at = _varint(record, at)
+        if tag in NUMBERS:
+            found[NUMBERS[tag]], at = _varint(record, at)
+        elif tag in TEXTS:
+            length, at = _varint(record, at)
+            at += length
+        else:
+            break
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return value, at

@@ -1,0 +1,151 @@
+"""The rocksdb engine after a power cut, a fork, a failed write, and with readers that are never closed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.rocksdb.engine import RocksdbEngine
+from penstock.engine.rocksdb.manifest import cut_torn_end
+from penstock.errors import Corrupt
+
+END = b"\xff" * 600
+State = dict[bytes, bytes]
+
+
+def state(engine: RocksdbEngine) -> State:
+    with engine.read() as snapshot:
+        return dict(snapshot.scan(b"", END))
+
+
+def dead_store(folder: Path, *, synced: int, relaxed: int) -> tuple[Path, Path, list[int], list[State]]:
+    """A store whose machine stopped after some commits: its copy, its log, where each commit ends, the states."""
+    engine = RocksdbEngine(str(folder / "live"))
+    (log,) = (folder / "live").glob("[0-9]*.log")
+    ends, states = [log.stat().st_size], [state(engine)]
+    for number in range(synced + relaxed):
+        with engine.write(sync=number < synced) as tx:
+            tx.put(b"k%d" % number, bytes([number + 1]) * 3000)
+        ends.append(log.stat().st_size)
+        states.append(state(engine))
+    shutil.copytree(folder / "live", folder / "dead", ignore=shutil.ignore_patterns("LOCK"))
+    engine.close()
+    return folder / "dead", folder / "dead" / log.name, ends, states
+
+
+def damaged(dead: Path, log: Path, at: int) -> Path:
+    """A copy of the dead store in which a few bytes of the log never reached the disk."""
+    after = dead.with_name("after")
+    shutil.rmtree(after, ignore_errors=True)
+    shutil.copytree(dead, after)
+    data = bytearray(log.read_bytes())
+    data[at : at + 64] = bytes(64)
+    (after / log.name).write_bytes(data)
+    return after
+
+
+def test_a_page_lost_among_unsynced_commits_comes_back_as_the_commit_before_it(tmp_path: Path) -> None:
+    dead, log, ends, states = dead_store(tmp_path, synced=4, relaxed=8)
+    for lost in range(4, 12):
+        after = damaged(dead, log, ends[lost] + 100)
+        engine = RocksdbEngine(str(after))
+        assert state(engine) == states[lost]
+        with engine.write() as tx:
+            tx.put(b"next", b"1")
+        engine.close()
+        engine = RocksdbEngine(str(after))
+        assert state(engine) == {**states[lost], b"next": b"1"}
+        engine.close()
+
+
+def test_damage_to_a_commit_that_a_later_one_calls_synced_is_corrupt_and_nothing_is_changed(tmp_path: Path) -> None:
+    dead, log, ends, _ = dead_store(tmp_path, synced=6, relaxed=2)
+    for lost in range(5):  # of the last synced one nothing tells that it was on disk
+        after = damaged(dead, log, ends[lost] + 100)
+        before = (after / log.name).read_bytes()
+        with pytest.raises(Corrupt, match="restore a backup"):
+            RocksdbEngine(str(after))
+        assert (after / log.name).read_bytes() == before
+
+
+def test_a_torn_end_of_the_manifest_is_cut_only_while_the_log_it_would_replace_is_there(tmp_path: Path) -> None:
+    dead, log, _, states = dead_store(tmp_path, synced=3, relaxed=0)
+    manifest = dead / (dead / "CURRENT").read_text().strip()
+    manifest.write_bytes(manifest.read_bytes() + b"\x01\x02\x03\x04\x20\x00\x01" + bytes(32))
+    without_log = tmp_path / "without"
+    shutil.copytree(dead, without_log)
+    (without_log / log.name).unlink()
+    assert not cut_torn_end(without_log)
+    with pytest.raises(Corrupt):
+        RocksdbEngine(str(without_log))
+    engine = RocksdbEngine(str(dead))
+    assert state(engine) == states[-1]
+    engine.close()
+
+
+FORK = """
+import os, sys
+import penstock
+journal = penstock.open(sys.argv[1])
+journal.topic("t").append("parent")
+snapshot = journal._engine.read()
+scan = snapshot.scan(b"", b"\\xff")
+next(scan)
+child = os.fork()
+if child == 0:
+    try:
+        journal.topic("t").append("child")
+    except penstock.errors.Closed as error:
+        print("used:", error, flush=True)
+    try:
+        penstock.open(sys.argv[2])
+    except penstock.errors.ConfigError as error:
+        print("opened:", error, flush=True)
+    sys.exit(7)  # in good order, so that everything inherited is let go of
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+scan.close()
+snapshot.close()
+journal.topic("t").append("parent")
+assert journal.topic("t").latest == 2
+journal.close()
+"""
+
+
+@pytest.mark.parametrize("again", ["store", "another"])
+def test_a_forked_child_is_told_and_ends(tmp_path: Path, again: str) -> None:
+    command = [sys.executable, "-c", FORK, f"rocksdb:{tmp_path / 'store'}", f"rocksdb:{tmp_path / again}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "open the store again in the child" in done.stdout
+    assert "RocksDB's threads do not survive a fork" in done.stdout
+
+
+def test_a_reader_that_is_never_closed_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    program = (
+        "import os, sys, penstock\n"
+        "reader = penstock.open(sys.argv[1], read_only=True)\n"
+        "assert reader.topic('t').latest == 1\n"
+        "os._exit(0)\n"
+    )
+    import penstock
+
+    with penstock.open(f"rocksdb:{tmp_path / 'store'}") as journal:
+        journal.topic("t").append("one")
+        command = [sys.executable, "-c", program, f"rocksdb:{tmp_path / 'store'}"]
+        subprocess.run(command, env={**os.environ, "TMPDIR": str(folder)}, check=True, timeout=60)
+        assert list(folder.iterdir()) == []
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with penstock.open(f"rocksdb:{tmp_path / 'store'}", read_only=True) as reader:
+            for number in range(2, 5):
+                journal.topic("t").append("more")
+                journal.maintain()
+                assert reader.topic("t").latest == number
+        assert list(folder.iterdir()) == []

@@ -1,0 +1,134 @@
+"""Run under the recorder: uses a journal in many ways, and marks in the record what was tried and what acknowledged.
+
+    python workload.py <folder> <scheme> <durability> <seed> <steps> [<kinds>:<at>:<errno>:<more>]
+
+The store is <folder>/store. With the last argument, calls fail from the moment the store is open.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import penstock
+from penstock import Draft, Journal
+from penstock.errors import PenstockError
+from torture.recorder import arm, armed_calls, mark
+
+
+class Load:
+    """Steps on one journal, each marked before it begins and after it was acknowledged."""
+
+    def __init__(self, folder: Path, journal: Journal, rng: random.Random) -> None:
+        self.folder = folder
+        self.journal = journal
+        self.rng = rng
+        self.topic = journal.topic("t")
+        self.queue = journal.queue("q", lease=3600)
+        self.number = 0
+
+    def step(self) -> None:
+        # The order is the seed's, the same whether calls fail or not.
+        kinds: list[tuple[Callable[[str], None], int]] = [
+            (self.append, 6),
+            (self.batch, 3),
+            (self.pair, 3),
+            (self.push, 4),
+            (self.take, 6),
+            (self.cursor, 1),
+            (self.compact, 1),
+            (self.maintain, 1),
+            (self.reopen_backup, 1),
+        ]
+        doing = self.rng.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
+        self.number += 1
+        doing(f"n{self.number}")
+
+    def append(self, label: str) -> None:
+        size = self.rng.choice([10, 100, 5000])
+        mark(trying=label, rows=1)
+        receipt = self.topic.append("one", [label, 0, "x" * size], dedup=label)
+        mark(appended=label, first=receipt.seq, rows=1, size=size)
+
+    def batch(self, label: str) -> None:
+        rows = self.rng.choice([2, 30])
+        mark(trying=label, rows=rows)
+        receipts = self.topic.append_many([Draft("many", [label, row, "y" * 50]) for row in range(rows)])
+        mark(appended=label, first=receipts[0].seq, rows=rows)
+
+    def pair(self, label: str) -> None:
+        mark(trying=label, rows=1, pair=True)
+        with self.journal.transaction() as tx:
+            first = tx.append("t", "pair", [label, 0, ""])
+            tx.append("pairs", "pair", label)
+            tx.set_mark("m", self.number)
+        mark(appended=label, first=first.seq, rows=1, mark=self.number)
+
+    def push(self, label: str) -> None:
+        mark(pushing=label)
+        self.queue.push(label)
+        mark(pushed=label)
+
+    def take(self, label: str) -> None:
+        delivery = self.queue.take(wait=0)
+        if delivery is None:
+            return
+        message = delivery.payload
+        mark(taken=message)
+        if self.rng.random() < 0.7:
+            mark(acking=message)
+            delivery.ack()
+            mark(acked=message)
+
+    def cursor(self, label: str) -> None:
+        latest = self.topic.latest
+        self.topic.commit("reader", latest)
+        mark(cursor=latest)
+
+    def compact(self, label: str) -> None:
+        through = max(0, self.topic.latest - 60)
+        mark(compacting=through)
+        self.topic.compact(through, force=True)
+
+    def maintain(self, label: str) -> None:
+        self.journal.maintain()
+
+    def reopen_backup(self, label: str) -> None:
+        path = self.folder / f"backup-{label}"
+        latest = self.topic.latest
+        self.journal.backup(path)
+        mark(backup=path.name, latest=latest)
+
+
+def main() -> None:
+    folder, scheme, durability, seed, steps = Path(sys.argv[1]), *sys.argv[2:6]
+    failing = sys.argv[6] if len(sys.argv) > 6 else ""
+    journal = penstock.open(f"{scheme}:{folder / 'store'}", durability=durability)  # type: ignore[arg-type]
+    mark(opened=True)
+    load = Load(folder, journal, random.Random(int(seed)))
+    if failing:
+        kinds, at, error, more = failing.split(":")
+        arm(kinds, int(at), int(error), more=int(more))
+    for _ in range(int(steps)):
+        try:
+            load.step()
+        except PenstockError as error:
+            mark(failed=f"{type(error).__name__}: {error}")
+    if failing:
+        reached = armed_calls()
+        arm("", 0, 0)
+        mark(calls=reached)
+        for _ in range(5):  # the disk works again; whatever is acknowledged now holds too
+            with suppress(PenstockError):
+                load.append(f"after{load.number}")
+            load.number += 1
+    sys.stdout.flush()
+    os._exit(0)  # as a kill would: nothing is closed in good order
+
+
+if __name__ == "__main__":
+    main()
