@@ -6,15 +6,16 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from journals import DEADLINE, Place, eventually, on, only, payloads, seqs
 
 import penstock
-from penstock import Draft, Fence, Journal, Projection, Topic
+from penstock import Draft, Fence, Journal, ManualClock, Projection, Topic
 from penstock import on as handles
-from penstock.errors import Backpressure, ConfigError, Conflict, FenceActive, FenceCancelled, ReadOnly
+from penstock.errors import Backpressure, ConfigError, Conflict, Denied, FenceActive, FenceCancelled, ReadOnly
 
 Reopen = Callable[[Journal], Journal]
 
@@ -381,3 +382,114 @@ def test_reactors_wait_for_a_fence_to_end(journal: Journal, topic: Topic) -> Non
             fence.commit()
             eventually(lambda: len(journal.topic("echoes")) == 2)
         assert isinstance(reactor, penstock.Worker)
+
+
+# ── busy writers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_when_a_fence_is_open_nothing_of_others_comes_after_it(
+    journal: Journal, clock: ManualClock, in_threads: Callable[..., threading.Thread]
+) -> None:
+    queue, topic, ticking = journal.queue("jobs"), journal.topic("orders"), journal.queue("ticking")
+    ticking.every(0.001, "tick", name="t")
+    stop = threading.Event()
+    begun = threading.Barrier(6)
+
+    def keep(work: Callable[[], object]) -> None:
+        begun.wait(60)
+        while not stop.is_set():
+            with suppress(FenceActive):
+                work()
+            clock.advance(0.001)
+
+    def transact() -> None:
+        with journal.transaction() as tx:
+            tx.append("orders", "made")
+            tx.push("jobs", 1)
+
+    for work in (
+        lambda: topic.append("made"),
+        lambda: topic.submit("made").result(),
+        lambda: queue.push(1),
+        lambda: queue.push_many([1, 2]),
+        transact,
+    ):
+        in_threads(keep, work)
+    begun.wait(60)
+    try:
+        for _ in range(30):
+            fence = journal.fence()
+            before = [journal.topic(name).latest for name in ("jobs", "orders", "ticking")]
+            ticket = fence.submit("orders", "fenced")
+            for _ in range(3):
+                topic.get(1)
+                clock.advance(0.001)
+                assert [journal.topic(name).latest for name in ("jobs", "orders", "ticking")] == before
+            fence.commit()
+            assert ticket.result().seq == before[1] + 1
+    finally:
+        stop.set()
+    eventually(lambda: journal.topic("ticking").latest > before[2], "ticks go on when the fence has ended")
+
+
+def test_a_transaction_that_began_before_the_fence_is_waited_for(
+    journal: Journal, in_threads: Callable[..., threading.Thread]
+) -> None:
+    opened: list[int] = []
+    with journal.transaction() as tx:
+        tx.append("orders", "first")
+
+        def open_fence() -> None:
+            fence = journal.fence()
+            opened.append(journal.topic("orders").latest)
+            fence.cancel()
+
+        thread = in_threads(open_fence)
+        eventually(lambda: journal._fences.exclusive is not None)
+        tx.append("orders", "second")
+        assert not opened
+    thread.join(60)
+    assert opened == [2]
+
+
+def test_dead_letters_wait_for_the_fence(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", max_attempts=1, dead_letter="grave", lease=10)
+    aged = journal.queue("aged", ttl=5, dead_letter="grave")
+    queue.push_many(["rejected", "late", "fine"])
+    aged.push("over")
+    rejected, late = queue.take_many(2)
+    fence = journal.fence()
+    with pytest.raises(FenceActive):
+        rejected.nack(dead=True)
+    clock.advance(20)
+    assert queue.take() is None and aged.take() is None
+    assert journal.queues() == ["aged", "jobs"]
+    fence.cancel()
+    fine = queue.take()
+    assert fine is not None and fine.payload == "fine" and aged.take() is None
+    assert sorted(letter.payload for letter in journal.queue("grave")) == ["late", "over", "rejected"]
+
+
+def test_what_was_refused_during_a_fence_is_recorded_after_it(journal: Journal, topic: Topic) -> None:
+    def refuse(draft: Draft) -> None:
+        raise Denied("no")
+
+    topic.gate(refuse, record="refusals")
+    with journal.fence() as fence:
+        with pytest.raises(Denied):
+            fence.submit(topic, "made")
+        assert journal.topic("refusals").latest == 0
+    eventually(lambda: journal.topic("refusals").latest == 1)
+
+
+def test_a_second_fence_that_cannot_be_opened_leaves_the_first(journal: Journal, topic: Topic) -> None:
+    fence = journal.fence()
+    with pytest.raises(FenceActive):
+        journal.fence()
+    with pytest.raises(FenceActive):
+        topic.append("made")
+    fence.cancel()
+    with journal.transaction(), pytest.raises(ConfigError):
+        journal.fence()
+    topic.append("made")
+    with journal.fence():
+        pass
+    assert topic.latest == 1

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
 from penstock.entity.staging.outbox import LocalOutbox
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
-from penstock.errors import ConfigError, FenceActive, FenceCancelled, ReadOnly
+from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
+from penstock.journal.commit.catalog import Barrier
+from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.ticket import Ticket, wake
 
@@ -41,6 +44,7 @@ class Fences:
         # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
         self._lock = journal._guards_lock
         self.exclusive: _Hidden | None = None
+        self._later: list[Callable[[], object]] = []
         self.ended = threading.Condition()
         """Notified when an exclusive fence ends, for those who would rather wait than fail."""
 
@@ -55,13 +59,26 @@ class Fences:
                 if self.exclusive is not None:
                     raise FenceActive("another exclusive fence is open: commit or cancel it first")
                 self.exclusive = hidden
-                # A new list each time: whoever is going through the old one must not skip a guard.
-                journal._guards = [self.refuse, *journal._guards]
             self._live.add(hidden)
+        if exclusive:
+            self._close_to_others(hidden)
         return Fence(journal, hidden)
 
+    def _close_to_others(self, hidden: _Hidden) -> None:
+        """Waits until what others have handed in is committed; whatever comes after it is refused."""
+        journal = self._journal
+        try:
+            journal._writer.run(WriteRequest(lambda commit: commit.raise_barrier(hidden.barrier), relaxed=True))
+        except BaseException:
+            self.end(hidden)
+            raise
+        with self._lock:
+            if self.exclusive is hidden:
+                # A new list each time: whoever is going through the old one must not skip a guard.
+                journal._guards = [self.refuse, *journal._guards]
+
     def refuse(self, topic: str, drafts: Sequence[Draft]) -> None:
-        """The guard while an exclusive fence is open."""
+        """The guard while an exclusive fence is open: most are refused before they have prepared anything."""
         if self.exclusive is not None:
             raise FenceActive(
                 f"an exclusive fence is open: nothing else can be appended to {topic!r} until it has ended"
@@ -78,8 +95,23 @@ class Fences:
                 return
             self.exclusive = None
             self._journal._guards = [guard for guard in self._journal._guards if guard != self.refuse]
+            catalog = self._journal._writer.catalog
+            if catalog.barrier is hidden.barrier:
+                catalog.barrier = None
+            later, self._later = self._later, []
         with self.ended:
             self.ended.notify_all()
+        for work in later:
+            with suppress(Closed):
+                work()
+
+    def afterwards(self, work: Callable[[], object]) -> None:
+        """Does something that appends: now, or when the exclusive fence that is open has ended."""
+        with self._lock:
+            if self.exclusive is not None:
+                self._later.append(work)
+                return
+        work()
 
     def cancel_all(self) -> None:
         """The journal closes: nothing hidden will be written."""
@@ -98,6 +130,7 @@ class _Hidden:
     def __init__(self, fences: Fences, exclusive: bool) -> None:
         self.fences = fences
         self.exclusive = exclusive
+        self.barrier = Barrier()
         self.state: State = "open"
         self.staged: list[Staged] = []
         self.tickets: list[tuple[Ticket[Any], int, int | None]] = []
@@ -112,6 +145,14 @@ class _Hidden:
             self.tickets.append((ticket, start, len(staged) if batch else None))
             self.staged.extend((name, _shifted(draft, start if batch else 0)) for name, draft in staged)
         return ticket
+
+    def let_pass(self, commit: Commit, plan: Plan) -> list[Receipt]:
+        """Appends what was hidden; the barrier is its own."""
+        self.barrier.passing = True
+        try:
+            return plan.apply(commit)
+        finally:
+            self.barrier.passing = False
 
     def check_open(self) -> None:
         if self.state == "cancelled":
@@ -141,7 +182,8 @@ class _Hidden:
 class Fence:
     """Hides the events submitted through it until `commit`; cancelling, an exception or letting go of it discards them.
 
-    While an exclusive fence is open, every other append in this process raises FenceActive.
+    While an exclusive fence is open, every other append through this journal raises FenceActive, a push and a dead
+    letter included; what others had handed in before is committed when the fence is there.
     """
 
     def __init__(self, journal: BaseJournal, hidden: _Hidden) -> None:
@@ -198,7 +240,12 @@ class Fence:
             hidden.state = "committing"
         try:
             plan = Plan(journal, hidden.staged)
-            receipts = journal._writer.run(WriteRequest(plan.apply, plan.size)) if len(hidden.staged) else []
+            receipts: list[Receipt] = []
+            if hidden.staged:
+                receipts = journal._writer.run(WriteRequest(lambda commit: hidden.let_pass(commit, plan), plan.size))
+        except FenceActive:
+            hidden.state = "open"  # an exclusive one was opened just now: it has to end first, nothing else is wrong
+            raise
         except BaseException as error:
             hidden.cancel(error=error)
             raise

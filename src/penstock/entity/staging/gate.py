@@ -130,7 +130,11 @@ class Gates:
         record = gate.record
         batch = prepare((Draft(REFUSAL, refusal, key=draft.key),), record, None)
         # Inside a transaction the record comes after it, whatever becomes of it: so nobody waits for it here.
-        journal._writer.submit(WriteRequest(lambda commit: commit.append(record, batch), batch.size), nested=True)
+        journal._fences.afterwards(
+            lambda: journal._writer.submit(
+                WriteRequest(lambda commit: commit.append(record, batch), batch.size), nested=True
+            )
+        )
 
 
 def _copy(draft: Draft, encoded: bytes) -> Draft:

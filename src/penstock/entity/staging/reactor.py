@@ -102,13 +102,18 @@ class Reactor(TopicWorker):
                 plan.apply(commit)
                 move_cursor(commit, topic, consumer, last, back=False)
 
-            self._topic._writer.run(WriteRequest(apply, plan.size))
+            while True:
+                try:
+                    self._topic._writer.run(WriteRequest(apply, plan.size))
+                    return True
+                except FenceActive:  # one was opened since the guards were asked
+                    if not self._outwait_fence():
+                        return True
         except Exception as error:
             if len(events) > 1 and not alone:
                 return False
             error.add_note(f"in reactor {self.name!r}, appending its reaction to event {events[0].seq}")
             raise
-        return True
 
     def _plan(self, staged: list[Staged]) -> Plan | None:
         """What is to be appended; None when the reactor was stopped while a fence was open."""
@@ -118,9 +123,13 @@ class Reactor(TopicWorker):
                 ask_guards(journal._guards, staged)
                 return Plan(journal, staged)
             except FenceActive:
-                journal._fences.wait(0.1)
-                if self._stopping.is_set():
+                if not self._outwait_fence():
                     return None
+
+    def _outwait_fence(self) -> bool:
+        """Waits for a while until no exclusive fence is open; False when the reactor was stopped meanwhile."""
+        self._entity_topic.journal._fences.wait(0.1)
+        return not self._stopping.is_set()
 
 
 def _counted_from(draft: Draft, start: int) -> Draft:

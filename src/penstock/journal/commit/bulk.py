@@ -23,6 +23,7 @@ _BLOCKS_AHEAD = 3
 
 def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     """Adds blocks at the end of a topic; returns the positions their events have got."""
+    commit.check_barrier(name)
     commit.flush()
     head = commit.ensure(name)
     if head.settings.chained:

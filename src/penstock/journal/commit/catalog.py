@@ -134,11 +134,22 @@ class Head(msgspec.Struct, eq=False):
     """The newest small blocks, while the writer still knows what is in them."""
 
 
+class Barrier:
+    """Keeps everybody but its owner from appending, for as long as it stands in the catalog."""
+
+    __slots__ = ("passing",)
+
+    def __init__(self) -> None:
+        self.passing = False
+        """Whether the operation under way is its owner's."""
+
+
 class Catalog:
     """The heads of the topics this writer has touched."""
 
     def __init__(self) -> None:
         self._heads: dict[str, Head] = {}
+        self.barrier: Barrier | None = None
         self.epoch = 0
         """Another number after every `forget`: the layers above know by it when to drop what they cached."""
         self.reshaped = 0

@@ -14,9 +14,9 @@ from itertools import accumulate
 from typing import Protocol
 
 from penstock.engine.contract import WriteTx
-from penstock.errors import Conflict
+from penstock.errors import Conflict, FenceActive
 from penstock.events import Receipt, format_id
-from penstock.journal.commit.catalog import Catalog, Head, create_topic
+from penstock.journal.commit.catalog import Barrier, Catalog, Head, create_topic
 from penstock.journal.commit.dedup import Original, find_original, remember
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.commit.recent import RecentBlock, RecentBlocks
@@ -139,6 +139,24 @@ class Commit:
         self.gathered += 1
         self._late[row] = None
 
+    # ── who may append ───────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def fenced(self) -> bool:
+        """Whether an exclusive fence keeps everybody else from appending."""
+        barrier = self._catalog.barrier
+        return barrier is not None and not barrier.passing
+
+    def raise_barrier(self, barrier: Barrier) -> None:
+        """From here on only the barrier's owner appends: what came before is committed, what comes after is refused."""
+        self._catalog.barrier = barrier
+
+    def check_barrier(self, topic: str) -> None:
+        """FenceActive when somebody else's fence is open."""
+        if self.fenced:
+            raise FenceActive(
+                f"an exclusive fence is open: nothing else can be appended to {topic!r} until it has ended"
+            )
+
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def head(self, name: str) -> Head | None:
         """A topic's head, or None when nobody has created it."""
@@ -198,6 +216,8 @@ class Commit:
         """Adds a batch and says where its events will be; raises before anything is changed."""
         if not batch.columns.kinds:
             return []
+        if self._catalog.barrier is not None:
+            self.check_barrier(name)
         if batch.dedups is None and batch.expects is None and batch.cause_rows is None:
             return self._add(self._additions.get(name) or self._lot(name), batch.columns, batch.size)
         if batch.dedups is None and batch.cause_rows is None:

@@ -64,6 +64,7 @@ def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
 
 def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     """Adds events that follow position `latest`, in order; Conflict when the topic does not end there."""
+    commit.check_barrier(name)
     commit.flush()
     head = commit.ensure(name)
     if head.latest != latest:

@@ -15,6 +15,8 @@ from penstock.queue.token import new_secret
 
 PRESENCE_MS = 5_000
 """How often a consumer's presence is written down, at the most."""
+FENCE_MS = 50
+"""How soon a take looks again that an exclusive fence kept from giving messages up."""
 
 
 def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken:
@@ -25,6 +27,8 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     plain = _take_plainly(commit, queue, group, request, hold)
     if plain is not None:
         return plain
+    if commit.fenced and _may_bury(queue, group, commit.now_ms):
+        return Taken([], False, commit.now_ms + FENCE_MS)
     taking = Choice(commit, queue, group, request, hold)
     behind = taking.catch_up()
     cap = queue.policy.max_in_flight
@@ -80,6 +84,12 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     record.frontier += count
     deliveries = [LocalDelivery(under, index, Event(rows, row + index), 1) for index in range(count)]
     return Taken(deliveries, False, 0)
+
+
+def _may_bury(queue: QueueState, group: Group, now: int) -> bool:
+    """Whether a take may have to append dead letters, which nobody may while an exclusive fence is open."""
+    policy, deadline = queue.policy, group.record.next_deadline
+    return policy.dead_letter is not None and (policy.ttl is not None or 0 < deadline <= now)
 
 
 def _note_presence(commit: Commit, queue: QueueState, request: Request) -> None:

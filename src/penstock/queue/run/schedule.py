@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.clock import Seconds, SystemClock, from_ms, seconds
 from penstock.engine.contract import Snapshot
-from penstock.errors import Closed, ConfigError, Corrupt, PenstockError, QueueFull
+from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError, QueueFull
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.storage.block import Columns
@@ -352,6 +352,8 @@ class Scheduler:
                 due = self._registry.journal._writer.run(WriteRequest(apply))
                 if due is None or due > clock.now_ms() or self._closed:
                     return due
+        except FenceActive:
+            return clock.now_ms() + RETRY_MS
         except QueueFull as error:
             log.warning("periodic message %r has to wait: %s", name, error)
             return clock.now_ms() + RETRY_MS

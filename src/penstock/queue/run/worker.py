@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, SystemClock
-from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery
+from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
 from penstock.journal.worker import Worker
 from penstock.observe.logs import Log
 from penstock.queue.delivery import LocalDelivery
@@ -298,6 +298,8 @@ class QueueWorker(Worker):
             hook()
         except StaleDelivery as error:
             log.warning("%r was handled too late, and somebody else may have it now: %s", delivery, error)
+        except FenceActive:
+            log.warning("%r is given up when its lease ends: an exclusive fence is open", delivery)
         except Closed:
             raise
         except Exception:
