@@ -35,6 +35,30 @@ WRITER_PRESSURE: Final = 0.75
 BACKPRESSURE_RETRY: Final = 0.01
 """What `Backpressure.retry_after` suggests."""
 
+# ── object storage ───────────────────────────────────────────────────────────────────────────────────────────────────
+STORE_TIMEOUT: Final = 30.0
+"""How long an operation on a journal in an object store waits for the store before it raises."""
+LEASE_SECONDS: Final = 5.0
+"""After how long without a renewal another process may take a journal in an object store over from its writer."""
+LEASE_SECONDS_LEAST: Final = 0.2
+"""The shortest lease: below it, a pause of the interpreter would end a healthy writer."""
+RELAXED_SECONDS: Final = 1.0
+"""After how long a commit that nobody waits for is put into the object store, when no other one takes it along."""
+TABLE_COMMITS: Final = 256
+"""Commits after which a log in an object store becomes a table, so that opening replays fewer objects."""
+TABLE_LEASES: Final = 60
+"""How many leases old an object must be before collection may remove it, and ten minutes at the least."""
+OBJECT_CACHE_BYTES: Final = 64 << 20
+"""Memory for blocks of tables that were read from an object store."""
+OBJECT_MEMTABLE_BYTES: Final = 32 << 20
+"""Bytes of newest rows kept in memory before they become a table in the object store."""
+FOLLOW_SECONDS: Final = 0.25
+"""How often a reader looks for new objects of the log while something happens; the pause grows to the next one."""
+FOLLOW_IDLE_SECONDS: Final = 0.7
+"""The longest pause of a reader."""
+FOLLOW_BYTES: Final = 16 << 20
+"""Bytes of the log's newest rows a reader keeps over its tables before it opens newer tables."""
+
 # ── storage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 GROUP_BYTES: Final = 16 << 20
 """Payload bytes after which a group commit stops taking more submissions."""

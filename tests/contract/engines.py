@@ -26,6 +26,8 @@ class Kind:
     """`reclaim` makes the store smaller."""
     reads_beside_writer: bool = True
     """A reader in another process can have the store open while a writer has."""
+    process_durability: bool = True
+    """`durability="process"` is something else than "disk"."""
 
 
 KINDS = [
@@ -34,6 +36,7 @@ KINDS = [
     Kind("lmdb", shared=True, second_open=True, shrinks=False),
     Kind("rocksdb"),
     Kind("file"),
+    Kind("slatedb", shrinks=False, process_durability=False),
 ]
 
 

@@ -21,7 +21,7 @@ from penstock import Draft, Journal, ManualClock, Receipt, Topic
 from penstock.errors import Conflict, PositionTrimmed
 from penstock.journal.commit import recent as tail
 
-SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file")
+SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb")
 TOPICS = st.sampled_from(["a", "b"])
 CONSUMERS = st.sampled_from(["c1", "c2"])
 _names = itertools.count()
@@ -265,7 +265,9 @@ class JournalMachine(RuleBasedStateMachine):
         self.copies += 1
         old, name = self.url.partition(":")[2], f"crashed-{self.copies}"
         if Path(old).is_dir():
-            shutil.copytree(old, self.folder / name, ignore=shutil.ignore_patterns("LOCK", "lock", "lock.mdb"))
+            shutil.copytree(
+                old, self.folder / name, ignore=shutil.ignore_patterns("LOCK", "lock", "lock.mdb", "penstock")
+            )
         else:
             for suffix in ("", "-wal"):
                 shutil.copy(old + suffix, f"{self.folder / name}{suffix}")
@@ -365,9 +367,11 @@ TestSqlite = _case("sqlite", 12)
 TestLmdb = _case("lmdb", 12)
 TestRocksdb = _case("rocksdb", 8)
 TestFile = _case("file", 12)
+TestSlatedb = _case("slatedb", 8)
 
 
 def test_every_engine_has_its_machine() -> None:
-    from penstock.engine.url import ENGINES
+    from penstock.engine.url import ENGINES, OBJECT_SCHEMES
 
-    assert set(ENGINES) == set(SCHEMES) and all(f"Test{scheme.title()}" in globals() for scheme in SCHEMES)
+    buckets = set(OBJECT_SCHEMES) - {"slatedb"}  # the same engine, on another store
+    assert set(ENGINES) - buckets == set(SCHEMES) and all(f"Test{scheme.title()}" in globals() for scheme in SCHEMES)

@@ -5,6 +5,8 @@ sqlite:shop.db             the same, said in full
 sqlite:///var/shop.db      an absolute path (also `sqlite:/var/shop.db`)
 lmdb:shop  rocksdb:shop    a folder
 file:shop                  a folder with the append-only file in it
+s3://bucket/shop           objects in a bucket; also gs://bucket/shop and az://container/shop
+slatedb:shop               the same in a folder, for tests and development
 memory:                    a new store in this process
 memory:name                the store of that name in this process, as long as the process lives
 """
@@ -16,6 +18,7 @@ import os
 import re
 
 from penstock.engine.contract import Durability, Engine
+from penstock.engine.slatedb.options import ObjectOptions
 from penstock.errors import ConfigError
 
 # One letter before the colon is a Windows drive; a colon after a slash belongs to a path.
@@ -27,8 +30,14 @@ ENGINES: dict[str, tuple[str, str, str | None]] = {
     "lmdb": ("penstock.engine.lmdb.engine", "LmdbEngine", "lmdb"),
     "rocksdb": ("penstock.engine.rocksdb.engine", "RocksdbEngine", "rocksdb"),
     "file": ("penstock.engine.file.engine", "FileEngine", None),
+    "s3": ("penstock.engine.slatedb.engine", "S3Engine", "object"),
+    "gs": ("penstock.engine.slatedb.engine", "GoogleEngine", "object"),
+    "az": ("penstock.engine.slatedb.engine", "AzureEngine", "object"),
+    "slatedb": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
 }
 """Scheme → the module and class of its engine, and the extra that brings its package."""
+OBJECT_SCHEMES = ("s3", "gs", "az", "slatedb")
+"""Those that keep a journal in an object store, and take `ObjectOptions`."""
 
 
 def parse_url(url: str | os.PathLike[str]) -> tuple[str, str]:
@@ -48,9 +57,14 @@ def parse_url(url: str | os.PathLike[str]) -> tuple[str, str]:
         known = ", ".join(f"{name}:" for name in ENGINES)
         raise ConfigError(
             f"{url!r} names no engine: {scheme!r} is not one of {known}. "
-            'lmdb: needs `pip install "penstock[lmdb]"`, rocksdb: needs `pip install "penstock[rocksdb]"`. '
+            'lmdb: needs `pip install "penstock[lmdb]"`, rocksdb: needs `pip install "penstock[rocksdb]"`, '
+            's3:, gs:, az: and slatedb: need `pip install "penstock[object]"`. '
             "For a file whose name has a colon in it, write sqlite:./name"
         )
+    if scheme in OBJECT_SCHEMES and scheme != "slatedb":
+        if not path.startswith("//"):
+            raise ConfigError(f"{url!r} names no bucket: write {scheme}://bucket/{path.strip('/') or 'shop'}")
+        return scheme, _checked(path, url)
     if path.startswith("//"):
         path = path[2:]
         if not path.startswith("/") and scheme != "memory":
@@ -64,10 +78,30 @@ def parse_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     return scheme, _checked(path, url)
 
 
-def open_engine(url: str | os.PathLike[str], *, read_only: bool = False, durability: Durability = "disk") -> Engine:
-    """Opens the store a url names, making it (and its parent folders) unless `read_only`."""
+def open_engine(
+    url: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    durability: Durability = "disk",
+    options: ObjectOptions | None = None,
+) -> Engine:
+    """Opens the store a url names, making it (and its parent folders) unless `read_only`.
+
+    `options` are for stores in an object store; ConfigError when they are given for another one.
+    """
     scheme, path = parse_url(url)
-    return _engine_class(scheme).open(path, read_only=read_only, durability=durability)
+    kind = _engine_class(scheme)
+    if scheme in OBJECT_SCHEMES:
+        from penstock.engine.slatedb.engine import SlatedbEngine
+
+        assert issubclass(kind, SlatedbEngine)
+        return kind.open(path, read_only=read_only, durability=durability, options=options)
+    if options is not None and options != ObjectOptions():
+        raise ConfigError(
+            f"linger, timeout, lease, takeover, standby and store_options are for journals in an object store "
+            f"({', '.join(f'{name}:' for name in OBJECT_SCHEMES)}), not for {scheme}:"
+        )
+    return kind.open(path, read_only=read_only, durability=durability)
 
 
 def _engine_class(scheme: str) -> type[Engine]:

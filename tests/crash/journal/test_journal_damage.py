@@ -14,7 +14,7 @@ from penstock import Draft, Journal, Topic
 from penstock.errors import Corrupt, PenstockError
 from penstock.journal.storage import keys
 
-SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file")
+SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb")
 
 
 @pytest.fixture(params=SCHEMES)

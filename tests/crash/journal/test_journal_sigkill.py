@@ -12,7 +12,7 @@ ROUNDS = 4
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file", "rocksdb"])
+@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file", "rocksdb", "slatedb"])
 def test_a_killed_writer_loses_nothing_it_acknowledged(scheme: str, durability: str, tmp_path: Path) -> None:
     url, oracle, chance = f"{scheme}:{tmp_path / 'store'}", tmp_path / "oracle", random.Random()
     repeated = 0
@@ -26,7 +26,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(scheme: str, durability: 
     assert len(notes(oracle)) > 20 and repeated
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file", "slatedb"])
 def test_a_writer_killed_while_it_opens_leaves_a_store_that_opens(scheme: str, tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -96,6 +96,22 @@ class CloudStore:
                     if found["path"].count("/") == depth:
                         yield found["path"]
 
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Every object under the store's url, however deep, and its bytes."""
+        with _errors("list", self.url, ""):
+            for chunk in obstore.list(self._inner, chunk_size=_LIST_CHUNK):
+                for found in chunk:
+                    yield found["path"], found["size"]
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object at `path`; one request, and no bytes of it."""
+        with _errors("head", self.url, path):
+            try:
+                obstore.head(self._inner, path)
+            except FileNotFoundError:
+                return False
+            return True
+
     def delete(self, paths: Sequence[str]) -> int:
         failed = 0
         for start in range(0, len(paths), _DELETE_CHUNK):

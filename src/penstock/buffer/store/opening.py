@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from penstock.buffer.store.azure import azure_config
@@ -81,27 +81,39 @@ def _open_file(url: str, host: str, path: str, options: Mapping[str, Any]) -> Ob
     return FileStore(path)
 
 
-def open_cloud(url: str, options: Mapping[str, Any]) -> CloudStore:
+class CloudSettings(NamedTuple):
+    """How a store is reached: the provider's own settings, the HTTP client's, and the endpoint if one is named."""
+
+    config: dict[str, Any]
+    client: dict[str, Any]
+    endpoint: str
+
+
+def cloud_settings(url: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> CloudSettings:
+    """What `options` and the environment say about s3://, gs:// or az://, for whichever library opens it."""
+    client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
+    config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+    if urlsplit(url).scheme in ("az", "azure"):
+        config = azure_config(config, environ)
+    endpoint = str(config.get("endpoint") or next((environ[name] for name in _ENDPOINTS if environ.get(name)), ""))
+    if endpoint.startswith("http://"):  # an emulator or a private store without TLS: whoever wrote http meant it
+        client.setdefault("allow_http", True)
+    if not urlsplit(url).netloc:
+        raise ConfigError(f"{url!r} names no bucket or container")
+    return CloudSettings(config, client, endpoint)
+
+
+def open_cloud(url: str, options: Mapping[str, Any], retry: Mapping[str, Any] | None = None) -> CloudStore:
     """Opens s3://, gs:// or az://; ConfigError names the option the provider does not know."""
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
     from penstock.buffer.store.cloud import CloudStore
 
-    client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
-    config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-    if urlsplit(url).scheme in ("az", "azure"):
-        config = azure_config(config, os.environ)
-    endpoint = str(
-        config.get("endpoint") or next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
-    )
-    if endpoint.startswith("http://"):  # an emulator or a private store without TLS: whoever wrote http meant it
-        client.setdefault("allow_http", True)
+    config, client, endpoint = cloud_settings(url, options, os.environ)
     client.setdefault("timeout", _TIMEOUT)
-    if not urlsplit(url).netloc:
-        raise ConfigError(f"{url!r} names no bucket or container")
     try:
-        inner = from_url(url, config=config, client_options=client, retry_config=_RETRY)  # type: ignore[call-overload]
+        inner = from_url(url, config=config, client_options=client, retry_config=retry or _RETRY)  # type: ignore[call-overload]
     except (BaseError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot open {url}: {str(error).partition(chr(10))[0]}") from error
     return CloudStore(url, options, inner, open_cloud, endpoint)

@@ -1,0 +1,110 @@
+"""Opening SlateDB: its settings, and what of them is ours to decide."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import slatedb.uniffi as sl
+
+from penstock.engine.slatedb.bridge import call
+from penstock.engine.slatedb.place import Place
+from penstock.limits import (
+    OBJECT_CACHE_BYTES,
+    OBJECT_MEMTABLE_BYTES,
+    RELAXED_SECONDS,
+    TABLE_LEASES,
+)
+
+COLLECT_SECONDS = 600.0
+"""How often garbage is collected, and the least age of what is."""
+SNAPSHOT_SECONDS = 900
+"""For how long after a compaction the tables it replaced are kept for snapshots and readers."""
+
+_LOG = sl.FlushOptions(flush_type=sl.FlushType.WAL)
+_TABLES = sl.FlushOptions(flush_type=sl.FlushType.MEM_TABLE)
+
+
+def make_cache() -> sl.DbCache:
+    """Memory for the blocks of tables, of a size chosen on purpose."""
+    return sl.DbCache.new_foyer_cache(sl.FoyerCacheOptions(max_capacity=OBJECT_CACHE_BYTES, shards=4))
+
+
+def collectable_age(lease: float) -> float:
+    """The least age, in seconds, of what collection removes: many leases.
+
+    A writer that was stopped, and woken after another had taken over, must find the log's slot it would write next
+    still taken (slatedb issues 352 and 1622): its lease has run out long before that slot could be free again.
+    """
+    return max(COLLECT_SECONDS, TABLE_LEASES * lease)
+
+
+def open_database(
+    place: Place, cache: sl.DbCache, recorder: sl.DefaultMetricsRecorder | None, *, lease: float, timeout: float
+) -> sl.Db:
+    """Opens the database for writing, which ends the writer before."""
+    builder = sl.DbBuilder(place.path, place.store)
+    builder.with_settings(sl.Settings.from_json_string(json.dumps(_settings(lease, local=place.folder is not None))))
+    builder.with_db_cache(cache, 1)
+    if recorder is not None:
+        builder.with_metrics_recorder(recorder)
+    builder.with_sst_block_size(sl.SstBlockSize.BLOCK64_KIB)
+    return call(builder.build(), timeout)
+
+
+def open_reader(
+    place: Place, cache: sl.DbCache, recorder: sl.DefaultMetricsRecorder | None, timeout: float
+) -> sl.DbReader:
+    """The newest tables, standing still: without the log, and without writing a checkpoint."""
+    builder = sl.DbReaderBuilder(place.path, place.store)
+    builder.with_options(
+        sl.ReaderOptions(
+            manifest_poll_interval_ms=86_400_000,
+            checkpoint_lifetime_ms=200_000_000,
+            max_memtable_bytes=OBJECT_MEMTABLE_BYTES,
+            skip_wal_replay=True,
+        )
+    )
+    builder.with_db_cache(cache, 1)
+    if recorder is not None:
+        builder.with_metrics_recorder(recorder)
+    builder.with_reader_mode(sl.ReaderMode.FOLLOW_LATEST())
+    return call(builder.build(), timeout)
+
+
+def flush_log(database: sl.Db, timeout: float) -> None:
+    """Puts everything written so far into the log: one PUT."""
+    call(database.flush_with_options(_LOG), timeout)
+
+
+def flush_tables(database: sl.Db, timeout: float | None = None) -> None:
+    """Makes a table of everything written so far, so that opening need not replay the log up to here."""
+    call(database.flush_with_options(_TABLES), timeout)
+
+
+def _settings(lease: float, *, local: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(sl.Settings.default().to_json_string())
+    age = _seconds(collectable_age(lease))
+    settings |= {
+        "flush_interval": _seconds(RELAXED_SECONDS),
+        "manifest_poll_interval": "20s",
+        "l0_sst_size_bytes": OBJECT_MEMTABLE_BYTES,
+        "max_unflushed_bytes": 4 * OBJECT_MEMTABLE_BYTES,
+        "l0_max_ssts": 64,
+        "l0_max_ssts_per_key": 64,
+    }
+    settings["compactor_options"] |= {
+        "poll_interval": "200ms" if local else "15s",
+        "commit_compacted_interval": "100ms" if local else "1s",
+        "checkpoint_lifetime": f"{SNAPSHOT_SECONDS}s",
+    }
+    settings["compactor_options"]["worker"] |= {"compactions_poll_interval": "200ms" if local else "15s"}
+    for kind in ("manifest_options", "wal_options", "compacted_options", "compactions_options"):
+        settings["garbage_collector_options"][kind] |= {"interval": _seconds(COLLECT_SECONDS), "min_age": age}
+    # The empty objects with which writers fence each other stay for good: they are what a stalled writer must meet.
+    settings["garbage_collector_options"]["wal_fence_options"] = None
+    return settings
+
+
+def _seconds(value: float) -> str:
+    return f"{round(value * 1000)}ms"

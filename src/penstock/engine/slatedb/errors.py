@@ -1,0 +1,39 @@
+"""What SlateDB's errors mean for a journal."""
+
+from __future__ import annotations
+
+import slatedb.uniffi as sl
+
+from penstock.engine.base import transaction_is_over
+from penstock.errors import Corrupt, Fenced, PenstockError, StorageError
+
+_GONE = ("not found", "notfound", "no such file", "nosuchkey")
+
+
+def explain(error: sl.Error, name: str) -> PenstockError:
+    """The penstock error for an exception of SlateDB's."""
+    text = str(error)
+    if isinstance(error, sl.Error.Closed):
+        if error.reason is sl.CloseReason.FENCED:
+            return fenced(name, f"SlateDB: {text}")
+        if error.reason is sl.CloseReason.CLEAN:
+            return transaction_is_over()
+        return StorageError(f"SlateDB stopped on {name}: {text}; close the journal and open it again")
+    if isinstance(error, sl.Error.Data):
+        if any(word in text.lower() for word in _GONE):
+            return StorageError(
+                f"{name}: an object this snapshot needs was collected ({text}). A snapshot may be read for "
+                "15 minutes after compaction has replaced its tables: read again, in shorter pieces",
+                retryable=True,
+            )
+        return Corrupt(f"SlateDB found {name} damaged: {text}")
+    return StorageError(f"SlateDB refused on {name}: {text}", retryable=isinstance(error, sl.Error.Unavailable))
+
+
+def fenced(name: str, by: str, epoch: int = 0) -> Fenced:
+    """The error of a writer whose journal another one has opened."""
+    return Fenced(
+        f"{name} was opened for writing elsewhere, which ended this writer ({by}): nothing more is acknowledged here. "
+        "Close this journal; open it again with standby=True to wait for its turn",
+        epoch=epoch,
+    )

@@ -1,0 +1,202 @@
+"""The reading side of a journal that another process writes: tables that stand still, the log's newest rows over them.
+
+SlateDB's reader has no snapshots, and opening one at every change would read the log again each time. So the tables
+are opened once, and every further object of the log is read once, into a sorted map whose snapshots cost nothing. When
+the map has grown, or the tables are old enough for collection to come near, newer tables are opened under it, and the
+rows they hold leave the map. What is read is always the state after some commit, all of it in the object store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+
+import slatedb.uniffi as sl
+
+from penstock.engine.memory.sorted_map import SortedMap
+from penstock.engine.slatedb.bridge import TimedOut, call
+from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, open_reader
+from penstock.engine.slatedb.errors import explain
+from penstock.engine.slatedb.place import Place
+from penstock.engine.slatedb.view import LayeredView, SlatedbView
+from penstock.errors import ConfigError, StorageError
+from penstock.limits import FOLLOW_BYTES, FOLLOW_IDLE_SECONDS, FOLLOW_SECONDS
+
+log = logging.getLogger("penstock.engine.slatedb")
+
+MANIFEST_SECONDS = 30.0
+"""How often a reader that finds nothing new makes sure that it has not missed what was collected meanwhile."""
+RENEW_SECONDS = SNAPSHOT_SECONDS / 3
+"""How old the tables may be before newer ones are opened, if there are any."""
+LOG_PATH = "wal/{:020d}.sst"
+_ROW_OVERHEAD = 120
+
+
+class Follower:
+    """Follows the writer of a journal, wherever it is."""
+
+    def __init__(
+        self, place: Place, name: str, cache: sl.DbCache, recorder: sl.DefaultMetricsRecorder | None, timeout: float
+    ) -> None:
+        self._place = place
+        self._name = name
+        self._cache = cache
+        self._recorder = recorder
+        self._timeout = timeout
+        self._admin = sl.AdminBuilder(place.path, place.store).build()
+        self._log = sl.SlateDbWalReader(place.path, place.store)
+        self._lock = threading.Lock()
+        self._rows: SortedMap[bytes | None] = SortedMap()
+        self._numbers: dict[bytes, int] = {}
+        self._bytes = 0
+        self._applied = 0
+        self._pause = 0.0
+        self._looked = self._manifest_read = self._based = float("-inf")
+        self._manifest = -1
+        self._retired: list[tuple[weakref.ref[SlatedbView], sl.DbReader]] = []
+        self._reader: sl.DbReader | None = None
+        self._base: SlatedbView
+        self._view: LayeredView
+        self._held = 0
+        self.version = 0
+        self.looks = 0
+        """How often the store was asked whether the log has grown: one request each."""
+
+    def open(self) -> None:
+        """Opens the newest tables; ConfigError when there is no store."""
+        try:
+            manifest = call(self._admin.read_manifest(None), self._timeout)
+            if manifest is None:
+                raise ConfigError(f"there is no store at {self._name}; open it for writing once to make it")
+            with self._lock:
+                self._open_tables(manifest)
+                self._read_log()
+        except sl.Error as error:
+            raise explain(error, self._name) from error
+        except TimedOut as error:
+            raise StorageError(f"{self._name} could not be opened: {error}", retryable=True) from error
+
+    def view(self) -> LayeredView:
+        """The newest state known, which is at most a pause old."""
+        self.look()
+        return self._view
+
+    def look(self) -> None:
+        """Reads what the log has gained, unless another thread is at it or the last look was a moment ago."""
+        local = self._place.folder is not None
+        if not local and time.monotonic() - self._looked < self._pause:
+            return
+        if not self._lock.acquire(blocking=local):
+            return
+        try:
+            self._catch_up()
+        except sl.Error as error:
+            raise explain(error, self._name) from error
+        except TimedOut as error:
+            raise StorageError(f"{self._name} could not be read: {error}; try again", retryable=True) from error
+        finally:
+            self._looked = time.monotonic()
+            self._lock.release()
+
+    def _catch_up(self) -> None:
+        grown = self._read_log()
+        if grown:
+            self._pause = FOLLOW_SECONDS
+        else:
+            self._pause = min(max(self._pause, FOLLOW_SECONDS) * 1.25, FOLLOW_IDLE_SECONDS)
+        now = time.monotonic()
+        full = self._bytes > FOLLOW_BYTES and now - self._manifest_read > MANIFEST_SECONDS / 10
+        if full or now - self._manifest_read > MANIFEST_SECONDS:
+            self._look_at_manifest(now)
+        for view, reader in [pair for pair in self._retired if pair[0]() is None]:
+            self._retired.remove((view, reader))
+            call(reader.shutdown(), self._timeout)
+
+    def _look_at_manifest(self, now: float) -> None:
+        manifest = call(self._admin.read_manifest(None), self._timeout)
+        self._manifest_read = now
+        if manifest is None:
+            raise ConfigError(f"the store at {self._name} was removed")
+        missed = manifest.replay_after_wal_id > self._applied
+        old = manifest.id != self._manifest and now - self._based > RENEW_SECONDS
+        if missed or old or self._bytes > FOLLOW_BYTES:
+            self._open_tables(manifest)
+            self._read_log()
+
+    def _open_tables(self, manifest: sl.VersionedManifest) -> None:
+        """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
+        reader = open_reader(self._place, self._cache, self._recorder, self._timeout)
+        self._held = reader.status().durable_seq
+        if self._reader is not None:
+            self._retired.append((weakref.ref(self._base), self._reader))
+        self._reader = reader
+        self._base = SlatedbView(reader, self._name, self._timeout)
+        kept: SortedMap[bytes | None] = SortedMap()
+        numbers: dict[bytes, int] = {}
+        size = 0
+        for key, value in self._rows.scan(b"", b"\xff" * 600):
+            if self._numbers[key] > self._held:
+                kept.put(key, value)
+                numbers[key] = self._numbers[key]
+                size += _size(key, value)
+        self._rows, self._numbers, self._bytes = kept, numbers, size
+        # Read before the tables were opened, so no object behind it can be missing from both.
+        self._applied = max(self._applied, manifest.replay_after_wal_id)
+        self._manifest = manifest.id
+        self._based = self._manifest_read = time.monotonic()
+        self._publish()
+
+    def _read_log(self) -> bool:
+        """Takes in every object the log has gained; each one whole, so that no reader sees half a commit."""
+        grown = False
+        iterator: sl.SlateDbWalIterator | None = None
+        while self._next_exists():
+            if iterator is None:
+                iterator = call(self._log.iterator(self._applied + 1), self._timeout)
+            found = call(iterator.next(), self._timeout)
+            if found is None:
+                break
+            for row in found.rows:
+                if row.seq > self._held:
+                    self._take(row)
+            self._applied = found.last_consumed_wal_file_id
+            if found.rows:
+                grown = True
+                self._publish()
+        return grown
+
+    def _next_exists(self) -> bool:
+        self.looks += 1
+        return self._place.objects.exists(LOG_PATH.format(self._applied + 1))
+
+    def _take(self, row: sl.RowEntry) -> None:
+        key = bytes(row.key)
+        value = None if row.kind is sl.RowEntryKind.TOMBSTONE else bytes(row.value or b"")
+        known = self._numbers.get(key)
+        if known is not None:
+            self._bytes -= _size(key, self._rows.get(key))
+        self._rows.put(key, value)
+        self._numbers[key] = row.seq
+        self._bytes += _size(key, value)
+
+    def _publish(self) -> None:
+        self._view = LayeredView(self._base, self._rows.snapshot())
+        self.version += 1
+
+    def close(self) -> None:
+        """Lets go of the tables."""
+        readers = [reader for _, reader in self._retired]
+        if self._reader is not None:
+            readers.append(self._reader)
+        self._retired, self._reader = [], None
+        for reader in readers:
+            try:
+                call(reader.shutdown(), self._timeout)
+            except (sl.Error, TimedOut) as error:
+                log.warning("a reader of %s did not close: %s", self._name, error)
+
+
+def _size(key: bytes, value: bytes | None) -> int:
+    return len(key) + len(value or b"") + _ROW_OVERHEAD

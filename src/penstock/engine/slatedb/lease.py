@@ -1,0 +1,315 @@
+"""The lease that keeps a journal to one writer: an object replaced by conditional puts, which says who holds it.
+
+The holder renews it after about half its term. A newcomer compares no clocks: it watches, by its own, whether the
+object changes for a whole term, and only then replaces it. The holder counts its term from before the put that renewed
+it and stops acknowledging a tenth earlier, so it has stopped before anybody can have taken over, however long the put
+took. A put whose answer was lost is found again by its number (`nonce`). SlateDB's own fence makes a takeover certain;
+the lease makes sure that there is none by accident.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from penstock.buffer.store.contract import Stored, Version, VersionConflict
+from penstock.engine.slatedb.errors import fenced
+from penstock.errors import Corrupt, Fenced, Locked, StorageError
+
+log = logging.getLogger("penstock.engine.slatedb")
+
+LEASE_PATH = "penstock/lease"
+SAFETY = 0.9
+"""The part of its term after which a holder stops acknowledging; the rest is for clocks of different speeds."""
+RENEW_AT = 0.6
+"""The part of its term after which a lease is renewed, when all goes well."""
+RETRIES = 12
+"""Into how many pauses a term is divided when renewing fails, or when a newcomer watches."""
+
+
+def machine_seconds() -> float:
+    """Seconds that also pass while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease object: who writes, since when, and for how long after each renewal."""
+
+    owner: str
+    host: str
+    system: str
+    """What tells process numbers of one running system from another's: its boot and its process namespace."""
+    pid: int
+    started: str
+    epoch: int
+    since_ms: int
+    seconds: float
+    released: bool = False
+    beat: int = 0
+    nonce: str = ""
+    """Another one in every put; the last field, where a store that compares endings looks."""
+
+    def who(self) -> str:
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return f"process {self.pid} on {self.host} since {since} UTC"
+
+
+class LeaseStore(Protocol):
+    """The part of an object store that a lease needs."""
+
+    url: str
+
+    def read(self, path: str, known: Stored | None = None) -> Stored | None: ...
+
+    def put_if(self, path: str, data: bytes, version: Version | None) -> Version: ...
+
+
+class Lease:
+    """One writer's lease. `take` it, `confirm` before every acknowledgement, `release` it."""
+
+    def __init__(
+        self, store: LeaseStore, name: str, seconds: float, *, clock: Callable[[], float] = machine_seconds
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._clock = clock
+        self._record = LeaseRecord(
+            owner=secrets.token_hex(8),
+            host=socket.gethostname(),
+            system=_system(),
+            pid=os.getpid(),
+            started=_process_start(os.getpid()),
+            epoch=0,
+            since_ms=int(time.time() * 1000),
+            seconds=seconds,
+        )
+        self._version: Version | None = None
+        self._good_until = float("-inf")
+        self._lost: Fenced | None = None
+        self._changed = threading.Condition()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.renewals = 0
+
+    @property
+    def epoch(self) -> int:
+        """How many writers there have been, this one included."""
+        return self._record.epoch
+
+    # taking
+
+    def take(self, *, takeover: bool = False, standby: bool = False, timeout: float) -> None:
+        """Takes the lease, or raises `Locked`; `standby` waits for it, `takeover` takes it from a holder that lives."""
+        deadline = self._clock() + timeout
+        seen: Stored | None = None
+        first_seen = 0.0
+        while True:
+            try:
+                found = self._store.read(LEASE_PATH, seen)
+            except StorageError as error:
+                if not error.retryable or (not standby and self._clock() > deadline):
+                    raise
+                log.warning("the lease of %s cannot be read: %s", self._name, error)
+                time.sleep(self._record.seconds / RETRIES)
+                continue
+            if found is None:
+                if self._put(None, 1):
+                    break
+                continue
+            holder = _decode(found, self._name)
+            if seen is None or found.version != seen.version:
+                renewed = seen is not None
+                seen, first_seen = found, self._clock()
+                if not standby and not takeover and not holder.released and (renewed or _runs_here(holder)):
+                    raise self._locked(holder)
+            free = holder.released or takeover or _died_here(holder)
+            if free or self._clock() - first_seen >= holder.seconds:
+                if self._put(found.version, holder.epoch + 1):
+                    break
+                if not standby and not takeover:
+                    raise self._locked(self._read() or holder)
+                continue
+            time.sleep(holder.seconds / RETRIES)
+        self._thread = threading.Thread(target=self._renew, name="penstock-lease", daemon=True)
+        self._thread.start()
+
+    def _put(self, version: Version | None, epoch: int) -> bool:
+        """Replaces the lease object by this writer's; False when another one was faster."""
+        self._record = msgspec.structs.replace(
+            self._record, epoch=epoch, since_ms=int(time.time() * 1000), nonce=secrets.token_hex(8)
+        )
+        begun = self._clock()
+        try:
+            self._version = self._store.put_if(LEASE_PATH, msgspec.json.encode(self._record), version)
+        except VersionConflict:
+            found = self._reread()
+            if found is None or found.nonce != self._record.nonce:
+                return False
+        self._good_until = begun + self._record.seconds * SAFETY
+        return True
+
+    def _reread(self) -> LeaseRecord | None:
+        """The lease object as it is, if it is one of this writer's puts: then its version is taken over too."""
+        found = self._store.read(LEASE_PATH)
+        record = None if found is None else _decode(found, self._name)
+        if found is None or record is None or record.owner != self._record.owner:
+            return None
+        self._version = found.version
+        return record
+
+    def _locked(self, holder: LeaseRecord) -> Locked:
+        return Locked(
+            f"{self._name} is open for writing by {holder.who()}, and it has one writer at a time. Open it with "
+            "read_only=True, wait for your turn with standby=True, or end that writer with takeover=True"
+        )
+
+    def _read(self) -> LeaseRecord | None:
+        found = self._store.read(LEASE_PATH)
+        return None if found is None else _decode(found, self._name)
+
+    # holding
+
+    def _renew(self) -> None:
+        pause = self._record.seconds * RENEW_AT
+        while not self._ending.wait(pause):
+            begun = self._clock()
+            self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1, nonce=secrets.token_hex(8))
+            try:
+                renewed = self._renew_once()
+            except StorageError as error:
+                log.warning("the lease of %s could not be renewed: %s", self._name, error)
+                renewed = False
+            except Corrupt as error:
+                log.error("%s", error)
+                renewed = None
+            if renewed is None:
+                self._lose()
+                return
+            if renewed:
+                self._hold(begun)
+            pause = self._record.seconds * RENEW_AT if renewed else self._record.seconds / RETRIES
+
+    def _renew_once(self) -> bool | None:
+        """True when the lease is renewed, False when it has to be tried again, None when it is another writer's."""
+        try:
+            self._version = self._store.put_if(LEASE_PATH, msgspec.json.encode(self._record), self._version)
+        except VersionConflict:
+            found = self._reread()
+            # An earlier put whose answer was lost also makes a conflict; it says nothing about the time since.
+            return None if found is None else found.nonce == self._record.nonce
+        return True
+
+    def _hold(self, begun: float) -> None:
+        with self._changed:
+            self._good_until = begun + self._record.seconds * SAFETY
+            self.renewals += 1
+            self._changed.notify_all()
+
+    def _lose(self) -> None:
+        try:
+            now = self._read()
+        except (StorageError, Corrupt):
+            now = None
+        by = now.who() if now is not None else "its lease object is gone"
+        with self._changed:
+            self._lost = fenced(self._name, by, now.epoch if now is not None else 0)
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """`Fenced` when another writer has taken the lease."""
+        if self._lost is not None:
+            raise self._lost
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody else can have taken the lease yet."""
+        return self._lost is None and self._clock() < self._good_until
+
+    def confirm(self, timeout: float) -> bool:
+        """True once the lease is known to be held still, False when that cannot be known in time; or `Fenced`."""
+        if self.holds:
+            return True
+        with self._changed:
+            self._changed.wait_for(lambda: self.holds or self._lost is not None, timeout)
+        self.check()
+        return self.holds
+
+    def release(self) -> None:
+        """Stops renewing and says that the writer is gone; without the store, the lease runs out by itself."""
+        self._ending.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._record.seconds)
+        if self._lost is not None or self._version is None:
+            return
+        self._record = msgspec.structs.replace(self._record, released=True, nonce=secrets.token_hex(8))
+        try:
+            self._store.put_if(LEASE_PATH, msgspec.json.encode(self._record), self._version)
+        except (VersionConflict, StorageError) as error:
+            log.warning("the lease of %s could not be given back, it runs out by itself: %s", self._name, error)
+
+
+def read_lease(store: LeaseStore, name: str) -> LeaseRecord | None:
+    """Who holds the lease of a journal, or held it last; None when there has been no writer."""
+    found = store.read(LEASE_PATH)
+    return None if found is None else _decode(found, name)
+
+
+def _decode(found: Stored, name: str) -> LeaseRecord:
+    try:
+        return msgspec.json.decode(bytes(found.data), type=LeaseRecord)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"the lease of {name} ({LEASE_PATH}) is damaged: {error}. When no writer runs, delete that object"
+        ) from error
+
+
+# ── processes of this system ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _system() -> str:
+    """Names the running system whose process numbers mean something here; empty where that cannot be found out."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - the link's text, not what it leads to
+    except OSError:
+        return ""
+
+
+def _process_start(pid: int) -> str:
+    """When a process began, which tells it from a later one of the same number; empty when there is none."""
+    return _stat(pid)[19] if _stat(pid) else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name: the state is the first, the start the twentieth."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _died_here(holder: LeaseRecord) -> bool:
+    """Whether the holder was a process of this very system and is one no more."""
+    if not holder.system or holder.system != _system():
+        return False
+    now = _stat(holder.pid)
+    return not now or now[0] in "ZX" or now[19] != holder.started
+
+
+def _runs_here(holder: LeaseRecord) -> bool:
+    """Whether the holder is a process of this very system and at work: not stopped by a signal."""
+    if not holder.system or holder.system != _system():
+        return False
+    now = _stat(holder.pid)
+    return bool(now) and now[0] not in "ZXTt" and now[19] == holder.started

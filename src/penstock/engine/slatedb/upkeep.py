@@ -1,0 +1,73 @@
+"""Compaction on request, and backups."""
+
+from __future__ import annotations
+
+import os
+
+import slatedb.uniffi as sl
+
+from penstock.engine.base import check_backup_target
+from penstock.engine.contract import Engine, Snapshot
+from penstock.engine.overlay import END
+from penstock.engine.slatedb.bridge import call
+from penstock.engine.slatedb.database import flush_tables
+from penstock.engine.slatedb.place import Place
+
+COPY_BYTES = 8 << 20
+"""What one commit of a copy holds."""
+
+
+def compact(place: Place, database: sl.Db, timeout: float) -> None:
+    """Asks SlateDB's compactor to merge all tables into one run, without waiting for it."""
+    flush_tables(database, timeout)
+    admin = sl.AdminBuilder(place.path, place.store).build()
+    state = call(admin.read_compactor_state_view(), timeout)
+    if state.compactions is not None and any(job.active for job in state.compactions.recent_compactions):
+        return
+    tables = state.manifest
+    if len(tables.l0) + len(tables.compacted) < 1:
+        return
+    sources: list[sl.SourceId] = [sl.SourceId.SST_VIEW(view.id) for view in tables.l0]
+    sources += [sl.SourceId.SORTED_RUN(run.id) for run in tables.compacted]
+    target = min((run.id for run in tables.compacted), default=0)
+    call(admin.submit_compaction(sl.CompactionSpec.TIERED(segment=b"", sources=sources, destination=target)), timeout)
+
+
+def copy_rows(snapshot: Snapshot, target: Engine) -> None:
+    """Writes every row of a snapshot into an empty store, in commits of a few megabytes."""
+    rows: list[tuple[bytes, bytes]] = []
+    waiting = 0
+    for row in snapshot.scan(b"", END):
+        rows.append(row)
+        waiting += len(row[0]) + len(row[1])
+        if waiting > COPY_BYTES:
+            _put_all(target, rows)
+            rows, waiting = [], 0
+    _put_all(target, rows)
+    target.flush()
+
+
+def _put_all(target: Engine, rows: list[tuple[bytes, bytes]]) -> None:
+    with target.write(sync=False) as tx:
+        for key, value in rows:
+            tx.put(key, value)
+
+
+def back_up(snapshot: Snapshot, destination: str | os.PathLike[str]) -> None:
+    """Copies a snapshot into a folder that this engine opens; half a copy never has the folder's name."""
+    import shutil
+
+    from penstock.engine.slatedb.engine import SlatedbEngine
+
+    target = check_backup_target(destination)
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        copy = SlatedbEngine(str(partial))
+        try:
+            copy_rows(snapshot, copy)
+        finally:
+            copy.close()
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
