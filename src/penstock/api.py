@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from penstock.clock import Clock
 from penstock.engine.contract import Durability
+from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.url import open_engine
 from penstock.entity.journal import EntityJournal
 from penstock.entity.topic import EntityTopic
@@ -68,6 +69,12 @@ def open(
     pressure: float = WRITER_PRESSURE,
     clock: Clock | None = None,
     token: str | None = None,
+    linger: float | None = None,
+    timeout: float | None = None,
+    lease: float | None = None,
+    takeover: bool = False,
+    standby: bool = False,
+    store_options: Mapping[str, Any] | None = None,
 ) -> Journal:
     """Opens a journal, making it when it is not there.
 
@@ -75,6 +82,12 @@ def open(
     it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for
     arguments not given. An http:// or https:// url is a journal that `penstock serve` serves; `token` (or
     PENSTOCK_TOKEN) is what it asks for, and what the other arguments say is the server's to decide.
+
+    s3://bucket/shop, gs://… and az://… keep the journal in an object store, slatedb:shop does the same in a folder.
+    Such a journal has one writer, who holds a lease: another gets `Locked`, unless `standby` (wait for the lease) or
+    `takeover` (end that writer). `lease` is after how many seconds without a sign of life a writer may be replaced,
+    `timeout` how long the store may take to answer, `linger` for how long a commit waits for further callers.
+    `store_options` are the provider's settings where the environment's will not do.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
@@ -89,6 +102,9 @@ def open(
         writer_capacity=writer_capacity,
         pressure=pressure,
         clock=clock,
+        options=_object_options(
+            linger=linger, timeout=timeout, lease=lease, takeover=takeover, standby=standby, store=store_options
+        ),
     )
 
 
@@ -100,6 +116,7 @@ def open_local(
     writer_capacity: int | None = None,
     pressure: float = WRITER_PRESSURE,
     clock: Clock | None = None,
+    options: ObjectOptions | None = None,
 ) -> LocalJournal:
     """Opens a journal in this process: `open`, for what needs the store itself."""
     if isinstance(url, str) and is_served(url):
@@ -111,12 +128,18 @@ def open_local(
         raise ConfigError(f"writer_capacity must be a whole number of at least 1, not {writer_capacity!r}")
     if not isinstance(pressure, int | float) or not 0 < pressure <= 1:
         raise ConfigError(f"pressure must be a share between 0 and 1, not {pressure!r}")
-    engine = open_engine(url, read_only=read_only, durability=durability)
+    engine = open_engine(url, read_only=read_only, durability=durability, options=options)
     try:
         return LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
     except BaseException:
         engine.close()
         raise
+
+
+def _object_options(**given: Any) -> ObjectOptions | None:
+    """What was said about an object store; None when nothing was."""
+    said = {name: value for name, value in given.items() if value is not None and value is not False}
+    return ObjectOptions(**said) if said else None
 
 
 def is_served(url: str) -> bool:

@@ -31,7 +31,7 @@ from penstock.engine.slatedb.place import Place
 from penstock.engine.slatedb.preflight import check_store
 from penstock.engine.slatedb.upkeep import back_up, compact
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
-from penstock.errors import ConfigError, Fenced, PenstockError, StorageError
+from penstock.errors import ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS
 
 FORMAT = b"penstock slatedb 1"
@@ -228,7 +228,7 @@ class SlatedbEngine(BaseEngine):
             self._broken = explain(error, self._name)
             raise self._broken from error
         except TimedOut as error:
-            raise StorageError(
+            raise OutcomeUnknown(
                 f"{self._name} has not answered within {self._timeout:g} s: whether this commit is kept is not known "
                 "yet, and it may be seen later. Doing it again is safe for events with a dedup key"
             ) from error

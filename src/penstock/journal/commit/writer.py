@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -204,7 +205,7 @@ class Writer:
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _lead_until(self, operation: WriteRequest[Any]) -> None:
         """Commits, lead in hand, until `operation` is among what was committed."""
-        if not self._pending:
+        if not self._pending and not self.engine.linger:
             self._leader = get_ident()
             try:
                 self._commit((operation,))
@@ -244,6 +245,8 @@ class Writer:
             self._wake(batch)
 
     def _gather(self, batch: list[WriteRequest[Any]]) -> None:
+        if self.engine.linger and self._pending:
+            time.sleep(self.engine.linger)
         pending, size = self._pending, 0
         while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
             operation = pending[0]  # only then removed: an interrupt in between must not lose it
