@@ -161,7 +161,9 @@ def test_a_payload_schema_that_does_not_fit_is_one_clear_error(journal: penstock
     orders.append("placed", {"amount": 1})
     orders.append("placed", {"amount": "much", "key": "k"})
     message = refusal(lambda: read(topic="orders", payloadSchema="amount DOUBLE"))
-    assert message.startswith("ConfigError: payloadSchema does not fit the payloads of topic 'orders' (event 2)")
+    assert message.startswith(
+        "ConfigError: payloadSchema does not fit the payload of event 2 of topic 'orders': field 'amount'"
+    )
     message = refusal(lambda: read(topic="orders", payloadSchema="key STRING"))
     assert "payloadColumns" in message and "'key'" in message
 

@@ -114,7 +114,7 @@ def record_batch(
     payload: PayloadType = "string",
     names: Sequence[str] | None = None,
     *,
-    wanted: range | None = None,
+    wanted: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
     """All events of a block as one record batch; of the columns only those named, when names are given.
 
@@ -218,7 +218,7 @@ def _payloads(block: Block, payload: PayloadType) -> pa.Array:
     return pa.StringArray.from_buffers(count, bounds, data)
 
 
-def _check_text(block: Block, rows: range) -> None:
+def _check_text(block: Block, rows: Sequence[int]) -> None:
     for row in rows:
         if block.is_binary(row):
             try:

@@ -22,7 +22,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
-from penstock.spark.sink.jsontext import json_text
+from penstock.spark.payload.encoding import json_text
+from penstock.spark.payload.forms import check_form
 from penstock.spark.source.causes import correlations
 from penstock.spark.source.options import WriteOptions
 
@@ -55,16 +56,19 @@ class SinkLayout(msgspec.Struct, frozen=True):
     def of(cls, schema: StructType, options: WriteOptions) -> SinkLayout:
         """The layout of a frame's schema; ConfigError when its rows cannot be events."""
         kind = options.kind or ("message" if options.queue else None)
-        found = to_arrow_schema(schema, timezone="UTC")
-        twice = next((name for at, name in enumerate(found.names) if name in found.names[:at]), None)
+        names = schema.names
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
         if twice is not None:
             raise ConfigError(f"the frame has the column {twice!r} twice")
-        unknown = [name for name in found.names if name not in _KNOWN and name not in _IGNORED]
+        unknown = [name for name in names if name not in _KNOWN and name not in _IGNORED]
         if unknown:
             raise ConfigError(
                 f"an event has no column {unknown[0]!r}; there are {', '.join(_KNOWN)}. "
                 'Put the rest into the payload: struct(…).alias("payload")'
             )
+        for field in schema.fields:
+            check_form(field.name, field.dataType)
+        found = to_arrow_schema(schema, timezone="UTC")
         for name in found.names:
             _check_type(name, found.field(name).type)
         if "payload" not in found.names:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import (
@@ -22,6 +23,7 @@ from pyspark.sql.datasource import (
 
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.keys import MAX_SEQ
+from penstock.spark.source.options import ReadOptions
 
 _COLUMNS = ("seq", "kind", "key", "occurred_at", "recorded_at")
 _COMPARE = {
@@ -105,16 +107,25 @@ class RowFilter(msgspec.Struct, frozen=True):
                 return False
         return True
 
-    def apply(self, batch: pa.RecordBatch, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """The rows of a batch that pass; `columns` also has those that are not in the batch."""
-        mask = None
+    def mask(self, columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows pass."""
+        passing = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
         for condition in self.conditions:
-            one = condition.mask(columns[condition.column])
-            mask = one if mask is None else pc.and_(mask, one)
-        return batch if mask is None else batch.filter(mask)
+            passing &= np.asarray(condition.mask(columns[condition.column]).fill_null(False))
+        return passing
+
+    def and_(self, other: RowFilter) -> RowFilter:
+        """What passes both."""
+        return RowFilter((*self.conditions, *other.conditions))
 
 
 NO_FILTER = RowFilter()
+
+
+def option_filter(options: ReadOptions) -> RowFilter:
+    """The filter of the options `kinds` and `keys`, which reach streams as well: Spark hands those no filters."""
+    named = (("kind", options.kinds), ("key", options.keys))
+    return RowFilter(tuple(Condition(column, "is_in", list(values)) for column, values in named if values))
 
 
 def take_filters(filters: Iterable[Filter]) -> tuple[RowFilter, list[Filter]]:

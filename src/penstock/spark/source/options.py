@@ -15,6 +15,7 @@ from penstock.clock import to_ms
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError
 from penstock.names import check_consumer, check_kind, check_name
+from penstock.units import parse_duration
 
 _READ = (
     "url",
@@ -26,12 +27,18 @@ _READ = (
     "startingTimestamp",
     "endingTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "failOnDataLoss",
     "consumer",
+    "kinds",
+    "keys",
     "payloadSchema",
     "payloadFormat",
     "payloadColumns",
+    "mode",
+    "badRecords",
 )
 _WRITE = ("url", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
@@ -39,7 +46,12 @@ SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
 """The Kafka source's names for the same things."""
 
+_MAX_TRIGGER_DELAY = 15 * 60.0
+"""Seconds after which a batch smaller than minOffsetsPerTrigger is read after all; as in Kafka's source."""
+
 Offset = int | Literal["earliest", "latest"]
+Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+"""What becomes of rows whose payload the payloadSchema does not fit: Spark's words."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
@@ -59,6 +71,12 @@ class ReadOptions(msgspec.Struct, frozen=True):
     payload: Literal["string", "binary"] = "string"
     payload_schema: str | None = None
     payload_struct: bool = False
+    mode: Mode = "FAILFAST"
+    bad_records: str | None = None
+    kinds: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    min_offsets: int | None = None
+    max_delay: float = _MAX_TRIGGER_DELAY
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
 
@@ -78,6 +96,11 @@ class WriteOptions(msgspec.Struct, frozen=True):
 def settled(options: Mapping[str, str]) -> dict[str, str]:
     """Options as the driver knows them, for processes with other folders and environments: the url made absolute."""
     given = {_ALIASES.get(name.lower(), name.lower()): value for name, value in options.items()}
+    if "provider" in given:
+        raise ConfigError(
+            "Spark does not give the options of CREATE TABLE … USING back to a source written in Python when the table "
+            "is read; use CREATE TEMPORARY VIEW … USING penstock OPTIONS (…) instead"
+        )
     if given.get("url") and given.get("path"):
         raise ConfigError('the journal is named twice: by option("url", …) and by the path given to load or save')
     url = given.pop("path", None) or given.get("url") or os.environ.get("PENSTOCK_URL")
@@ -119,8 +142,55 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         "binary" if payload_format == "binary" else "string",
         schema,
         columns == "struct",
+        *_misfits(given),
+        tuple(check_kind(kind) for kind in _listed(given, "kinds")),
+        _listed(given, "keys"),
+        *_least(given),
         frozenset(given),
     )
+
+
+def _misfits(given: Mapping[str, str]) -> tuple[Mode, str | None]:
+    """What becomes of payloads that do not fit."""
+    bad = given.get("badrecords")
+    mode = given.get("mode", "FAILFAST" if bad is None else "DROPMALFORMED").upper()
+    for name in ("mode", "badrecords"):
+        if name in given and "payloadschema" not in given:
+            raise ConfigError(f"{_spelling(name)} is for payloads that a payloadSchema does not fit; there is none")
+    if bad is not None:
+        check_name(bad, "badRecords")
+        if mode == "FAILFAST":
+            raise ConfigError("badRecords takes the rows that do not fit, and mode=FAILFAST ends the query for them")
+    match mode:
+        case "FAILFAST" | "PERMISSIVE" | "DROPMALFORMED":
+            return mode, bad
+        case _:
+            raise ConfigError(f"mode is FAILFAST, PERMISSIVE or DROPMALFORMED, not {given['mode']!r}")
+
+
+def _listed(given: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Several texts: with commas, or as a JSON array when they have commas in them."""
+    text = given.get(name, "").strip()
+    if not text.startswith("["):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return tuple(msgspec.json.decode(text, type=list[str]))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'{name} is a list like a,b or ["a", "b"]; {text!r} is not: {error}') from error
+
+
+def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
+    """The smallest batch worth reading, and how long to wait for it."""
+    least, delay = number(given, "minOffsetsPerTrigger"), given.get("maxtriggerdelay")
+    if delay is not None and least is None:
+        raise ConfigError("maxTriggerDelay goes with minOffsetsPerTrigger: it says how long to wait for so many")
+    most = number(given, "maxOffsetsPerTrigger")
+    if least is not None and most is not None and most < least:
+        raise ConfigError(f"maxOffsetsPerTrigger ({most}) is below minOffsetsPerTrigger ({least})")
+    try:
+        return least, _MAX_TRIGGER_DELAY if delay is None else parse_duration(delay)
+    except ConfigError as error:
+        raise ConfigError(f"maxTriggerDelay: {error}") from error
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -213,14 +283,23 @@ def _offsets(
     missing = [topic for topic in topics if topic not in parsed]
     if missing:
         raise ConfigError(f"{_spelling(name)} says nothing of topic {missing[0]!r}")
-    return {topic: _offset(str(offset), name) for topic, offset in parsed.items()}
+    return {topic: _offset(str(_only_partition(topic, offset, name)), name) for topic, offset in parsed.items()}
+
+
+def _only_partition(topic: str, offset: object, name: str) -> object:
+    """The offset in {"0": offset}, as Kafka's source writes it: a topic has one partition here."""
+    if not isinstance(offset, dict):
+        return offset
+    if set(offset) != {"0"}:
+        raise ConfigError(f"{_spelling(name)}: topic {topic!r} has one partition, 0; not {', '.join(offset) or 'none'}")
+    return offset["0"]
 
 
 def _offset(text: str, name: str) -> Offset:
     lower = text.lower()
-    if lower == "earliest":
+    if lower in ("earliest", "-2"):
         return "earliest"
-    if lower == "latest":
+    if lower in ("latest", "-1"):
         return "latest"
     if text.isascii() and text.isdigit():
         return int(text)

@@ -1,28 +1,33 @@
 """From blocks to the record batches Spark asked for: the events' own columns, and columns parsed from payloads.
 
 Spark does not tell a Python source which columns a query needs, so a schema given by the user decides: a column that
-was left out is not built. Whatever is no column of an event is looked for in the payload.
+was left out is not built. Whatever is no column of an event is looked for in the payload. Offsets and filters choose
+rows first: a payload that nobody asked for cannot be a misfit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
-import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from penstock.engine.contract import Engine
 from penstock.errors import ConfigError, PositionTrimmed
+from penstock.events import Event
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.to_arrow import PayloadType, arrow_schema, joined, record_batch
+from penstock.spark.payload.forms import check_form
+from penstock.spark.payload.parsing import ParsedColumns, PayloadParser
 from penstock.spark.source.filters import NO_FILTER, RowFilter
-from penstock.spark.source.options import ReadOptions
+from penstock.spark.source.misfits import CORRUPT, BadRecords, refused
+from penstock.spark.source.options import Mode, ReadOptions
 
 _BATCH_ROWS = 65_536
 _CHUNK_BYTES = 8 << 20
@@ -53,6 +58,8 @@ def source_schema(options: ReadOptions) -> str:
     if options.payload_schema is not None:
         at = list(columns).index("payload")
         parts[at] = f"payload STRUCT<{options.payload_schema}>" if options.payload_struct else options.payload_schema
+        if options.mode == "PERMISSIVE":
+            parts.append(f"{CORRUPT} STRING")
     return ", ".join(parts)
 
 
@@ -62,16 +69,17 @@ class SourceLayout(msgspec.Struct, frozen=True):
     schema: pa.Schema
     own: tuple[str, ...]
     """Columns of the event that must be built."""
-    parsed: pa.Schema | None
-    """Fields to be parsed from the payload."""
+    parser: PayloadParser | None
+    """Parses fields from the payload."""
     struct: bool
     payload: PayloadType
+    mode: Mode
+    bad: BadRecords | None
 
     @classmethod
     def of(cls, wanted: StructType, options: ReadOptions) -> SourceLayout:
         """The layout of a schema; ConfigError when it asks for what there is not."""
-        schema = to_arrow_schema(wanted, timezone="UTC")
-        names = schema.names
+        names = wanted.names
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
         if twice is not None:
             raise ConfigError(
@@ -79,9 +87,12 @@ class SourceLayout(msgspec.Struct, frozen=True):
                 'set option("payloadColumns", "struct") to get the parsed fields as payload.…'
             )
         base = arrow_schema(options.payload)
+        struct = options.payload_schema is not None and options.payload_struct
+        for field in wanted.fields:
+            check_form(field.name, field.dataType)
+        schema = to_arrow_schema(wanted, timezone="UTC")
         own: list[str] = []
         parsed: list[Any] = []
-        struct = options.payload_schema is not None and options.payload_struct
         for field in schema:
             if struct and field.name == "payload":
                 if not pa.types.is_struct(field.type):
@@ -93,6 +104,9 @@ class SourceLayout(msgspec.Struct, frozen=True):
                         f"column {field.name!r} is {base.field(field.name).type} here; the schema asks for {field.type}"
                     )
                 own.append(field.name)
+            elif field.name == CORRUPT and options.mode == "PERMISSIVE":
+                if not isinstance(wanted[CORRUPT].dataType, StringType):
+                    raise ConfigError(f"the column {CORRUPT!r} is text, for the payloads that do not fit")
             elif options.payload_schema is None or struct:
                 raise ConfigError(
                     f"an event has no column {field.name!r}; there are {', '.join(base.names)}. "
@@ -100,25 +114,79 @@ class SourceLayout(msgspec.Struct, frozen=True):
                 )
             else:
                 parsed.append(field)
-        for field in parsed:
-            _check_parsable(field)
-        return cls(schema, tuple(own), pa.schema(parsed) if parsed else None, struct, options.payload)
+        return cls(
+            schema,
+            tuple(own),
+            PayloadParser(pa.schema(parsed)) if parsed else None,
+            struct,
+            options.payload,
+            options.mode,
+            None if options.bad_records is None else BadRecords.of(options),
+        )
 
     def batch(self, block: Block, start: int, stop: int, filter: RowFilter) -> pa.RecordBatch:
         """The events of rows start … stop-1 of a block that pass the filter, as Spark wants them."""
-        needed = (*self.own, *(name for name in filter.columns if name not in self.own))
-        own = record_batch(block, self.payload, needed, wanted=range(start, stop))
-        columns = {name: own.column(name) for name in needed}
-        if self.parsed is not None:
-            fields = _parse(block, self.parsed)
+        keep = self._kept(block, start, stop, filter)
+        rows = range(start, stop) if keep is None else np.arange(start, stop)[keep].tolist()
+        if not rows:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        own = record_batch(block, self.payload, self.own, wanted=rows)
+        columns = {name: _chosen(own.column(name), block, start, stop, keep) for name in self.own}
+        fit = None
+        if self.parser is not None:
+            payloads = record_batch(block, "binary", ("payload",)).column("payload")
+            payloads = _chosen(payloads, block, start, stop, keep)
+            binary = None
+            if block.wire.binary is not None:
+                binary = np.frombuffer(block.wire.binary, dtype=np.uint8)[rows] != 0
+            parsed = self.parser.parse(payloads, binary)
             if self.struct:
-                columns["payload"] = pa.StructArray.from_arrays(fields, fields=list(self.parsed))
+                mask = None if parsed.absent is None else pa.array(parsed.absent)
+                columns["payload"] = pa.StructArray.from_arrays(
+                    parsed.columns, fields=list(self.parser.schema), mask=mask
+                )
             else:
-                columns.update(zip(self.parsed.names, fields, strict=True))
-        if stop - start < block.count:
-            columns = {name: column.slice(start, stop - start) for name, column in columns.items()}
+                columns.update(zip(self.parser.schema.names, parsed.columns, strict=True))
+            fit = self._judged(block, rows, payloads, parsed, columns)
+        if CORRUPT in self.schema.names and CORRUPT not in columns:
+            columns[CORRUPT] = pa.nulls(len(rows), pa.string())
         batch = pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
-        return filter.apply(batch, columns)
+        return batch if fit is None else batch.filter(fit)
+
+    def _kept(self, block: Block, start: int, stop: int, filter: RowFilter) -> Any:
+        """Which of the rows pass the filter; None when all do."""
+        if not filter.conditions:
+            return None
+        looked = record_batch(block, "binary", filter.columns)
+        keep = filter.mask({name: looked.column(name).slice(start, stop - start) for name in filter.columns})
+        return None if keep.all() else keep
+
+    def _judged(
+        self, block: Block, rows: Sequence[int], payloads: Any, parsed: ParsedColumns, columns: dict[str, Any]
+    ) -> Any:
+        """What happens to rows that do not fit; the mask of those that stay, None when all do."""
+        if not parsed.misfits:
+            return None
+        if self.bad is not None:
+            self.bad.put([(Event(block, rows[misfit.row]), misfit.reason) for misfit in parsed.misfits])
+        elif self.mode == "FAILFAST":
+            first = parsed.misfits[0]
+            raise refused(block.topic, block.seq(rows[first.row]), first.reason)
+        if self.mode == "PERMISSIVE":
+            texts: list[str | None] = [None] * len(rows)
+            for misfit in parsed.misfits:
+                texts[misfit.row] = payloads[misfit.row].as_py().decode(errors="replace")
+            columns[CORRUPT] = pa.array(texts, pa.string())
+            return None
+        fit = np.ones(len(rows), bool)
+        fit[[misfit.row for misfit in parsed.misfits]] = False
+        return pa.array(fit)
+
+
+def _chosen(column: Any, block: Block, start: int, stop: int, keep: Any) -> Any:
+    if stop - start < block.count:
+        column = column.slice(start, stop - start)
+    return column if keep is None else column.filter(pa.array(keep))
 
 
 def read_range(
@@ -178,45 +246,3 @@ def check_kept(view: TopicView, after: int, through: int, strict: bool) -> None:
             "query a consumer, so that compaction waits for it",
             oldest=trimmed + 1,
         )
-
-
-def _check_parsable(field: Any) -> None:
-    kind = field.type
-    if pa.types.is_map(kind):
-        raise ConfigError(f"payloadSchema cannot have a map ({field.name!r}): read payload as text and use from_json")
-    if pa.types.is_struct(kind):
-        for child in kind:
-            _check_parsable(child)
-    if pa.types.is_list(kind):
-        _check_parsable(kind.value_field)
-
-
-def _parse(block: Block, wanted: pa.Schema) -> list[Any]:
-    """The wanted fields of every payload of a block: a missing one is null, one of another type an error."""
-    payload = block.payload
-    if not len(payload):
-        return [pa.nulls(block.count, field.type) for field in wanted]
-    try:
-        table = pa.json.read_json(
-            pa.BufferReader(pa.py_buffer(payload)),
-            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(payload) + 1),
-            parse_options=pa.json.ParseOptions(
-                explicit_schema=wanted, newlines_in_values=True, unexpected_field_behavior="ignore"
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        raise ConfigError(_misfit(block, str(error))) from error
-    if table.num_rows != block.count:
-        raise ConfigError(_misfit(block, f"{block.count} payloads were read as {table.num_rows} JSON values"))
-    return [table.column(name).combine_chunks() for name in wanted.names]
-
-
-def _misfit(block: Block, reason: str) -> str:
-    row = reason.rpartition(" in row ")[2]
-    place = (
-        f"event {block.seq(int(row))}" if row.isdigit() and int(row) < block.count else f"after event {block.first - 1}"
-    )
-    return (
-        f"payloadSchema does not fit the payloads of topic {block.topic!r} ({place}): {reason}. "
-        "Give the field another type, or read payload as text and use from_json"
-    )

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
-from penstock.spark.source.filters import NO_FILTER, take_filters
+from penstock.spark.source.filters import option_filter, take_filters
 from penstock.spark.source.options import ReadOptions, read_options, settled
 from penstock.spark.source.ranges import Range, Topics, cut, narrowed
 from penstock.spark.source.rows import SourceLayout, read_range, source_schema
@@ -65,7 +65,7 @@ class BatchReader(DataSourceReader):
     """Reads what is there when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        for name in ("maxOffsetsPerTrigger", "consumer"):
+        for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "consumer"):
             if name.lower() in options.given:
                 raise ConfigError(f"{name} is for streams; a batch reads everything at once and keeps no cursor")
         if options.start == "latest":
@@ -74,7 +74,7 @@ class BatchReader(DataSourceReader):
             raise ConfigError('endingOffsets "earliest" leaves a batch nothing to read; use "latest" or a position')
         self.options = options
         self.layout = SourceLayout.of(schema, options)
-        self.filter = NO_FILTER
+        self.filter = option_filter(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         with reading(self.options.url)._engine.read() as snap:
@@ -100,5 +100,6 @@ class PushdownReader(BatchReader):
     """The same, with filters; Spark refuses a reader that has `pushFilters` unless its setting for it is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self.filter, rest = take_filters(filters)
+        done, rest = take_filters(filters)
+        self.filter = self.filter.and_(done)
         return rest

@@ -6,6 +6,7 @@ nothing happens; that, and not the source's `commit` (which comes one batch late
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
-from penstock.spark.source.filters import NO_FILTER
+from penstock.spark.source.filters import option_filter
 from penstock.spark.source.options import ReadOptions
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed
 from penstock.spark.source.rows import SourceLayout, read_range
@@ -38,6 +39,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._followed: Offsets = {}
         self._initial: Offsets | None = None
         self._anchored = True
+        self._filter = option_filter(options)
+        self._read_at = time.monotonic()
 
     # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, int]:
@@ -72,9 +75,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._now() if self._target is None else self._target
         self._check_ahead(start, end)
         end = {name: max(position, start.get(name, 0)) for name, position in end.items()}
+        if self._too_few(start, end):
+            return _sorted(start)
+        self._read_at = time.monotonic()
         if isinstance(limit, ReadMaxRows):
             end = limited(start, end, limit.max_rows)
         return _sorted({**start, **end})
+
+    def _too_few(self, start: Offsets, end: Offsets) -> bool:
+        """Whether a batch waits for more; trigger(availableNow=True) takes what there is."""
+        least = self.options.min_offsets
+        if least is None or self._target is not None:
+            return False
+        waiting = sum(position - start.get(name, 0) for name, position in end.items())
+        return waiting < least and time.monotonic() - self._read_at < self.options.max_delay
 
     def reportLatestOffset(self) -> dict[str, int]:
         return _sorted(self._now())
@@ -105,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with reading(self.options.url)._engine.read() as snap:
             topics = Topics(snap, self.options)
             ends = {name: position for name, position in end.items() if name in topics.views}
-            return cut(topics, narrowed(topics, start, ends, NO_FILTER))
+            return cut(topics, narrowed(topics, start, ends, self._filter))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
@@ -116,6 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partition.after,
             partition.through,
             self.layout,
+            self._filter,
             strict=options.fail_on_data_loss,
         )
 

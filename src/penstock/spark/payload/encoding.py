@@ -14,17 +14,20 @@ from penstock.errors import ConfigError
 
 _CONTROL = r"[\x00-\x1f]"
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+"""Microseconds since 1970."""
 _quote = msgspec.json.Encoder().encode
 
 
 def json_text(column: Any, name: str = "payload") -> Any:
     """The JSON form of every value, as a string column without nulls: a null is the text null.
 
-    Numbers, text, truth values, dates, times (ISO 8601), structs, lists and maps have one; bytes inside a struct are
-    written in base64. NaN and infinities have none: ConfigError.
+    `forms` says what it looks like. NaN, infinities and years beyond 9999 have none: ConfigError.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if not len(column):
+        return pa.array([], pa.string())
     text = _text(column, name)
     if column.null_count:
         text = pc.if_else(pc.is_valid(column), text, "null")
@@ -45,9 +48,11 @@ def _text(column: Any, name: str) -> Any:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _quoted(_filled(column.cast(pa.string())))
     if pa.types.is_date(kind):
-        return _joined('"', _filled(column.cast(pa.string())), '"')
+        return _joined('"', _filled(_in_years(column, name).cast(pa.string())), '"')
     if pa.types.is_timestamp(kind):
-        return _joined('"', _filled(pc.strftime(column, "%Y-%m-%dT%H:%M:%S")), "Z" if kind.tz else "", '"')
+        return _joined('"', _filled(_time_text(column, name)), "Z" if kind.tz else "", '"')
+    if pa.types.is_time(kind):
+        return _joined('"', _filled(column.cast(pa.time64("us"), safe=False).cast(pa.string())), '"')
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         encoded = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
         return _joined('"', _filled(pa.array(encoded, pa.string())), '"')
@@ -57,7 +62,23 @@ def _text(column: Any, name: str) -> Any:
         return _map_text(column, name)
     if pa.types.is_list(kind):
         return _list_text(column.offsets, json_text(column.values, f"{name}[]"), "[", "]")
-    raise ConfigError(f"column {name!r} has the type {kind}, which has no JSON form here: cast it to text")
+    raise ConfigError(f"column {name!r} has the type {kind}, which has no JSON form: cast it to text")
+
+
+def _time_text(column: Any, name: str) -> Any:
+    """Times as ISO 8601, in UTC: Spark hands them over in the session's zone."""
+    if column.type.tz:
+        column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
+    return pc.binary_replace_slice(_in_years(column, name).cast(pa.string()), 10, 11, "T")
+
+
+def _in_years(column: Any, name: str) -> Any:
+    """The column, when its years have four digits."""
+    if len(column) > column.null_count:
+        bounds = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64()))
+        if bounds["min"].as_py() < _YEAR_1 or bounds["max"].as_py() >= _YEAR_10000:
+            raise ConfigError(f"column {name!r} holds a time outside of the years 1 to 9999, which ISO 8601 cannot say")
+    return column
 
 
 def _struct_text(column: Any, name: str) -> Any:
@@ -85,7 +106,7 @@ def _list_text(offsets: Any, values: Any, opening: str, closing: str) -> Any:
 
 
 def _float_text(column: Any, name: str) -> Any:
-    if not pc.all(pc.is_finite(column.fill_null(0))).as_py():
+    if not pc.all(pc.is_finite(column.fill_null(0)), min_count=0).as_py():
         raise ConfigError(f"column {name!r} holds NaN or an infinity, which JSON cannot say; use null or text instead")
     text = _filled(column.cast(pa.string()))
     whole = pc.match_substring_regex(text, r"^-?[0-9]+$")

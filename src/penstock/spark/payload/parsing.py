@@ -1,0 +1,254 @@
+"""Fields of JSON payloads as Arrow columns: all rows at once where they fit, row by row where they do not.
+
+Arrow's JSON reader is fast and refuses a whole block for one row. What it refuses is halved until few rows are left,
+and those are read one at a time by msgspec, with types made from the same schema, whose errors name the field. Both
+give equal values for every row that both take. A schema with maps is read by msgspec alone: Arrow's reader has none.
+
+Arrow's reader crashes the process when the first document is null, so that nothing but objects reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from penstock.errors import ConfigError
+from penstock.spark.payload.conversion import Unfit, converted, converter, from_base64, reason_of, struct_type
+
+_FEW = 32
+"""Rows that are read one at a time once Arrow's reader has refused them together."""
+_OPEN, _CLOSE, _NULL = ord("{"), ord("}"), ord("n")
+
+
+class Misfit(NamedTuple):
+    """A payload that a schema does not fit."""
+
+    row: int
+    reason: str
+
+
+class ParsedColumns(NamedTuple):
+    """The fields of some payloads."""
+
+    columns: list[Any]
+    absent: Any
+    """A mask of the rows whose payload is null or does not fit: all their fields are null. None: there are none."""
+    misfits: list[Misfit]
+
+
+class PayloadParser:
+    """Parses payloads by a schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        for field in schema:
+            _check_names(field)
+        self.schema = schema
+        self._wire = pa.schema([field.with_type(_wire_type(field.type)) for field in schema])
+        self._quick = all(_is_quick(field.type) for field in schema)
+
+    def parse(self, payloads: Any, binary: Any = None) -> ParsedColumns:
+        """The fields of a binary column of JSON texts; `binary` marks rows whose payloads need not be JSON at all."""
+        count = len(payloads)
+        bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset : payloads.offset + count + 1]
+        held = payloads.buffers()[2]
+        data = np.zeros(0, np.uint8) if held is None else np.frombuffer(held, dtype=np.uint8)
+        lengths = np.diff(bounds)
+        firsts, lasts = _at(data, bounds[:-1], lengths), _at(data, bounds[1:] - 1, lengths)
+        objects = (firsts == _OPEN) & (lasts == _CLOSE) & (lengths > 1)
+        if binary is not None:
+            objects &= ~binary
+        if self._quick and objects.all():
+            return _gathered(self.schema, self._pieces(payloads, 0), count)
+        nulls = (firsts == _NULL) & (lengths == 4)
+        if binary is not None:
+            nulls &= ~binary
+        rows = np.arange(count)
+        pieces: list[_Piece] = []
+        if nulls.any():
+            pieces.append(_Piece(rows[nulls], [pa.nulls(int(nulls.sum()), field.type) for field in self.schema]))
+        if self._quick and objects.any():
+            found = self._pieces(payloads.filter(pa.array(objects)), 0)
+            pieces.extend(piece._replace(rows=rows[objects][piece.rows]) for piece in found)
+            rest = ~(objects | nulls)
+        else:
+            rest = ~nulls
+        if rest.any():
+            pieces.append(self._one_by_one(payloads.filter(pa.array(rest)), rows[rest]))
+        return _gathered(self.schema, pieces, count, nulls)
+
+    # ── all at once ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _pieces(self, payloads: Any, first: int) -> Iterator[_Piece]:
+        """The rows of objects, in as few pieces as they fit."""
+        count = len(payloads)
+        if not count:
+            return
+        columns = self._together(payloads)
+        if columns is not None:
+            yield _Piece(np.arange(first, first + count), columns)
+        elif count <= _FEW:
+            yield self._one_by_one(payloads, np.arange(first, first + count))
+        else:
+            half = count // 2
+            yield from self._pieces(payloads.slice(0, half), first)
+            yield from self._pieces(payloads.slice(half), first + half)
+
+    def _together(self, payloads: Any) -> list[Any] | None:
+        """The fields of all rows by Arrow's reader; None when it does not take one of them."""
+        count = len(payloads)
+        bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)
+        start, stop = int(bounds[payloads.offset]), int(bounds[payloads.offset + count])
+        text = payloads.buffers()[2].slice(start, stop - start)
+        try:
+            table = pa.json.read_json(
+                pa.BufferReader(text),
+                read_options=pa.json.ReadOptions(use_threads=False, block_size=stop - start + 1),
+                parse_options=pa.json.ParseOptions(
+                    explicit_schema=self._wire, newlines_in_values=True, unexpected_field_behavior="ignore"
+                ),
+            )
+            if table.num_rows != count:
+                return None
+            return [_typed(_whole(table.column(field.name)), field.type) for field in self.schema]
+        except (pa.ArrowInvalid, UnicodeDecodeError, Unfit):
+            return None
+
+    # ── row by row ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _one_by_one(self, payloads: Any, rows: Any) -> _Piece:
+        """Every row for itself, with what is wrong with those that do not fit."""
+        convert = [converter(field.type) for field in self.schema]
+        names = [f"f{at}" for at in range(len(self.schema))]
+        values: list[list[Any]] = [[] for _ in names]
+        misfits = []
+        bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :].tolist()
+        text = memoryview(payloads.buffers()[2] or b"")
+        for at, row in enumerate(rows.tolist()):
+            try:
+                decoded = self._decoder.decode(text[bounds[at] : bounds[at + 1]])
+                found = [
+                    converted(None if decoded is None else getattr(decoded, name), change, field.name)
+                    for name, change, field in zip(names, convert, self.schema, strict=True)
+                ]
+            except (msgspec.DecodeError, UnicodeDecodeError, Unfit) as error:
+                misfits.append(Misfit(row, reason_of(error)))
+                found = [None] * len(names)
+            for column, value in zip(values, found, strict=True):
+                column.append(value)
+        columns = [pa.array(column, field.type) for column, field in zip(values, self.schema, strict=True)]
+        return _Piece(rows, columns, misfits)
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return msgspec.json.Decoder(struct_type(list(self.schema)) | None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PayloadParser, (self.schema,)
+
+
+class _Piece(NamedTuple):
+    """Some rows, parsed."""
+
+    rows: Any
+    columns: list[Any]
+    misfits: list[Misfit] = []
+
+
+def _gathered(schema: pa.Schema, parsed: Any, count: int, nulls: Any = None) -> ParsedColumns:
+    """The pieces in the order of their rows."""
+    pieces: list[_Piece] = list(parsed)
+    misfits = [misfit for piece in pieces for misfit in piece.misfits]
+    absent = nulls if nulls is not None and nulls.any() else None
+    if misfits:
+        absent = np.zeros(count, bool) if absent is None else absent.copy()
+        absent[[misfit.row for misfit in misfits]] = True
+        misfits.sort()
+    if len(pieces) == 1:
+        return ParsedColumns(pieces[0].columns, absent, misfits)
+    if not pieces:
+        return ParsedColumns([pa.nulls(0, field.type) for field in schema], None, [])
+    order = np.concatenate([piece.rows for piece in pieces])
+    places = None if (np.diff(order) == 1).all() else pa.array(np.argsort(order))
+    columns = []
+    for at in range(len(schema)):
+        whole = pa.concat_arrays([piece.columns[at] for piece in pieces])
+        columns.append(whole if places is None else whole.take(places))
+    return ParsedColumns(columns, absent, misfits)
+
+
+def _at(data: Any, places: Any, lengths: Any) -> Any:
+    """A byte of each row; 0 for an empty one."""
+    if not data.size:
+        return np.zeros(len(places), np.uint8)
+    return np.where(lengths > 0, data[np.clip(places, 0, data.size - 1)], 0)
+
+
+def _check_names(field: Any) -> None:
+    """ConfigError for a name that has to be escaped in JSON: there are several ways to, and msgspec looks for none."""
+    if any(character in '"\\' or character < " " for character in field.name):
+        raise ConfigError(f"payloadSchema: the field {field.name!r} cannot be asked for by name; use from_json")
+    inner = field.type
+    for child in (inner.field(at) for at in range(inner.num_fields)):
+        _check_names(child)
+
+
+# ── types for Arrow's reader ─────────────────────────────────────────────────────────────────────────────────────────
+def _is_quick(kind: Any) -> bool:
+    """Whether Arrow's reader reads a type: it has no maps, and makes broken lists of nulls."""
+    if pa.types.is_map(kind) or pa.types.is_null(kind):
+        return False
+    if pa.types.is_struct(kind):
+        return all(_is_quick(field.type) for field in kind)
+    return not pa.types.is_list(kind) or _is_quick(kind.value_type)
+
+
+def _whole(column: Any) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _wire_type(kind: Any) -> Any:
+    """What Arrow's reader reads a type as: text, where it has no reading of its own, or a lax one."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_wire_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_wire_type(kind.value_type)))
+    if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_binary(kind):
+        return pa.string()
+    return pa.string() if pa.types.is_timestamp(kind) and kind.tz is None else kind
+
+
+def _typed(column: Any, kind: Any) -> Any:
+    """A column of a wire type as the type it stands for; an error when a value does not fit."""
+    if pa.types.is_float32(kind):
+        if pc.any(pc.is_inf(column)).as_py():
+            raise Unfit
+        return column
+    if column.type == kind and not _has_float(kind):
+        return column
+    if pa.types.is_struct(kind):
+        fields = [_typed(column.field(at), field.type) for at, field in enumerate(kind)]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=mask) if fields else column.cast(kind)
+    if pa.types.is_list(kind):
+        mask = column.is_null() if column.null_count else None
+        return pa.ListArray.from_arrays(column.offsets, _typed(column.values, kind.value_type), kind, mask=mask)
+    if pa.types.is_time(kind):
+        whole = pc.binary_join_element_wise("1970-01-01T", column, "")
+        if not pc.all(pc.match_substring_regex(column, r"^\d\d:\d\d:\d\d"), min_count=0).as_py():
+            raise Unfit
+        return whole.cast(pa.timestamp("us")).cast(pa.time64("us")).cast(kind)
+    if pa.types.is_binary(kind):
+        return pa.array([from_base64(value) for value in column.to_pylist()], kind)
+    return column.cast(kind)
+
+
+def _has_float(kind: Any) -> bool:
+    """Whether a type that is its own wire type holds a FLOAT, which Arrow's reader lets become infinite."""
+    if pa.types.is_struct(kind):
+        return any(_has_float(field.type) for field in kind)
+    return pa.types.is_float32(kind) if not pa.types.is_list(kind) else _has_float(kind.value_type)

@@ -1,0 +1,75 @@
+"""Payloads that a `payloadSchema` does not fit: the error that names one, and the place where they are put."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.events import Draft, Event
+from penstock.spark.source.options import ReadOptions
+from penstock.spark.source.stores import writing
+
+CORRUPT = "_corrupt_record"
+"""The column that holds the text of payloads that do not fit, in the mode PERMISSIVE."""
+
+
+def refused(topic: str, seq: int, reason: str) -> ConfigError:
+    """The error of a query that takes no misfits."""
+    return ConfigError(
+        f"payloadSchema does not fit the payload of event {seq} of topic {topic!r}: {reason}. Give the field another "
+        "type, read payload as text and use from_json, or say what becomes of such rows: mode=PERMISSIVE, "
+        "mode=DROPMALFORMED or badRecords=<queue or topic>"
+    )
+
+
+class BadRecords(msgspec.Struct, frozen=True):
+    """The queue or topic that takes the events that do not fit, each once.
+
+    An event put there has the kind, key, scope, payload and headers of the one that does not fit, which is its cause;
+    headers say where that one is and what is wrong with it. Tasks may run twice, so the event's place and the schema
+    are its dedup key.
+    """
+
+    url: str
+    name: str
+    schema: str
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> BadRecords:
+        assert options.bad_records is not None
+        return cls(options.url, options.bad_records, options.payload_schema or "")
+
+    def put(self, events: Sequence[tuple[Event, str]]) -> None:
+        """Puts events there, with the reasons; those that are there already are left alone."""
+        drafts = [self._draft(event, reason) for event, reason in events]
+        with writing(self.url) as journal:
+            if self.name in journal.queues():
+                journal.queue(self.name).push_many(drafts)
+            else:
+                journal.topic(self.name).append_many(drafts)
+
+    def _draft(self, event: Event, reason: str) -> Draft:
+        place = f"{event.topic}\0{event.seq}\0{self.schema}"
+        return Draft(
+            event.kind,
+            _payload(event),
+            key=event.key,
+            scope=event.scope,
+            headers={
+                **event.headers,
+                "penstock-topic": event.topic,
+                "penstock-seq": str(event.seq),
+                "penstock-reason": reason[:1000],
+            },
+            occurred_at=event.occurred_at,
+            dedup=f"misfit:{hashlib.sha256(place.encode()).hexdigest()}",
+            cause=event,
+        )
+
+
+def _payload(event: Event) -> msgspec.Raw | bytes:
+    """The payload as it is stored: JSON stays the same text, bytes stay bytes."""
+    return event.raw if event.binary else msgspec.Raw(event.raw)
