@@ -115,3 +115,9 @@ POLL_IDLE: Final = 0.05
 POLL_BLIND: Final = 0.01
 """The longest pause where it does not."""
 """How often a waiting process looks for what other processes committed."""
+
+# ── the console's charts ─────────────────────────────────────────────────────────────────────────────────────────────
+HISTORY_ROW_BYTES: Final = 512
+"""A row of the past in numbers; 804 of them are kept. Series that do not fit, the calmest, are left out of it."""
+HISTORY_NAMES: Final = 1024
+"""Series (topics, consumers, groups, flows) that the past in numbers can tell apart."""

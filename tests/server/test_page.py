@@ -18,6 +18,8 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 import penstock
+from penstock.observe.collect import take_sample
+from penstock.observe.history import History
 from penstock.observe.pipelines import FlowStatus, report
 from server.serving import ADMIN, READ, TOKENS, Served, serving, wait_until
 
@@ -206,6 +208,49 @@ def test_the_first_line_says_what_is_wrong_and_leads_there(
         delivery.nack()
     health.get_by_role("link", name="and 4 more").click()
     expect(page.locator("#findings tbody tr")).to_have_count(10)
+
+
+def test_charts_show_the_past_by_range_also_after_a_restart(
+    open_page: Callable[..., Page], journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    """Three hours of a past that an earlier server wrote down; a browser that looks at it, and at what comes."""
+    history = History(journal)
+    start = time.time() // 60 * 60 - 3 * 3600
+    for minute in range(180):
+        sample = take_sample(journal)
+        sample.at = start + 60 * minute
+        for n, topic in enumerate(sample.topics.values()):
+            topic.latest = 600 * minute * (n + 1)
+        history.add(sample)
+    with serving(journal) as served:
+        page = open_page()
+        page.goto(served.url)
+        rates = page.locator('[data-chart="rates"]')
+        page.get_by_role("button", name="1 h", exact=True).click()
+        expect(page).to_have_url(f"{served.url}/?range=1h")
+        wait_until(lambda: int(rates.get_attribute("data-points") or 0) in range(58, 62))
+        page.get_by_role("button", name="24 h").click()
+        wait_until(lambda: int(rates.get_attribute("data-points") or 0) in range(34, 42))
+        page.reload()
+        expect(page.get_by_role("button", name="24 h")).to_have_attribute("aria-pressed", "true")
+        # The pointer tells the value where it is; without it, the newest.
+        wait_until(lambda: int(rates.get_attribute("data-points") or 0) > 30)
+        box = rates.locator(".u-over").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 20)
+        expect(rates.locator(".value").first).to_have_text("210/s")
+        shown = rates.get_by_role("button", name="events in")
+        shown.click()
+        expect(rates.get_by_role("button", name="events in")).to_have_attribute("aria-pressed", "false")
+        page.goto(f"{served.url}/topics/orders?range=15m")
+        lags = page.locator('[data-chart="lags"]')
+        expect(lags.get_by_role("button")).to_contain_text("billing")
+        page.goto(f"{served.url}/queues/emails?range=1h")
+        states = page.locator('[data-chart="states"]')
+        expect(states.get_by_role("button")).to_have_count(5)
+        expect(states.get_by_role("button", name="dead")).to_contain_text("5")
+        answer = served.get("/charts/overview", range="1y")
+        assert answer.status == 400 and "15m, 1h, 24h, 7d" in answer.json["detail"]
 
 
 def test_the_tail_follows_and_filters(

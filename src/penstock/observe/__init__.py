@@ -2,6 +2,7 @@
 
 sample      values: how topics and queues do
 health      what is wrong, in words
+history     the last week in numbers, kept in the journal
 collect     taking a sample of a whole journal
 metrics     counters, gauges and histograms of this process
 tracing     W3C trace context in event headers

@@ -58,7 +58,7 @@ def take_sample(journal: LocalJournal) -> Sample:
     sample = Sample(
         time.time(),
         topics,
-        _sample_queues(journal),
+        _sample_queues(journal, topics),
         pressure.utilization,
         pressure.queued,
         journal._writer.measures.commits,
@@ -66,11 +66,11 @@ def take_sample(journal: LocalJournal) -> Sample:
         disk_free=free,
         disk_total=total,
     )
-    sample.findings = examine(sample, _flows(journal, topics))
+    sample.findings = examine(sample, flows_of(journal, topics))
     return sample
 
 
-def _sample_queues(journal: LocalJournal) -> dict[str, list[QueueSample]]:
+def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dict[str, list[QueueSample]]:
     """Every group of every queue, with dead letters counted where they came from."""
     handles = {name: journal.queue(name) for name in journal.queues()}
     policies = {name: queue.policy for name, queue in handles.items()}
@@ -84,6 +84,9 @@ def _sample_queues(journal: LocalJournal) -> dict[str, list[QueueSample]]:
             stats = queue.stats(group)
             one = QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
             one.ttl = policy.ttl
+            if name in topics:
+                unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed
+                one.settled = max(0, topics[name].latest - unsettled)
             found[name].append(one)
             if policy.dead_letter in handles:
                 feeding.setdefault(policy.dead_letter, []).append(one)
@@ -137,7 +140,7 @@ def _count_dead(
         one.dead = known.counts.get((one.name, one.group), 0)
 
 
-def _flows(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
+def flows_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
     """How pipelines stand, read again when one has reported."""
     reports = topics.get(PIPELINES)
     if reports is None:

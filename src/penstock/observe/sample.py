@@ -37,6 +37,8 @@ class QueueSample(msgspec.Struct):
     letters: int | None = None
     """Of a dead-letter queue: how many messages wait in it. They are dead, not ready: `ready` and `oldest_age` leave
     them out."""
+    settled: int = 0
+    """Messages that were settled (acknowledged, given up or removed) since the queue began."""
     ttl: float | None = None
     """The queue's time to live for its messages, in seconds."""
 

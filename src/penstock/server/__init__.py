@@ -9,7 +9,7 @@
     topics.py, queues.py, messages.py, deliveries.py
                          the API; parameters.py: what requests may say; openapi.py: the same as a document
     live.py              following topics: one reader per topic, any number of listeners (server-sent events)
-    sampler.py           rates, backlogs and lags over the last minutes, for the page and `penstock top`
+    sampler.py           samples with rates, taken once for everybody: the page, `/metrics`, `penstock top`
 
 
 Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.

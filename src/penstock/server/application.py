@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
 from penstock.errors import PenstockError
+from penstock.observe.history import History
 from penstock.server.access import Access, Role
 from penstock.server.api import deliveries, failures, live, messages, openapi, queues, stats, topics
 from penstock.server.api.problems import Refused
@@ -143,11 +144,12 @@ def make_app(
     served = local(journal, "a server")
     service = Service(served, Access(tokens, hosts), limits or Limits())
     service.lives = live.Lives(served)
-    service.sampler = Sampler(served)
+    service.sampler = Sampler(served, history=History(served))
     service.buffers = Buffers(dict(buffers or {}))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await asyncio.to_thread(service.sampler.start)  # charts need a past, also of times when nobody looked
         yield
         service.stop()
         await asyncio.to_thread(service.sampler.stop)

@@ -10,6 +10,7 @@
     n name                    a mark: a named number that commits with a transaction
     y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)
     z topic last              a segment: a Parquet file of sealed events first … last
+    h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)
     p …                       projections' snapshots  (entity layer)
     q …                       queues                  (queue layer)
@@ -33,6 +34,7 @@ DEDUP = b"d"
 MARK = b"n"
 SEALS = b"y"
 SEGMENT = b"z"
+HISTORY = b"h"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")

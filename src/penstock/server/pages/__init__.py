@@ -14,15 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.server.pages import buffers, health, login, overview, pipelines, queue, topic
+from penstock.server.pages import buffers, charts, health, login, overview, pipelines, queue, topic
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-FILES = ("page.css", "page.js", "icon.svg")
+FILES = frozenset(
+    ("page.css", "page.js", "charts.js", "icon.svg", "vendor/uplot/uPlot.iife.min.js", "vendor/uplot/uPlot.min.css")
+)
 
 
 @cache
 def _contents(name: str) -> bytes:
-    return files("penstock.server").joinpath("static", name).read_bytes()
+    return files("penstock.server").joinpath("static", *name.split("/")).read_bytes()
 
 
 async def static_file(request: Request) -> Response:
@@ -49,6 +51,10 @@ def page_routes() -> list[BaseRoute]:
         Route("/graph/{correlation:path}", topic.graph_page),
         Route("/queues/{queue}", queue.queue_page),
         Route("/live/queues/{queue}", queue.live_queue),
+        Route("/charts/overview", charts.overview_charts),
+        Route("/charts/topics/{topic}", charts.topic_charts),
+        Route("/charts/queues/{queue}", charts.queue_charts),
+        Route("/charts/pipelines", charts.pipeline_charts),
         Route("/health", health.health_page),
         Route("/live/health", health.live_health),
         Route("/buffers", buffers.buffers_page),
@@ -57,6 +63,6 @@ def page_routes() -> list[BaseRoute]:
         Route("/live/pipelines", pipelines.live_pipelines),
         Route("/login", login.login_page, methods=["GET", "POST"]),
         Route("/logout", login.logout, methods=["POST"]),
-        Route("/static/{name}", static_file),
+        Route("/static/{name:path}", static_file),
         Route("/favicon.ico", static_file),
     ]

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample, TopicSample
-from penstock.server.pages import parts, rendering
-from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
+from penstock.server.pages import charts, parts, rendering
+from penstock.server.pages.parts import Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
 ROWS = 50
@@ -103,11 +103,6 @@ def tiles(sample: Sample) -> list[Tile]:
     ]
 
 
-def _chart(service: Service) -> Chart:
-    drawn, top = parts.lines([service.sampler.total_history()])
-    return Chart("rates", "Events a second, all topics", ["events"], drawn, parts.rate(top))
-
-
 @guarded("read")
 def overview(request: Request, service: Service) -> Response:
     service.sampler.start()
@@ -122,7 +117,7 @@ def overview(request: Request, service: Service) -> Response:
         live=f"/live/overview?{view.address}",
         view=view,
         tiles=tiles(sample),
-        rates=_chart(service),
+        charts=charts.OVERVIEW,
         topics=topic_table(view, topics),
         topic_count=topic_count,
         queues=queue_table(view, queues),
@@ -136,6 +131,6 @@ async def live_overview(request: Request, service: Service) -> Response:
 
     def render(sample: Sample) -> Update:
         tables = (topic_table(view, view.topics(sample)[0]), queue_table(view, view.queues(sample)[0]))
-        return parts.update(tiles(sample), *tables, charts=[_chart(service)])
+        return parts.update(tiles(sample), *tables)
 
     return rendering.stream(request, service, render)

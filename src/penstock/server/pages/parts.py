@@ -15,7 +15,6 @@ from penstock.events import Event
 from penstock.observe.sample import Finding
 from penstock.units import show_duration, show_size
 
-CHART_WIDTH, CHART_HEIGHT = 600, 120
 PREVIEW = 300
 """Characters of a payload in a list."""
 
@@ -114,46 +113,14 @@ class Update(msgspec.Struct, omit_defaults=True):
 
     texts: dict[str, str] = {}
     tables: dict[str, list[Row]] = {}
-    charts: dict[str, list[str]] = {}
     alerts: dict[str, bool] = {}
     health: list[HealthLink] | None = None
 
 
-def update(tiles: Sequence[Tile], *tables: Table, charts: Sequence[Chart] = ()) -> Update:
-    """A page's tiles, tables and charts as they are now."""
+def update(tiles: Sequence[Tile], *tables: Table) -> Update:
+    """A page's tiles and tables as they are now."""
     return Update(
-        {tile.id: tile.value for tile in tiles} | {f"{chart.id}-top": chart.top for chart in charts},
+        {tile.id: tile.value for tile in tiles},
         {table.id: table.rows for table in tables},
-        {chart.id: chart.lines for chart in charts},
         {tile.id: tile.alert for tile in tiles},
     )
-
-
-# ── charts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Chart(msgspec.Struct):
-    """Lines over the last minutes, as the points of polylines."""
-
-    id: str
-    title: str
-    names: list[str]
-    lines: list[str]
-    top: str
-
-
-def lines(series: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[str], float]:
-    """Several series as the points of polylines in one box, and the value at its top."""
-    times = [at for points in series for at, _ in points]
-    top = max((value for points in series for _, value in points), default=0.0)
-    if not times:
-        return ["" for _ in series], top
-    start, end = min(times), max(times)
-    span = max(end - start, 1e-9)
-    height = top or 1.0
-    drawn = [
-        " ".join(
-            f"{(at - start) / span * CHART_WIDTH:.1f},{CHART_HEIGHT - value / height * (CHART_HEIGHT - 4) - 2:.1f}"
-            for at, value in points
-        )
-        for points in series
-    ]
-    return drawn, top

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Sample
-from penstock.server.pages import parts, rendering
+from penstock.server.pages import charts, parts, rendering
 from penstock.server.pages.parts import Row, Table, Update
 from penstock.server.service import Service, guarded
 
@@ -64,6 +64,7 @@ def pipelines_page(request: Request, service: Service) -> Response:
         "pipelines.html",
         "Pipelines",
         live="/live/pipelines",
+        charts=charts.PIPELINES,
         flows=table(status(service.journal)),
         followers=follower_table(service.sampler.newest, rendering.base_of(request)),
     )

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
 from penstock.server.api.queues import groups_of, policy_document, queue_of
-from penstock.server.pages import parts, rendering
-from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
+from penstock.server.pages import charts, parts, rendering
+from penstock.server.pages.parts import Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SHOWN = 50
 """Messages of each sort that a page shows, however many there are."""
-STATES = ("Ready", "In flight", "Delayed", "Failed")
 
 
 def _group(request: Request, queue: LocalQueue) -> str:
@@ -69,13 +68,6 @@ def _clock(moment: object) -> str:
     return moment.isoformat(timespec="milliseconds")  # type: ignore[attr-defined, no-any-return]
 
 
-def _chart(service: Service, name: str, group: str) -> Chart:
-    history = service.sampler.queue_history(name, group)
-    series = [[(point[0], float(point[at])) for point in history] for at in range(1, 5)]
-    drawn, top = parts.lines(series)
-    return Chart("states", "Messages by state", list(STATES), drawn, parts.number(top))
-
-
 @guarded("read")
 def queue_page(request: Request, service: Service) -> Response:
     queue = queue_of(request, service)
@@ -91,7 +83,7 @@ def queue_page(request: Request, service: Service) -> Response:
         group=group,
         groups=groups_of(queue),
         tiles=tiles(service.sampler.newest, queue.name, group),
-        states=_chart(service, queue.name, group),
+        charts=charts.QUEUE,
         dead=list(islice(queue.dead_letters(), SHOWN)),
         failed=list(islice(queue.failures(group), SHOWN)),
         shown=SHOWN,
@@ -116,7 +108,6 @@ async def live_queue(request: Request, service: Service) -> Response:
     group = _group(request, queue)
 
     def render(sample: Sample) -> Update:
-        chart = _chart(service, name, group)
-        return parts.update(tiles(sample, name, group), pending_table(queue, group), charts=[chart])
+        return parts.update(tiles(sample, name, group), pending_table(queue, group))
 
     return rendering.stream(request, service, render)

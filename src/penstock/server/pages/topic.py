@@ -16,8 +16,8 @@ from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters
 from penstock.server.api.problems import Refused
 from penstock.server.api.topics import existing
-from penstock.server.pages import parts, rendering
-from penstock.server.pages.parts import Chart, Row, Table, Tile, Update
+from penstock.server.pages import charts, parts, rendering
+from penstock.server.pages.parts import Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 from penstock.units import show_size
 
@@ -82,11 +82,6 @@ def tiles(name: str, sample: Sample) -> list[Tile]:
     ]
 
 
-def _chart(service: Service, name: str) -> Chart:
-    drawn, top = parts.lines([service.sampler.topic_history(name)])
-    return Chart("rates", "Events a second", ["events"], drawn, parts.rate(top))
-
-
 @guarded("read")
 def topic_page(request: Request, service: Service) -> Response:
     topic = existing(request, service)
@@ -106,7 +101,7 @@ def topic_page(request: Request, service: Service) -> Response:
         topic=topic,
         is_queue=topic.name in service.journal.queues(),
         tiles=tiles(topic.name, sample),
-        rates=_chart(service, topic.name),
+        charts=charts.TOPIC,
         consumers=consumer_table(topic.name, sample),
         consumer_names=sorted(topic.cursors()),
         events=events,
@@ -120,7 +115,7 @@ async def live_topic(request: Request, service: Service) -> Response:
     name = request.path_params["topic"]
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(name, sample), consumer_table(name, sample), charts=[_chart(service, name)])
+        return parts.update(tiles(name, sample), consumer_table(name, sample))
 
     return rendering.stream(request, service, render)
 

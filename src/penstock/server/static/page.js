@@ -22,6 +22,7 @@ function switchTheme() {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
   localStorage.setItem("penstock-theme", root.dataset.theme);
+  dispatchEvent(new Event("penstock-theme"));
 }
 $("theme")?.addEventListener("click", switchTheme);
 
@@ -125,9 +126,6 @@ function update(said) {
     document.querySelector(`[data-tile="${CSS.escape(id)}"]`)?.classList.toggle("alert", alert);
   }
   for (const [id, rows] of Object.entries(said.tables ?? {})) updateTable(id, rows);
-  for (const [id, lines] of Object.entries(said.charts ?? {})) {
-    lines.forEach((points, at) => $(`${id}-${at}`)?.setAttribute("points", points));
-  }
 }
 
 function follow(path, onMessage) {

@@ -1,0 +1,325 @@
+"""A journal's past in numbers, kept in the journal itself: a ring of a few hundred rows that survives restarts.
+
+Every minute one row is written: how many events came, how many messages were settled, what waits where. Five minutes
+and half an hour make coarser rows, so that a week is kept in 804 rows of at most half a KiB each:
+
+    minutes         180 rows    the last three hours
+    five minutes    288 rows    the last day
+    half hours      336 rows    the last week
+
+A row lies under the slot of its time, so the ring overwrites itself, and two servers of one journal write the same row
+rather than two. What stands still takes no room: a series that is not in a row was zero. A row has room for some fifty
+series, the busiest first. The last quarter of an hour is kept in memory too, in steps of five seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.journal.storage import keys
+from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
+from penstock.observe.pipelines import FlowStatus
+from penstock.observe.sample import QueueSample, Sample
+
+if TYPE_CHECKING:
+    from penstock.api import LocalJournal
+    from penstock.engine.contract import Snapshot
+    from penstock.journal.commit.commit import Commit
+
+STEP: Final = 5.0
+"""Seconds between two rows that are only in memory."""
+STEPS: Final = 180
+"""How many of them are kept."""
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """A ring of rows that each stand for so many seconds."""
+
+    seconds: int
+    rows: int
+
+
+TIERS: Final = (Tier(60, 180), Tier(300, 288), Tier(1800, 336))
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "all": ("appended", "settled", "ready", "in_flight", "delayed", "failed", "dead", "oldest"),
+    "topic": ("appended", "lag"),
+    "consumer": ("lag",),
+    "queue": ("pushed", "settled", "ready", "in_flight", "delayed", "failed", "dead", "oldest"),
+    "flow": ("rows", "lag", "batch_ms"),
+}
+"""What the series of each kind measure."""
+COUNTS: Final = frozenset(("appended", "settled", "pushed", "rows"))
+"""Fields that count what happened in a row's time; the others say how things stood at its end."""
+
+Values = dict[str, tuple[int, ...]]
+"""Each series with its fields; a series is named `kind` or `kind:name`."""
+
+
+class HistoryRow(msgspec.Struct, frozen=True):
+    """What happened in so many seconds that ended at a time."""
+
+    at: float
+    seconds: float
+    values: Values
+    cut: bool = False
+    """Whether there were more series than a row has room for; then one that is missing need not be zero."""
+
+    def field(self, series: str, at: int) -> int | None:
+        """One field of a series; None when the row had no room for it."""
+        found = self.values.get(series)
+        if found is None:
+            return None if self.cut else 0
+        return found[at]
+
+
+def topic_series(topic: str) -> str:
+    return f"topic:{topic}"
+
+
+def consumer_series(topic: str, consumer: str) -> str:
+    return f"consumer:{topic}/{consumer}"
+
+
+def queue_series(queue: str, group: str) -> str:
+    return f"queue:{queue}/{group}"
+
+
+def flow_series(key: str) -> str:
+    return f"flow:{key}"
+
+
+# ── from samples to rows ─────────────────────────────────────────────────────────────────────────────────────────────
+def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
+    """A sample as series; fields that count are totals since ever."""
+    found: Values = {}
+    settled = 0
+    sums = [0] * 6
+    for topic in sample.topics.values():
+        found[topic_series(topic.name)] = (topic.latest, max(topic.lags.values(), default=0))
+        for consumer, lag in topic.lags.items():
+            found[consumer_series(topic.name, consumer)] = (lag,)
+    for groups in sample.queues.values():
+        for group in groups:
+            latest = sample.topics[group.name].latest if group.name in sample.topics else 0
+            states = _states(group)
+            found[queue_series(group.name, group.group)] = (latest, group.settled, *states)
+            settled += group.settled
+            sums = [*map(sum, zip(sums[:5], states[:5], strict=True)), max(sums[5], states[5])]
+    for flow in flows:
+        found[flow_series(flow.key)] = (flow.rows, flow.lag or 0, round((flow.batch_seconds or 0.0) * 1000))
+    found["all"] = (sum(topic.latest for topic in sample.topics.values()), settled, *sums)
+    return found
+
+
+def _states(group: QueueSample) -> tuple[int, ...]:
+    oldest = round(group.oldest_age or 0.0)
+    return (group.ready, group.in_flight, group.delayed, group.failed, group.dead, oldest)
+
+
+def between(before: Values, after: Values, scale: float = 1.0) -> Values:
+    """What happened from one measurement to the next; series in which nothing happened and nothing waits are left out.
+
+    `scale` makes up for a measurement that came late.
+    """
+    found: Values = {}
+    for name, now in after.items():
+        kind = _kind(name)
+        past = before.get(name)
+        values = []
+        for at, (field, value) in enumerate(zip(FIELDS[kind], now, strict=True)):
+            if field not in COUNTS:
+                values.append(value)
+            elif past is None:
+                # A topic that was not there a moment ago has gone from nothing to what it is; a queue may be laid over
+                # a topic that is old.
+                values.append(value if kind == "topic" else 0)
+            else:
+                began = 0 if field == "rows" and value < past[at] else past[at]  # a flow that was restarted counts anew
+                values.append(max(0, round((value - began) * scale)))
+        if any(values):
+            found[name] = tuple(values)
+    return found
+
+
+def combined(rows: Iterable[HistoryRow], at: float, seconds: float) -> HistoryRow:
+    """Several rows as one: counts are added, of what stood the highest is kept."""
+    found: dict[str, list[int]] = {}
+    cut = False
+    for row in rows:
+        cut = cut or row.cut
+        for name, values in row.values.items():
+            kept = found.setdefault(name, [0] * len(values))
+            for place, field in enumerate(FIELDS[_kind(name)]):
+                kept[place] = kept[place] + values[place] if field in COUNTS else max(kept[place], values[place])
+    return HistoryRow(at, seconds, {name: tuple(values) for name, values in found.items()}, cut)
+
+
+# ── the ring ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+_NAMES_KEY = keys.HISTORY + b"n"
+_encode = msgspec.msgpack.Encoder().encode
+_decode_row = msgspec.msgpack.Decoder(tuple[int, bool, list[list[int]]]).decode
+_decode_names = msgspec.msgpack.Decoder(list[str]).decode
+
+
+def _row_key(tier: int, at: float) -> bytes:
+    """The slot of a row that ends at a time."""
+    ring = TIERS[tier]
+    slot = round(at / ring.seconds) % ring.rows
+    return keys.HISTORY + b"r" + bytes([tier]) + slot.to_bytes(2)
+
+
+class History:
+    """The past of one journal. `add` is given every sample; `over` answers with rows."""
+
+    def __init__(self, journal: LocalJournal) -> None:
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._recent: deque[HistoryRow] = deque(maxlen=STEPS)
+        self._tiers: tuple[deque[HistoryRow], ...] = tuple(deque(maxlen=tier.rows) for tier in TIERS)
+        self._names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._step: tuple[float, Values] | None = None
+        self._minute: tuple[float, Values] | None = None
+        self._load()
+
+    def add(self, sample: Sample, flows: Iterable[FlowStatus] = ()) -> None:
+        """Takes a sample in; a minute that it ends is written to the journal."""
+        now = sample.at
+        with self._lock:
+            if self._step is not None and 0 <= now - self._step[0] < STEP:
+                return
+            values = measured(sample, flows)
+            if self._step is not None and now > self._step[0]:
+                took = now - self._step[0]
+                if took <= 3 * STEP:
+                    self._recent.append(HistoryRow(now, took, between(self._step[1], values)))
+            self._step = (now, values)
+            if self._minute is None or now < self._minute[0]:
+                self._minute = (now, values)
+            elif now // 60 > self._minute[0] // 60:
+                began, before = self._minute
+                self._minute = (now, values)
+                took = now - began
+                if took >= 20:
+                    self._close_minute(now // 60 * 60, between(before, values, 60 / max(took, 60.0)))
+
+    def _close_minute(self, at: float, values: Values) -> None:
+        rows = [(0, HistoryRow(at, 60, values))]
+        self._tiers[0].append(rows[0][1])
+        for number, tier in enumerate(TIERS[1:], 1):
+            if at % tier.seconds == 0:
+                finer = [row for row in self._tiers[number - 1] if at - tier.seconds < row.at <= at]
+                rows.append((number, combined(finer, at, tier.seconds)))
+                self._tiers[number].append(rows[-1][1])
+        if not self._journal._engine.read_only:
+            self._write(rows)
+
+    def over(self, seconds: float, now: float) -> list[HistoryRow]:
+        """The rows of so many last seconds, oldest first, as fine as they are kept."""
+        since = now - seconds
+        with self._lock:
+            if seconds <= STEP * STEPS:
+                fine = [row for row in self._recent if row.at > since]
+                # Before a person looked, samples were a minute apart.
+                first = fine[0].at - fine[0].seconds if fine else now
+                coarse = [row for row in self._tiers[0] if since < row.at <= first]
+                return coarse + fine
+            tier = next((at for at, tier in enumerate(TIERS) if tier.seconds * tier.rows >= seconds), len(TIERS) - 1)
+            found = [row for row in self._tiers[tier] if row.at > since]
+            # What the coarser row does not cover yet.
+            for finer in range(tier - 1, -1, -1):
+                last = found[-1].at if found else since
+                found += [row for row in self._tiers[finer] if row.at > last]
+            return found
+
+    # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _write(self, rows: list[tuple[int, HistoryRow]]) -> None:
+        known = list(self._names)
+        puts = [(_row_key(tier, row.at), self._packed(row)) for tier, row in rows]
+        if self._names != known:
+            puts.append((_NAMES_KEY, _encode(self._names)))
+
+        def apply(commit: Commit) -> None:
+            for key, value in puts:
+                commit.tx.put(key, value)
+
+        try:
+            self._journal.run(apply, relaxed=True)
+        except PenstockError:
+            return  # a store in trouble, or closed: others report it better
+
+    def _packed(self, row: HistoryRow) -> bytes:
+        """A row in at most HISTORY_ROW_BYTES, the busiest series first."""
+        order = sorted(row.values.items(), key=lambda one: (one[0] != "all", -sum(one[1]), one[0]))
+        entries: list[list[int]] = []
+        room = HISTORY_ROW_BYTES - 12
+        cut = row.cut
+        for name, values in order:
+            number = self._number(name)
+            if number is None:
+                cut = True
+                continue
+            entry = [number, *values]
+            size = len(_encode(entry))
+            if size > room:
+                cut = True
+                break
+            room -= size
+            entries.append(entry)
+        return _encode((round(row.at), cut, entries))
+
+    def _number(self, name: str) -> int | None:
+        """The number a series is stored under; None when too many have been."""
+        number = self._numbers.get(name)
+        if number is None and len(self._names) >= HISTORY_NAMES:
+            number = self._reused()
+            if number is not None:
+                del self._numbers[self._names[number]]
+                self._names[number] = name
+                self._numbers[name] = number
+        elif number is None:
+            number = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return number
+
+    def _reused(self) -> int | None:
+        """The number of a series that is in no row any more."""
+        living = {name for tier in self._tiers for row in tier for name in row.values}
+        return next((number for number, name in enumerate(self._names) if name not in living), None)
+
+    def _load(self) -> None:
+        with self._journal._engine.read() as snap:
+            names = snap.get(_NAMES_KEY)
+            if names is None:
+                return
+            try:
+                self._names = _decode_names(names)
+                self._numbers = {name: number for number, name in enumerate(self._names)}
+                for number in range(len(TIERS)):
+                    self._tiers[number].extend(self._stored(snap, number))
+            except msgspec.DecodeError:
+                # Numbers that cannot be read are not worth refusing to serve for: the ring begins anew.
+                self._names, self._numbers = [], {}
+
+    def _stored(self, snap: Snapshot, tier: int) -> list[HistoryRow]:
+        prefix = keys.HISTORY + b"r" + bytes([tier])
+        found = []
+        for _, value in snap.scan(prefix, keys.prefix_end(prefix)):
+            at, cut, entries = _decode_row(value)
+            values = {self._names[entry[0]]: tuple(entry[1:]) for entry in entries if entry[0] < len(self._names)}
+            fitting = {
+                name: fields for name, fields in values.items() if len(fields) == len(FIELDS.get(_kind(name), ()))
+            }
+            found.append(HistoryRow(at, TIERS[tier].seconds, fitting, cut))
+        return sorted(found, key=lambda row: row.at)
+
+
+def _kind(series: str) -> str:
+    return series.partition(":")[0]

@@ -1,0 +1,197 @@
+"""The past in numbers: rows a minute that a restart does not lose, a ring that does not grow, what a row can hold."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.journal.storage import keys
+from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
+from penstock.observe import history as history_module
+from penstock.observe.collect import take_sample
+from penstock.observe.history import TIERS, History, HistoryRow, Tier, between, combined, queue_series, topic_series
+from penstock.observe.sample import QueueSample, Sample, TopicSample
+
+START = 1_699_999_200.0
+"""A full half hour."""
+assert START % 1800 == 0
+
+ENGINES = ["sqlite", "lmdb", "rocksdb", "file"]
+
+
+def sample(at: float, latest: int, ready: int = 0, **more: int) -> Sample:
+    topics = {"jobs": TopicSample("jobs", latest, latest)} | {
+        name: TopicSample(name, count, count) for name, count in more.items()
+    }
+    queues = {"jobs": [QueueSample("jobs", "default", ready, 0, 0, 0, 2.0, settled=latest - ready)]}
+    return Sample(at, topics, queues, 0.0, 0, 0, 0)
+
+
+def minutes(history: History, count: int, *, first: int = 0, each: int = 60) -> float:
+    """A sample at every full minute; `each` messages a minute, of which ten wait."""
+    at = START
+    for minute in range(first, first + count + 1):
+        at = START + 60 * minute
+        history.add(sample(at, each * minute, 10))
+    return at
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_past_survives_a_restart(tmp_path: Path, engine: str) -> None:
+    url = f"{engine}:{tmp_path / 'journal'}"
+    with penstock.open(url) as journal:
+        now = minutes(History(journal), 90)
+    with penstock.open(url) as journal:
+        history = History(journal)
+        hour = history.over(3600, now)
+        assert len(hour) == 60
+        assert [row.at for row in hour] == [now - 60 * (59 - n) for n in range(60)]
+        assert {row.values[queue_series("jobs", "default")] for row in hour} == {(60, 60, 10, 0, 0, 0, 0, 2)}
+        day = history.over(86_400, now)
+        assert [row.seconds for row in day] == [300] * 18
+        assert {row.values[topic_series("jobs")] for row in day} == {(300, 0)}
+        week = history.over(604_800, now)
+        assert [(row.seconds, row.values["all"][0]) for row in week] == [(1800, 1800)] * 3
+        # It goes on where it was, without a spike for what came while nobody counted.
+        minutes(history, 2, first=120)
+        assert [row.values["all"][0] for row in history.over(3600, now + 1920)][-2:] == [60, 60]
+
+
+def test_a_reader_of_a_journal_sees_its_past_and_writes_nothing(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "j.db") as journal:
+        now = minutes(History(journal), 5)
+        with penstock.open(tmp_path / "j.db", read_only=True) as reader:
+            history = History(reader)
+            assert len(history.over(3600, now)) == 5
+            minutes(history, 3, first=10)
+            assert len(history.over(3600, now + 480)) == 8
+        assert len(History(journal).over(3600, now + 480)) == 5
+
+
+def stored(journal: penstock.Journal) -> tuple[int, int]:
+    """Rows of the ring and their bytes."""
+    with journal._engine.read() as snap:
+        rows = list(snap.scan(keys.HISTORY, keys.prefix_end(keys.HISTORY)))
+    return len(rows), sum(len(key) + len(value) for key, value in rows)
+
+
+def test_the_ring_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(tier.rows for tier in TIERS) * (HISTORY_ROW_BYTES + 5) < 420 << 10
+    small = (Tier(60, 18), Tier(300, 28), Tier(1800, 33))
+    monkeypatch.setattr(history_module, "TIERS", small)
+    with penstock.open(tmp_path / "j.db", durability="process") as journal:
+        history = History(journal)
+        many = {f"topic-{n}": 0 for n in range(120)}
+        for minute in range(20 * 60 + 1):
+            for n in range(120):
+                many[f"topic-{n}"] += n * n
+            history.add(sample(START + 60 * minute, minute, 1, **many))
+        rows, size = stored(journal)
+        assert rows == 18 + 28 + 33 + 1
+        assert size < rows * (HISTORY_ROW_BYTES + 5) + 3_000
+        with journal._engine.read() as snap:
+            prefix = keys.HISTORY + b"r"
+            sizes = [len(value) for _, value in snap.scan(prefix, keys.prefix_end(prefix))]
+        assert HISTORY_ROW_BYTES - 20 < max(sizes) <= HISTORY_ROW_BYTES
+        assert len(History(journal).over(33 * 1800, START + 60 * 20 * 60)) == 33
+
+
+def test_a_minute_costs_less_than_half_a_percent_of_a_minute(tmp_path: Path) -> None:
+    """With a hundred busy topics and twenty queues: the sample, the row, and the commit that makes it last."""
+    with penstock.open(tmp_path / "j.db") as journal:
+        for n in range(20):
+            journal.queue(f"queue-{n}").push("x")
+        history = History(journal)
+        took = []
+        for minute in range(12):
+            with journal.transaction() as together:
+                for n in range(100):
+                    together.append(f"topic-{n}", "k", n)
+            begun = time.perf_counter()
+            taken = take_sample(journal)
+            taken.at = START + 60 * minute
+            history.add(taken)
+            took.append(time.perf_counter() - begun)
+        assert sorted(took)[len(took) // 2] < 0.005 * 60
+
+
+def test_the_busiest_series_have_room_and_the_others_are_unknown_not_zero(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "j.db") as journal:
+        history = History(journal)
+        for minute in range(2):
+            counts = {f"topic-{n}": 1_000 * n * minute for n in range(200)}
+            history.add(sample(START + 60 * minute, minute, **counts))
+        (row,) = History(journal).over(3600, START + 60)
+        assert row.cut and row.field(topic_series("topic-199"), 0) == 199_000
+        assert row.field(topic_series("topic-1"), 0) is None
+        assert row.field("all", 0) == 1 + sum(1_000 * n for n in range(200))
+        (whole,) = history.over(3600, START + 60)
+        assert whole.field(topic_series("topic-1"), 0) == 1_000
+        assert whole.field(topic_series("topic-0"), 0) == 0
+
+
+def test_names_that_are_gone_make_room_for_new_ones(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "j.db", durability="process") as journal:
+        history = History(journal)
+        for hour in range(2 * HISTORY_NAMES // 20):
+            # Twenty new topics every eight hours: after a week the first of them are in no row any more.
+            for step in range(2):
+                counts = {f"topic-{hour}-{n}": 500 * step for n in range(20)}
+                history.add(sample(START + 28_800 * hour + 60 * step, 2 * hour + step, **counts))
+        assert len(history._names) <= HISTORY_NAMES
+        row = History(journal).over(3600, START + 28_800 * hour + 60)[-1]
+        assert row.field(topic_series(f"topic-{hour}-7"), 0) == 500
+
+
+def test_a_late_look_counts_as_a_minute(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "j.db") as journal:
+        history = History(journal)
+        history.add(sample(START, 0))
+        history.add(sample(START + 240, 400))
+        (row,) = history.over(3600, START + 240)
+        assert row.values[topic_series("jobs")] == (100, 0)
+
+
+def test_the_last_minutes_are_finer_while_somebody_looks(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "j.db") as journal:
+        history = History(journal)
+        now = minutes(history, 3)
+        for second in range(1, 60):
+            history.add(sample(now + second, 180 + 2 * second, 10))
+        rows = history.over(900, now + 60)
+        assert [row.seconds for row in rows] == [60, 60, 60] + [5.0] * 11
+        assert {row.values[topic_series("jobs")][0] for row in rows[3:]} == {10}
+
+
+def test_a_damaged_ring_begins_anew(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "j.db") as journal:
+        minutes(History(journal), 3)
+        journal.run(lambda commit: commit.tx.put(keys.HISTORY + b"n", b"\xc1"))
+        history = History(journal)
+        assert history.over(3600, START + 3600) == []
+        now = minutes(history, 2, first=100)
+        assert len(History(journal).over(3600, now)) >= 2
+
+
+def test_what_is_reset_and_what_is_new_counts_right() -> None:
+    before = {"flow:a/b": (1000, 5, 10), "topic:t": (50, 0), "queue:q/default": (9, 9, 0, 0, 0, 0, 0, 0)}
+    after = {
+        "flow:a/b": (200, 5, 10),
+        "topic:t": (50, 0),
+        "topic:new": (7, 0),
+        "queue:q/default": (9, 8, 1, 0, 0, 0, 0, 0),
+        "queue:old/default": (5000, 5000, 0, 0, 0, 0, 0, 0),
+    }
+    assert between(before, after) == {
+        "flow:a/b": (200, 5, 10),
+        "topic:new": (7, 0),
+        "queue:q/default": (0, 0, 1, 0, 0, 0, 0, 0),
+    }
+
+
+def test_coarser_rows_add_counts_and_keep_the_highest() -> None:
+    rows = [HistoryRow(60, 60, {"topic:t": (5, 100)}), HistoryRow(120, 60, {"topic:t": (7, 20)}, cut=True)]
+    assert combined(rows, 120, 120) == HistoryRow(120, 120, {"topic:t": (12, 100)}, cut=True)
