@@ -80,11 +80,12 @@ class Model:
     latest: int = 0
     messages: dict[int, Message] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
-    """Per group; in work mode, and in fanout before there is a group, the one called ""."""
+    """Per group; the one called "" has everything in work mode, and in fanout what no group wanted."""
     begins: dict[str, int] = field(default_factory=dict)
     """Registered groups, in that order, and the position after which each begins."""
     held: dict[str, Holding] = field(default_factory=dict)
-    dead: list[int] = field(default_factory=list)
+    dead: dict[int, str | None] = field(default_factory=dict)
+    """Payloads of dead letters, and the group that gave each up."""
 
     def __post_init__(self) -> None:
         self.views[""] = {}
@@ -104,9 +105,11 @@ class Model:
         self.begins[group] = after
         if self.mode == "work":
             return
+        kept = self.views[""]
+        wanted = {seq: status for seq, status in kept.items() if seq > after}
+        self.views[""] = {seq: status for seq, status in kept.items() if seq <= after}
         if not others:
-            self.views[group] = {seq: status for seq, status in self.views[""].items() if seq > after}
-            self.views[""] = {}
+            self.views[group] = wanted
             return
         fresh: View = {}
         for seq in self.messages:
@@ -115,7 +118,7 @@ class Model:
             if seq > after and (known or flying):
                 untried = not flying and all(one.attempts == 0 and one.state == "ready" for one in known)
                 fresh[seq] = Status(due=max(one.due for one in known) if untried else 0)
-        self.views[group] = fresh
+        self.views[group] = fresh | wanted
 
     def change_mode(self, mode: str) -> None:
         if mode == self.mode:
@@ -133,7 +136,8 @@ class Model:
                     for seq, status in self.views[""].items()
                     if seq > after and seq not in own
                 }
-            self.views[""] = {}
+            first = min(self.begins.values())
+            self.views[""] = {seq: status for seq, status in self.views[""].items() if seq <= first}
             return
         rank = {"ready": 0, "failed": 1}
         merged: View = {}
@@ -143,6 +147,8 @@ class Model:
                 best = min(known, key=lambda one: (rank[one.state], one.due))
                 sure = len({one.attempts for one in known}) == 1 and best.sure and len(known) == len(self.begins)
                 merged[seq] = Status(best.state, best.due, best.attempts, sure)
+            elif seq in self.views[""]:
+                merged[seq] = self.views[""][seq]
         heirs: set[int] = set()
         for group in self.begins:
             for one in self.held.values():
@@ -153,10 +159,11 @@ class Model:
         self.views = {"": merged, **{group: {} for group in self.begins}}
 
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def push(self, message: Message, due: int) -> int:
+    def push(self, message: Message, due: int, group: str | None = None) -> int:
+        """A new message for everybody; a dead letter that goes back is for the group that gave it up."""
         self.latest += 1
         self.messages[self.latest] = message
-        for name in self.current():
+        for name in [group] if group and self.mode == "fanout" else self.current():
             self.views[name][self.latest] = Status(due=due if due > self.now else 0)
         return self.latest
 
@@ -165,7 +172,7 @@ class Model:
         current = self.current()
         if one.view in current or self.mode == "work":
             return (current if self.mode == "work" else [one.view]) if one.returns else []
-        return [name for name in current if self.begins.get(name, 0) < one.seq]
+        return [name for name in current if self.begins.get(name, 0) < one.seq] or [""]
 
     def reclaim(self, name: str) -> None:
         """A take finds what has expired: its own group's, and deliveries from before a change of mode."""
@@ -216,7 +223,7 @@ class Model:
         homes = self.homes(one)
         if dead or one.attempts >= (message.budget or self.policy["max_attempts"]):
             if homes and self.policy["dead_letter"]:
-                self.dead.append(message.payload)
+                self.dead[message.payload] = one.view or None
             elif homes:
                 for name in homes:
                     self.views[name][one.seq] = Status("failed", 0, one.attempts)
@@ -241,7 +248,7 @@ class Model:
         return ready, flying, delayed, sum(one.state == "failed" for one in view)
 
     def unsettled(self) -> list[int]:
-        seqs = {seq for name in self.current() for seq in self.views[name]}
+        seqs = {seq for view in self.views.values() for seq in view}
         return sorted(seqs | {one.seq for one in self.held.values()})
 
 
@@ -527,9 +534,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(which=which, limit=st.sampled_from([None, 1, 2]))
     def redrive(self, which: int, limit: int | None) -> None:
         queue, model = self.queue(which), self.model
-        failed = sorted(
-            {seq for name in model.current() for seq, one in model.views[name].items() if one.state == "failed"}
-        )[:limit]
+        failed = sorted({seq for view in model.views.values() for seq, one in view.items() if one.state == "failed"})[
+            :limit
+        ]
         left = None if limit is None else limit - len(failed)
         letters = [event.payload for event in self.journals[which].queue("grave")][:left]
         if self.policy["dead_letter"] is None:
@@ -537,14 +544,14 @@ class QueueMachine(RuleBasedStateMachine):
         assert queue.redrive(limit=limit, dry_run=True) == len(failed) + len(letters)
         assert queue.redrive(limit=limit) == len(failed) + len(letters)
         for seq in failed:
-            for name in model.current():
-                one = model.views[name].get(seq)
-                if one is not None and one.state == "failed":
-                    model.views[name][seq] = Status()
+            for view in model.views.values():
+                if seq in view and view[seq].state == "failed":
+                    view[seq] = Status()
         by_payload = {message.payload: message for message in model.messages.values()}
         for payload in letters:
-            model.dead.remove(payload)
-            model.push(Message(payload, by_payload[payload].key), 0)
+            group = model.dead.pop(payload)
+            first = by_payload[payload]
+            model.push(Message(payload, first.key, first.priority, first.budget), 0, group)
 
     @precondition(lambda self: self.style.startswith("fanout") or self.style == "modes")
     @rule(which=which, group=st.integers(0, 2), back=st.integers(0, 3))

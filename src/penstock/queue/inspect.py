@@ -87,7 +87,7 @@ def looking(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
     with looking(queue) as (snap, state):
-        open_in = any(is_unsettled(snap, group, seq) for group in state.delivering(snap))
+        open_in = any(is_unsettled(snap, group, seq) for group in state.keeping(snap))
         if seq and (open_in or any(is_in_flight(snap, group, seq) for group in state.left_behind(snap))):
             return BlockCache(queue.name, state.topic).event(snap, seq)
         return None
@@ -95,9 +95,7 @@ def get(queue: LocalQueue, seq: int) -> Event | None:
 
 def is_unsettled(snap: Snapshot, group: Group, seq: int) -> bool:
     """Whether a group has not settled a position; positions never written count as unsettled, events say more."""
-    if seq > group.record.frontier and not group.is_covered(snap, seq):
-        return True
-    return group.message(snap, seq) is not None or is_in_flight(snap, group, seq)
+    return group.wants(snap, seq) or group.message(snap, seq) is not None or is_in_flight(snap, group, seq)
 
 
 def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
@@ -118,7 +116,7 @@ def unsettled_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
     """Positions that somebody has not settled, ascending."""
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     previous = 0
-    streams = [positions(snap, group, latest) for group in state.delivering(snap)]
+    streams = [positions(snap, group, latest) for group in state.keeping(snap)]
     streams += [iter(sorted(flying_in(snap, group))) for group in state.left_behind(snap)]
     for seq in heapq.merge(*streams):
         if seq != previous:
@@ -176,6 +174,8 @@ def flying_in(snap: Snapshot, group: Group) -> set[int]:
 def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
     """Positions above the frontier that nobody has spoken for."""
     start = group.record.frontier + 1
+    if group.record.until >= 0:
+        latest = min(latest, group.record.until)
     for low, high in group.covers(snap):
         yield from range(start, low)
         start = high + 1
@@ -373,6 +373,8 @@ def _group(snap: Snapshot, state: QueueState, name: str) -> Group:
         furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(latest))
         record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
         record.ready += furthest.record.in_flight + furthest.record.failed
+        unclaimed = state.unclaimed(snap)
+        record.ready += 0 if unclaimed is None else unclaimed.kept()
         return Group(state, furthest.number, name, record)
     record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
     return Group(state, WORK, name, record)

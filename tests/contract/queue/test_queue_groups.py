@@ -236,3 +236,70 @@ def test_ordering_keys_hold_across_a_change_of_mode(journal: Journal) -> None:
     assert queue.take() is None
     second.ack()
     assert seqs(queue) == [3]
+
+
+# ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    "order", [("late", "early", "middle"), ("early", "late", "middle"), ("middle", "late", "early")]
+)
+def test_the_order_in_which_groups_are_added_does_not_matter(
+    journal: Journal, reopen: Reopen, order: tuple[str, ...]
+) -> None:
+    news = journal.queue("news", mode="fanout")
+    news.push_many(range(1, 7))
+    begins: dict[str, int | str] = {"early": 0, "middle": 3, "late": "latest"}
+    for group in order:
+        news.add_group(group, after=begins[group])  # type: ignore[arg-type]
+        news.journal.maintain()
+    journal = reopen(journal)
+    news = journal.queue("news")
+    assert len(news) == 6 and [event.seq for event in news] == [1, 2, 3, 4, 5, 6]
+    news.push(7)
+    found = {group: [one.payload for one in news.take_many(9, group=group)] for group in order}
+    assert found == {"early": [1, 2, 3, 4, 5, 6, 7], "middle": [4, 5, 6, 7], "late": [7]}
+
+
+def test_what_no_group_wants_is_kept_until_one_comes_or_it_is_removed(journal: Journal, clock: ManualClock) -> None:
+    news = journal.queue("news", mode="fanout", priority=True)
+    news.push_many(["a", "b", "c"])
+    news.push("urgent", priority=5)
+    news.push("later", delay=60)
+    news.add_group("late", after="latest")
+    assert len(news) == 5 and news.stats("late").ready == 0 and news.take(group="late") is None
+    journal.maintain()
+    assert len(journal.topic("news")) == 5 and news.get(2) is not None
+    assert news.discard([2, 2, 99]) == 1 and len(news) == 4 and news.get(2) is None
+    news.push("d")
+    assert [one.payload for one in news.take_many(9, group="late")] == ["d"]
+    news.add_group("early")
+    assert len(news) == 5 and news.stats("early").delayed == 1
+    found = news.take_many(9, group="early")
+    assert [one.payload for one in found] == ["urgent", "a", "c", "d"]
+    news.ack_many(found)
+    clock.advance(60)
+    assert [one.payload for one in news.take_many(9, group="early")] == ["later"]
+    other = journal.queue("other", mode="fanout")
+    other.push_many(range(3))
+    other.add_group("late", after="latest")
+    assert other.purge() == 3 and len(other) == 0
+    other.push("new")
+    assert len(other) == 1 and other.take(group="new").payload == "new"  # type: ignore[union-attr]
+
+
+def test_what_no_group_wants_can_be_moved_and_delivered_in_work_mode(journal: Journal) -> None:
+    news = journal.queue("news", mode="fanout")
+    news.push_many(range(4))
+    news.add_group("late", after=2)
+    assert news.move(journal.queue("other"), limit=1) == 1 and len(news) == 3
+    news.configure(mode="work")
+    assert [one.payload for one in news.take_many(9)] == [1, 2, 3]
+
+
+def test_the_last_group_to_go_leaves_everything_to_the_next(journal: Journal) -> None:
+    news = journal.queue("news", mode="fanout")
+    news.push_many(range(4))
+    news.add_group("late", after=2)
+    news.take(group="late").ack()  # type: ignore[union-attr]
+    news.remove_group("late")
+    assert len(news) == 3
+    assert [one.payload for one in news.take_many(9, group="next")] == [0, 1, 3]

@@ -1,8 +1,9 @@
 """Groups and the change of mode: what a new group begins with, and how one mode's remainder becomes the other's.
 
-In work mode everybody shares one group (number 0). In fanout mode it keeps the messages only as long as there is no
-other group; the first one takes them over. Deliveries under way at a change finish where they were taken; what they do
-not acknowledge comes back under the new mode (`settle.homes_of`).
+In work mode everybody shares one group (number 0). In fanout mode it keeps what no other group wants: everything, as
+long as there is none, then what lies before the beginning of all of them; a group that wants it takes it over.
+Deliveries under way at a change finish where they were taken; what they do not acknowledge comes back under the new
+mode (`settle.homes_of`).
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group
     queue.adopt(group)
     commit.touch(group)
     if queue.fanout:
-        if others:
-            begin = _for_newcomer(commit, others)
-        else:
-            shared = queue.group(commit.tx, WORK)
-            begin = lookup(commit, shared)
-            _clear(commit, shared)
+        shared = queue.group(commit.tx, WORK)
+        kept = lookup(commit, shared) if not others or shared.kept() else None
+        begin = _for_newcomer(commit, others, kept) if others else kept
+        assert begin is not None
         _install(commit, group, _from(commit, queue, begin, after))
+        if kept is not None:
+            _keep(commit, shared, kept, min(shared.record.until, after) if others else after)
     return group
 
 
@@ -76,7 +77,8 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
     commit.flush()
     if queue.fanout and len(queue.record.groups) == 1:
         shared = queue.group(commit.tx, WORK)
-        _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)]))
+        kept = lookup(commit, shared) if shared.kept() else None
+        _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)], kept))
         commit.flush()
     commit.tx.delete_range(*keys.group_range(queue.topic, number))
     queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
@@ -103,12 +105,12 @@ def change_mode(commit: Commit, queue: QueueState) -> None:
     shared = queue.group(commit.tx, WORK)
     if queue.fanout:
         picture = lookup(commit, shared)
-        _clear(commit, shared)
         for group in groups:
             begin = _without_own(commit, group, _from(commit, queue, picture, group.record.after))
             _install(commit, group, begin)
+        _keep(commit, shared, picture, min(group.record.after for group in groups))
         return
-    together = _together(commit, groups)
+    together = _together(commit, [*groups, *([shared] if shared.kept() else [])])
     _appoint_heirs(commit, groups, together)
     for group in groups:
         _clear(commit, group)
@@ -119,7 +121,10 @@ def change_mode(commit: Commit, queue: QueueState) -> None:
 def lookup(commit: Commit, group: Group) -> GroupImage:
     record = group.record
     messages = {message.seq: message for message in group.messages(commit.tx)}
-    return GroupImage(record.frontier, record.absorbed, record.after, list(group.covers(commit.tx)), messages)
+    covers = list(group.covers(commit.tx))
+    if record.until >= 0:
+        covers = _normal([*covers, (max(record.until, record.frontier) + 1, NEVER)])
+    return GroupImage(record.frontier, record.absorbed, record.after, covers, messages)
 
 
 def _from(commit: Commit, queue: QueueState, picture: GroupImage, after: int) -> GroupImage:
@@ -152,7 +157,10 @@ def _without_own(commit: Commit, group: Group, picture: GroupImage) -> GroupImag
 
 def _together(commit: Commit, groups: list[Group]) -> GroupImage:
     """What is unsettled for at least one of the groups, leases aside."""
-    pictures = [lookup(commit, group) for group in groups]
+    return _united([lookup(commit, group) for group in groups])
+
+
+def _united(pictures: list[GroupImage]) -> GroupImage:
     frontier = min(picture.frontier for picture in pictures)
     covers = [(frontier + 1, NEVER)]
     for picture in pictures:
@@ -166,9 +174,9 @@ def _together(commit: Commit, groups: list[Group]) -> GroupImage:
     return together
 
 
-def _for_newcomer(commit: Commit, groups: list[Group]) -> GroupImage:
-    """Every message that some group has not settled, as if nobody had tried it yet."""
-    together = _together(commit, groups)
+def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) -> GroupImage:
+    """Every message that some group has not settled, as if nobody had tried it yet; and what no group wanted."""
+    together = _united([*(lookup(commit, group) for group in groups), *([] if kept is None else [kept])])
     for group in groups:
         for _, lease in group.leases(commit.tx):
             for index in lease.held():
@@ -176,6 +184,8 @@ def _for_newcomer(commit: Commit, groups: list[Group]) -> GroupImage:
                 if together.spoken_for(message.seq):
                     together.messages.setdefault(message.seq, message)
     for seq, message in together.messages.items():
+        if kept is not None and seq in kept.messages:
+            continue
         waits = message.state == WAITING and not message.attempts
         together.messages[seq] = MessageRow(
             seq,
@@ -204,6 +214,19 @@ def _appoint_heirs(commit: Commit, groups: list[Group], together: GroupImage) ->
 
 def _urgency(message: MessageRow) -> tuple[int, int]:
     return ({READY: 0, HELD: 0, WAITING: 1, FAILED: 2}[message.state], message.due)
+
+
+def _keep(commit: Commit, shared: Group, picture: GroupImage, until: int) -> None:
+    """Leaves with the shared group what no group wants."""
+    part = GroupImage(
+        picture.frontier,
+        picture.absorbed,
+        0,
+        [(start, min(end, until)) for start, end in picture.covers if start <= until],
+        {seq: message for seq, message in picture.messages.items() if seq <= until},
+    )
+    _install(commit, shared, part)
+    shared.record.until = until
 
 
 # ── writing them ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -185,32 +185,31 @@ def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
 def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
     """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
     state = source._cache.state(commit, source.name)
-    targets: dict[tuple[str, str | None], list[int]] = {}
+    targets: dict[str, dict[int, str | None]] = {}
     for seq in still_free(commit, state, seqs):
         event = state.blocks.event(commit.tx, seq)
         name = None if event is None else to.name if to is not None else origin(event)
         if event is not None and name is not None:
-            group = event.headers.get(GROUP) if to is None else None
-            targets.setdefault((name, group), []).append(seq)
+            targets.setdefault(name, {})[seq] = event.headers.get(GROUP) if to is None else None
     count = 0
-    for (name, group), chosen in targets.items():
+    for name, groups in targets.items():
         target = source._cache.find(commit, name)
-        if target is None or not _has_home(target, group):
+        if target is None:
             continue  # it went while we chose
+        chosen = [seq for seq, group in groups.items() if _has_home(target, group)]
         receipts = _copy_over(commit, state, chosen, target, letters=True)
-        if group is not None and target.fanout:
-            _settle_for_others(commit, target, group, receipts)
-        for seq in chosen:
+        for seq, receipt in zip(chosen, receipts, strict=True):
+            _settle_for_others(commit, target, groups[seq], receipt)
             discard(commit, state, seq)
         count += len(chosen)
     return count
 
 
-def _settle_for_others(commit: Commit, target: QueueState, group: str, receipts: list[Receipt]) -> None:
+def _settle_for_others(commit: Commit, target: QueueState, group: str | None, receipt: Receipt) -> None:
     """The other groups of a fanout queue had the message already."""
-    for other in target.delivering(commit.tx):
-        if other.name != group:
-            for receipt in receipts:
+    if group is not None and target.fanout:
+        for other in target.delivering(commit.tx):
+            if other.name != group:
                 other.cover(commit, receipt.seq, receipt.seq)
 
 

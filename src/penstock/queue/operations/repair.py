@@ -91,7 +91,7 @@ def _mask(returning: list[bool]) -> bytes | None:
 # ── discarding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     """Those of some messages that are not settled, that have not failed and that nobody holds."""
-    groups, delivering = state.everyone(commit.tx), state.delivering(commit.tx)
+    groups, keeping = state.everyone(commit.tx), state.keeping(commit.tx)
     flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
     latest = state.latest(commit)
     return [
@@ -99,26 +99,24 @@ def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
         for seq in dict.fromkeys(seqs)
         if seq <= latest
         and seq not in flying
-        and any(_is_open(commit, group, seq) for group in delivering)
+        and any(_is_open(commit, group, seq) for group in keeping)
         and not has_failed(commit.tx, groups, seq)
     ]
 
 
 def _is_open(commit: Commit, group: Group, seq: int) -> bool:
-    if seq > group.record.frontier and not group.is_covered(commit.tx, seq):
-        return True
-    return group.message(commit.tx, seq) is not None
+    return group.wants(commit.tx, seq) or group.message(commit.tx, seq) is not None
 
 
 def discard(commit: Commit, state: QueueState, seq: int) -> None:
     """Settles a message that nobody holds, for everybody."""
-    for group in state.delivering(commit.tx):
+    for group in state.keeping(commit.tx):
         message = group.message(commit.tx, seq)
         if message is not None:
             group.remove(commit, message)
             if message.key is not None and message.state in (READY, WAITING):
                 group.free(commit, message.key)
-        elif seq > group.record.frontier and not group.is_covered(commit.tx, seq):
+        elif group.wants(commit.tx, seq):
             group.cover(commit, seq, seq)
 
 
@@ -129,7 +127,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
         flying = {seq for group in state.everyone(commit.tx) for seq in flying_in(commit.tx, group)}
         gone = 0
         for seq in dict.fromkeys(seqs):
-            groups = state.delivering(commit.tx)
+            groups = state.keeping(commit.tx)
             if 0 < seq <= latest and seq not in flying and any(_is_open(commit, group, seq) for group in groups):
                 discard(commit, state, seq)
                 gone += 1
@@ -157,7 +155,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
             state,
             group.number,
             group.name,
-            GroupRecord(frontier=latest, absorbed=latest, next_lease=old.next_lease, after=old.after),
+            GroupRecord(frontier=latest, absorbed=latest, next_lease=old.next_lease, after=old.after, until=old.until),
         )
         state.adopt(fresh)
         commit.touch(fresh)
@@ -168,7 +166,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
 
 def _count(commit: Commit, state: QueueState, latest: int) -> int:
     """Messages that somebody has not settled, failed ones included."""
-    groups = state.delivering(commit.tx)
+    groups = state.keeping(commit.tx)
     if len(groups) == 1 and not state.left_behind(commit.tx):
         return groups[0].unsettled(latest) + groups[0].record.failed
     return sum(1 for _ in unsettled_positions(commit.tx, state))

@@ -222,7 +222,8 @@ def homes_of(commit: Commit, queue: QueueState, group: Group, lease: Lease, inde
     if not queue.fanout:
         return current if lease.comes_back(index) else []
     seq = lease.seq(index)
-    return [one for one in current if one.record.after < seq]
+    # What no group wants stays with the shared one, for a group that may come.
+    return [one for one in current if one.record.after < seq] or [group]
 
 
 def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> None:

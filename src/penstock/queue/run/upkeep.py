@@ -36,7 +36,7 @@ FORGET_CONSUMER_MS = 24 * 3600 * 1000
 def settled_through(commit: Commit, queue: QueueState) -> int:
     """Every position up to here is settled, for everybody."""
     tx = commit.tx
-    floor = min(group.floor(tx) for group in queue.delivering(tx))
+    floor = min(group.floor(tx) for group in queue.keeping(tx))
     for other in queue.left_behind(tx):
         floor = min([floor, *(lease.seq(index) - 1 for _, lease in other.leases(tx) for index in lease.held())])
     return floor
@@ -102,7 +102,7 @@ class QueueUpkeep:
 
     def _handed_out(self, commit: Commit, queue: QueueState) -> int:
         """Everything up to here was handed out to all groups, and read by every cursor."""
-        handed_out = min(group.record.frontier for group in queue.delivering(commit.tx))
+        handed_out = min(group.passed() for group in queue.keeping(commit.tx))
         for hold in self._journal._holds:
             if hold != self.holds:
                 handed_out = min([handed_out, *(done for _, done in hold(commit, queue.name))])

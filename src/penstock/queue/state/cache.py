@@ -108,6 +108,18 @@ class QueueState:
         """The groups that have the queue's messages."""
         return (self.named_groups(snap) if self.fanout else []) or [self.group(snap, WORK)]
 
+    def unclaimed(self, snap: Snapshot) -> Group | None:
+        """The shared group of a fanout queue, while it keeps messages from before every group's beginning."""
+        if not self.record.groups or not self.fanout:
+            return None
+        shared = self.group(snap, WORK)
+        return shared if shared.kept() else None
+
+    def keeping(self, snap: Snapshot) -> list[Group]:
+        """The groups that have unsettled messages, and the one that keeps what no group wanted."""
+        unclaimed = self.unclaimed(snap)
+        return self.delivering(snap) if unclaimed is None else [*self.delivering(snap), unclaimed]
+
     def left_behind(self, snap: Snapshot) -> list[Group]:
         """Groups whose deliveries under way are from before a change of mode."""
         others = [self.group(snap, WORK)] if self.fanout else self.named_groups(snap)
@@ -125,6 +137,9 @@ class QueueState:
 
     def count_unsettled(self, snap: Snapshot, latest: int) -> int:
         most = max(group.unsettled(latest) for group in self.delivering(snap))
+        unclaimed = self.unclaimed(snap)
+        if unclaimed is not None:
+            most += unclaimed.kept() - unclaimed.record.failed
         return most + sum(group.record.in_flight for group in self.left_behind(snap))
 
 

@@ -11,6 +11,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.records import (
     FAILED,
     HELD,
+    NEVER,
     READY,
     WAITING,
     GroupRecord,
@@ -186,6 +187,11 @@ class Group:
         """Whether a position was handed out, waits elsewhere, or was settled without a delivery."""
         return seq <= self.record.frontier or self.is_covered(snap, seq)
 
+    def wants(self, snap: Snapshot, seq: int) -> bool:
+        """Whether a position waits untouched for this group."""
+        until = self.record.until
+        return not self.is_past(snap, seq) and (until < 0 or seq <= until)
+
     def cover(self, commit: Commit, start: int, end: int) -> None:
         """Says that start … end, above the frontier and not covered yet, are handed out or wait elsewhere."""
         commit.touch(self)
@@ -278,12 +284,24 @@ class Group:
     def unsettled(self, latest: int) -> int:
         """Messages that are ready, in flight or delayed."""
         record = self.record
+        if record.until >= 0:
+            latest = max(record.frontier, min(latest, record.until))
         untouched = latest - record.frontier - record.covered
         return untouched + record.ready + record.held + record.waiting + record.in_flight
 
+    def kept(self) -> int:
+        """How many messages the shared group of a fanout queue keeps for groups that may come."""
+        record = self.record
+        return max(0, self.unsettled(record.until) - record.in_flight + record.failed) if record.until >= 0 else 0
+
+    def passed(self) -> int:
+        """Every position up to here was handed out, or is not the group's business."""
+        frontier, until = self.record.frontier, self.record.until
+        return frontier if until < 0 or frontier < until else NEVER
+
     def floor(self, snap: Snapshot) -> int:
         """Every position up to here is settled for this group."""
-        floor = self.record.frontier
+        floor = self.passed()
         for key, _ in snap.scan(*keys.rows(self.topic, self.number, b"e")):
             floor = min(floor, keys.tail_seq(key) - 1)
             break
