@@ -121,3 +121,9 @@ HISTORY_ROW_BYTES: Final = 512
 """A row of the past in numbers; 804 of them are kept. Series that do not fit, the calmest, are left out of it."""
 HISTORY_NAMES: Final = 1024
 """Series (topics, consumers, groups, flows) that the past in numbers can tell apart."""
+
+# ── buffers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+BUFFER_MANIFEST: Final = "ingest/manifest"
+"""Where a buffer's manifest is in its store."""
+BUFFER_PREFIX: Final = "ingest"
+"""Where a buffer's batches are in its store."""

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
+import click
 import pytest
 
 from cli.commandline import Cli
-from penstock.cli.command import Command
-from penstock.cli.index import GROUPS, MOUNTED, names
-from penstock.cli.main import SHARED, load
+from penstock.cli.command import SHARED, JournalCommand
+from penstock.cli.failure import EXTRAS
+from penstock.cli.main import MODULES, app, summary
 
-DECLARED = [(name, summary) for _, _, commands in GROUPS for name, summary in commands]
-COMMANDS = [name for name, _ in DECLARED]
+ROOT = click.Context(app, info_name="penstock")
+GROUPS = ("buffer",)
+COMMANDS = [name for name in MODULES if name not in GROUPS]
 
 
-@pytest.mark.parametrize(("name", "summary"), DECLARED)
-def test_the_overview_says_what_the_command_says(name: str, summary: str) -> None:
-    command = load(name)
-    assert command.summary == summary
-    assert all(part.help for part in (*command.arguments, *command.options))
+def load(name: str) -> JournalCommand:
+    found = app.get_command(ROOT, name)
+    assert isinstance(found, JournalCommand)
+    return found
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_every_option_and_an_example(cli: Cli, name: str) -> None:
+def test_every_command_says_what_it_does_and_what_its_parameters_mean(name: str) -> None:
     command = load(name)
+    assert summary(command).endswith(".")
+    assert all(isinstance(one, click.Option | click.Argument) and one.help for one in command.params)
+    assert set(SHARED) <= set(command.params)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_parameter_and_an_example(cli: Cli, name: str) -> None:
+    command = load(name)
+    context = click.Context(command, parent=ROOT, info_name=name)
     shown = cli(name, "--help").out
-    for option in (*command.options, *SHARED):
-        assert option.spelled in shown
-    for argument in command.arguments:
-        assert argument.spelled in shown
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        assert record is not None and record[0] in shown
     assert command.examples and all(example in shown for example in command.examples)
     assert cli("help", name).out == shown
+    assert "Ellipsis" not in shown
 
 
-def _own_line(example: str, command: Command) -> list[str] | None:
+def _own_line(example: str, command: JournalCommand) -> list[str] | None:
     """The words after `penstock NAME` in an example, up to what the shell does with them."""
     inner = re.search(r"\$\((.*)\)", example)
     for line in (inner.group(1) if inner else example).split(" | "):
@@ -53,7 +67,7 @@ def test_the_examples_can_be_parsed(name: str) -> None:
     found = [words for example in command.examples if (words := _own_line(example, command)) is not None]
     assert found
     for words in found:
-        command.parse(words, SHARED)
+        command.make_context(name, words, parent=ROOT)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,12 +78,35 @@ def test_an_option_that_is_none_is_a_sentence(cli: Cli, name: str) -> None:
 
 def test_the_overview_lists_everything(cli: Cli) -> None:
     shown = cli("--help").out
-    assert all(name in shown for name in names())
+    assert all(f"  {name} " in shown for name in MODULES)
     assert cli().out == shown
 
 
 def test_a_mistyped_command_is_suggested(cli: Cli) -> None:
-    assert "did you mean topics? `penstock --help`" in cli("topcis", code=2).err
+    said = cli("topcis", code=2).err
+    assert "no such command 'topcis'" in said and "'topics'" in said and "penstock --help" in said
+
+
+def test_a_mistyped_option_is_suggested(cli: Cli) -> None:
+    assert "Did you mean '--limit'?" in cli("read", "orders", "--limti", "3", code=2).err
+
+
+def test_mistakes_are_one_object_with_json(cli: Cli) -> None:
+    assert json.loads(cli("topcis", "--json", code=2).err)["error"] == "usage"
+    assert "'TOPIC'" in json.loads(cli("read", "--json", code=2).err)["message"]
+
+
+def test_shared_options_stand_before_or_behind_the_command(cli: Cli, orders: str, url: str) -> None:
+    expected = cli("topics", "--json").out
+    assert cli("--json", "--url", url, "topics", "--url", url).out == expected
+    assert cli("--json", "--url", "memory:", "topics").out == ""
+    assert cli("--url", "memory:", "topics", "--url", url, "--json").out == expected
+
+
+def test_a_negative_number_as_a_payload_goes_behind_the_end_of_the_options(cli: Cli) -> None:
+    assert "behind --" in cli("append", "t", "-5", code=2).err
+    cli("append", "t", "--", "-5")
+    assert cli("read", "t", "--json").document["payload"] == -5
 
 
 def test_the_version_is_said(cli: Cli) -> None:
@@ -78,16 +115,74 @@ def test_the_version_is_said(cli: Cli) -> None:
     assert cli("--version").out == f"penstock {penstock.__version__}\n"
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in MOUNTED])
+@pytest.mark.parametrize("name", GROUPS)
 def test_groups_with_commands_of_their_own_have_help(cli: Cli, name: str) -> None:
     assert "Usage" in cli(name, "--help").out
+    assert "Usage" in cli(name, code=2).err
+    assert "did you mean" in cli(name, "statsu", code=2).err.lower()
+
+
+def test_every_extra_of_the_package_is_known_by_what_it_brings() -> None:
+    text = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    imported = {"python_ulid": "ulid"}
+    for extra, needed in text["project"]["optional-dependencies"].items():
+        names = [re.split("[>;=]", one)[0].replace("-", "_") for one in needed if not one.startswith("penstock[")]
+        for name in names:
+            assert imported.get(name, name) in EXTRAS.get(extra, ()), (extra, name)
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "words"),
+    [
+        ("click", "cli", ["topics"]),
+        ("starlette", "server", ["serve", "--port", "0"]),
+        ("uvicorn", "server", ["serve", "--port", "0"]),
+        ("lmdb", "lmdb", ["append", "t", "1", "--url", "lmdb:x"]),
+        ("pyarrow", "arrow", ["export", "orders", "x.parquet"]),
+        ("obstore", "buffer", ["buffer", "produce", "s3://bucket/x"]),
+        ("ulid", "buffer", ["buffer", "status", "memory://x"]),
+        ("pyspark", "spark", ["run", "pipeline.py"]),
+    ],
+)
+def test_the_right_extra_is_named_when_a_package_is_missing(
+    orders: str, url: str, tmp_path: Path, missing: str, extra: str, words: list[str]
+) -> None:
+    (tmp_path / "pipeline.py").write_text(
+        "from penstock.spark import flow, topic\n"
+        "@flow(source=topic('orders'), target=topic('copies'))\n"
+        "def copies(orders): return orders\n"
+    )
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = {words!r}; from penstock.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PENSTOCK_URL": url},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"penstock[{extra}]" in done.stderr and "Traceback" not in done.stderr and done.returncode in (1, 2)
+
+
+def test_the_overview_and_completion_import_nothing_heavy() -> None:
+    program = (
+        "import sys; from penstock.cli.main import run; run(['--help']); run(['append', '--help']);"
+        "heavy = {'apsw', 'msgspec', 'pyarrow', 'rich', 'starlette', 'asyncio', 'penstock.api'} & set(sys.modules);"
+        "sys.exit(', '.join(sorted(heavy)) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_commands_that_need_no_spark_do_not_import_it() -> None:
     """Nor what a terminal, a server or Arrow would need: a command should begin at once."""
     program = (
         "import sys; from penstock.cli.main import run; run(['--url', 'memory:', 'topics']);"
-        "heavy = {'pyspark', 'pyarrow', 'rich', 'typer', 'starlette', 'numpy', 'asyncio'} & set(sys.modules);"
+        "heavy = {'pyspark', 'pyarrow', 'rich', 'starlette', 'numpy', 'asyncio'} & set(sys.modules);"
         "sys.exit(', '.join(sorted(heavy)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

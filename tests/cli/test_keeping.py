@@ -8,7 +8,7 @@ from cli.commandline import Cli
 
 
 def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders: str) -> None:
-    assert cli("seek", "orders", "billing", "--to", "4", "--json").document == {
+    assert cli("seek", "orders", "billing", "4", "--json").document == {
         "topic": "orders",
         "consumer": "billing",
         "before": None,
@@ -22,12 +22,13 @@ def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders
 
 
 def test_seek_needs_exactly_one_destination(cli: Cli, orders: str) -> None:
-    assert "--to-time" in cli("seek", "orders", "billing", code=2).err
-    cli("seek", "orders", "billing", "--to", "1", "--to-end", code=2)
+    assert "POSITION" in cli("seek", "orders", "billing", code=2).err
+    assert "whole number" in cli("seek", "orders", "billing", "soon", code=2).err
+    cli("seek", "orders", "billing", "1", "--to-end", code=2)
 
 
 def test_cursors_and_lag_show_every_consumer(cli: Cli, orders: str) -> None:
-    cli("seek", "orders", "billing", "--to", "4")
+    cli("seek", "orders", "billing", "4")
     cli("seek", "orders", "mail", "--to-end")
     assert [(row["consumer"], row["position"], row["lag"]) for row in cli("cursors", "--json").documents] == [
         ("billing", 4, 6),
@@ -44,14 +45,14 @@ def test_cursors_and_lag_show_every_consumer(cli: Cli, orders: str) -> None:
 
 
 def test_forget_drops_a_cursor(cli: Cli, orders: str) -> None:
-    cli("seek", "orders", "billing", "--to", "4")
+    cli("seek", "orders", "billing", "4")
     cli("forget", "orders", "billing")
     assert cli("cursors", "orders", "--json").documents == []
     cli("forget", "orders", "billing", code=3)
 
 
 def test_compact_stops_at_the_slowest_consumer_unless_forced(cli: Cli, orders: str) -> None:
-    cli("seek", "orders", "billing", "--to", "4")
+    cli("seek", "orders", "billing", "4")
     report = cli("compact", "orders", "--through", "8", "--json").document
     assert (report["removed"], report["stopped_at"]) == (4, "billing")
     assert "--yes" in cli("compact", "orders", "--through", "8", "--force", input="", code=2).err

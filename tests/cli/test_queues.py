@@ -153,13 +153,64 @@ def test_configure_shows_and_changes(cli: Cli) -> None:
 
 
 def test_a_mistyped_queue_is_not_made(cli: Cli, emails: str) -> None:
-    for words in (("peek",), ("pending",), ("take", "--settle", "ack"), ("purge", "--yes"), ("redrive",)):
+    looking = (("peek",), ("pending",), ("failed",), ("dead",), ("schedule",), ("configure",))
+    changing = (("take", "--settle", "ack"), ("purge", "--yes"), ("drop", "--yes"), ("redrive",), ("discard", "1"))
+    others = (("work", "os:getcwd"), ("move", "emails"), ("schedule", "daily", "--every", "1h"))
+    for words in looking + changing + others:
         said = cli(words[0], "emials", *words[1:], code=3)
         assert "did you mean emails?" in said.err
+    assert "did you mean emails?" in cli("move", "emails", "emials", code=3).err
     assert "emials" not in cli("queues").out
 
 
+def test_whoever_insists_makes_a_queue_by_taking_or_working(cli: Cli, folder: Path) -> None:
+    cli("take", "a", "--settle", "ack", "--create", code=3)
+    cli("work", "b", "mailing:send", "--until-empty", "--create")
+    assert [row["queue"] for row in cli("queues", "--json").documents] == ["a", "b"]
+
+
+def test_a_queue_is_dropped_after_asking(cli: Cli, emails: str) -> None:
+    assert "3 messages" in cli("drop", "emails", input="", code=2).err
+    assert cli("drop", "emails", "--yes", "--json").document["removed"] == 3
+    assert "emails" not in [row["queue"] for row in cli("queues", "--json").documents]
+    assert cli("topics", "--json").documents, "the topic stays"
+
+
+def test_messages_are_discarded_by_position_or_condition(cli: Cli, emails: str) -> None:
+    (held,) = cli("take", "emails", "--settle", "none", "--json").documents
+    assert "positions, or --where" in cli("discard", "emails", code=2).err
+    cli("discard", "emails", "1", "--where", "payload.n = 1", code=2)
+    assert cli("discard", "emails", "1", "2", "2", "9", "--dry-run", "--json").document["would_discard"] == 1
+    assert cli("discard", "emails", "--where", "payload.n >= 0", "--dry-run", "--json").document["would_discard"] == 2
+    assert cli("discard", "emails", "1", "2", "9", "--json").document["discarded"] == 1
+    assert cli("discard", "emails", "--where", "payload.n >= 0", "-n", "1", "--json").document["discarded"] == 1
+    assert cli("settle", "emails", held["token"], "--json").document["settled"] == "ack"
+    row = cli("queues", "emails", "--json").documents[0]
+    assert (row["ready"], row["in_flight"]) == (0, 0)
+
+
+def test_failed_messages_are_discarded(cli: Cli) -> None:
+    cli("configure", "q", "--max-attempts", "1")
+    cli("push", "q", "1")
+    cli("take", "q", "--settle", "nack")
+    assert cli("discard", "q", "1", "--json").document["discarded"] == 1
+    assert cli("failed", "q").out == ""
+
+
+def test_messages_are_moved_to_another_queue(cli: Cli, emails: str) -> None:
+    cli("configure", "later", "--lease", "1m")
+    cli("take", "emails", "--settle", "none", "--json")
+    assert cli("move", "emails", "later", "--where", "payload.n != 1", "--json").document["moved"] == 1
+    assert cli("peek", "later", "--json").document["payload"] == {"n": 2}
+    assert cli("move", "emails", "later", "-n", "5", "--json").document == {
+        "queue": "emails",
+        "to": "later",
+        "moved": 1,
+    }
+
+
 def test_schedules_are_added_shown_and_removed(cli: Cli) -> None:
+    assert "there is no queue 'reports'" in cli("schedule", "reports", "daily", "--every", "1h", code=3).err
     cli(
         "schedule",
         "reports",
@@ -170,6 +221,7 @@ def test_schedules_are_added_shown_and_removed(cli: Cli) -> None:
         "Europe/Zurich",
         "--payload",
         '{"a": 1}',
+        "--create",
     )
     cli("schedule", "reports", "often", "--every", "1h")
     assert [row["name"] for row in cli("schedule", "reports", "--json").documents] == ["daily", "often"]
@@ -198,8 +250,24 @@ def test_work_handles_everything_and_failures_go_their_way(cli: Cli, emails: str
     assert "no such mailbox" in cli("dead", "emails").out
 
 
+def test_a_worker_logs_as_much_as_it_is_told(emails: str, url: str, folder: Path) -> None:
+    def logged(*words: str) -> str:
+        with penstock.open(url) as journal:
+            journal.queue("emails").push({"n": 9, "bad": True})
+        command = [sys.executable, "-m", "penstock.cli", "work", "emails", "mailing:send", "--until-empty", *words]
+        done = subprocess.run(
+            command, cwd=folder, env={**os.environ, "PENSTOCK_URL": url}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "no such mailbox" in logged("--ahead", "0")
+    assert "no such mailbox" not in logged("--log-level", "error", "--ahead", "10", "-c", "2")
+
+
 @pytest.mark.parametrize("handler", ["mailing", "mailing:nobody", "nomodule:f", "mailing:not_a_function", "mailing:"])
 def test_a_handler_that_is_none_is_a_sentence(cli: Cli, folder: Path, handler: str) -> None:
+    cli("push", "q", "1")
     said = cli("work", "q", handler, code=2)
     assert "Traceback" not in said.err and said.err.startswith("penstock: ")
 

@@ -68,6 +68,16 @@ def test_another_address_needs_tokens(serve: Callable[..., subprocess.Popen[str]
     assert process.returncode == 2 and "token" in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none_is_a_sentence(cli: Cli, orders: str, port: str) -> None:
+    said = cli("serve", "--port", port, code=2).err
+    assert "--port" in said and "Traceback" not in said
+
+
+def test_a_server_is_not_served(cli: Cli, orders: str, serve: Callable[..., subprocess.Popen[str]]) -> None:
+    assert "needs the store itself" in cli("serve", "--port", "0", "--url", place(serve()), code=2).err
+
+
 def test_a_token_file_that_others_can_read_is_pointed_out(
     serve: Callable[..., subprocess.Popen[str]], orders: str, tmp_path: Path
 ) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 import penstock
 from cli.commandline import Cli
+from penstock.clock import ManualClock
+from server.serving import serving
 
 
 def test_topics_lists_each_topic_with_its_ends(cli: Cli, orders: str) -> None:
@@ -19,7 +24,8 @@ def test_topics_lists_each_topic_with_its_ends(cli: Cli, orders: str) -> None:
         "consumers": 0,
     }
     assert "orders" in cli("topics").out
-    assert cli("topics", "nothing-like-it").out == ""
+    said = cli("topics", "zzz")
+    assert said.out == "" and "no topic's name contains 'zzz'" in said.err
 
 
 def test_append_takes_a_payload_from_the_command_line(cli: Cli, url: str) -> None:
@@ -42,6 +48,29 @@ def test_append_takes_a_payload_from_the_command_line(cli: Cli, url: str) -> Non
     assert event is not None
     assert (event.kind, event.payload, event.key, event.scope) == ("placed", {"total": 9.5}, "7", "eu")
     assert dict(event.headers) == {"trace": "a=b"}
+
+
+def test_append_takes_kind_and_payload_as_python_does(cli: Cli) -> None:
+    cli("append", "orders", "placed", '{"total": 9.5}', "--key", "7")
+    event = cli("read", "orders", "--json").document
+    assert (event["kind"], event["payload"], event["key"]) == ("placed", {"total": 9.5}, "7")
+    assert "not both" in cli("append", "orders", "placed", "1", "--kind", "paid", code=2).err
+    assert "what is 'more' for" in cli("append", "orders", "placed", "1", "more", code=2).err
+    assert "KIND PAYLOAD" in cli("append", "orders", "placed", code=2).err
+    cli("append", "orders", "noted", "-", input="1\n2\n")
+    assert [one["kind"] for one in cli("read", "orders", "--json").documents] == ["placed", "noted", "noted"]
+
+
+def test_append_and_push_at_a_terminal_say_that_they_read_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    for command in ("append", "push"):
+        monkeypatch.setattr("sys.stdin", Terminal(io.BytesIO(b"1\n2\n")))
+        assert "reading from the keyboard" in cli(command, "t").err
+    assert cli("topics", "t", "--json").document["events"] == 4
+    assert "keyboard" not in cli("append", "t", input="1\n").err
 
 
 def test_a_payload_that_is_no_json_is_refused_with_advice(cli: Cli, url: str) -> None:
@@ -173,6 +202,49 @@ def test_tail_follows_what_comes_and_filters_it(cli: Cli, orders: str, url: str)
     said = cli(*words, "--json")
     writer.join()
     assert [event["payload"]["total"] for event in said.documents] == [31, 33, 35]
+
+
+@pytest.fixture
+def shops(url: str) -> None:
+    clock = ManualClock()
+    with penstock.open(url, clock=clock) as journal:
+        for number in range(6):
+            journal.topic(("shop.east", "shop.west", "other")[number % 3]).append("sold", number)
+            clock.advance(1)
+
+
+def test_tail_of_several_topics_is_in_the_order_of_time(cli: Cli, shops: None) -> None:
+    def payloads(*words: str) -> list[int]:
+        return [event["payload"] for event in cli("tail", *words, "--json").documents]
+
+    assert payloads("shop.west", "other") == [1, 2, 4, 5]
+    assert payloads("shop.*", "-n", "3") == [1, 3, 4]
+    assert payloads("shop.*", "other", "shop.east", "--count", "2") == [0, 1]
+    assert "shop.east#1" in cli("tail", "shop.*").out and "#1" in cli("tail", "other").out
+    assert "no topic's name matches 'zzz*'" in cli("tail", "other", "zzz*", code=3).err
+    assert "there is no topic 'zzz'" in cli("tail", "other", "zzz", code=3).err
+
+
+def test_tail_follows_several_topics_and_those_made_later(cli: Cli, shops: None, url: str) -> None:
+    def append() -> None:
+        with penstock.open(url) as journal:
+            for name in ("shop.west", "unheard", "shop.north", "plain"):
+                journal.topic(name).append("late", name)
+
+    timer = threading.Timer(0.2, append)
+    timer.start()
+    said = cli("tail", "shop.*", "plain", "-f", "-n0", "--kind", "late", "--count", "3", "--json")
+    timer.join()
+    assert sorted(event["payload"] for event in said.documents) == ["plain", "shop.north", "shop.west"]
+
+
+def test_tail_follows_a_servers_topics(cli: Cli, shops: None, url: str) -> None:
+    with penstock.open(url) as journal, serving(journal) as served:
+        timer = threading.Timer(0.2, lambda: journal.topic("shop.north").append("late", 1))
+        timer.start()
+        said = cli("tail", "shop.*", "-f", "-n1", "--count", "2", "--json", "--url", served.url)
+        timer.join()
+    assert [event["topic"] for event in said.documents] == ["shop.west", "shop.north"]
 
 
 def test_show_gives_everything_about_one_event(cli: Cli, orders: str) -> None:

@@ -30,6 +30,7 @@ def test_every_limit_is_explained() -> None:
 
 def test_every_command_and_every_option_is_documented() -> None:
     from penstock.cli.index import GROUPS
+
     from penstock.cli.main import SHARED, load
 
     text = (ROOT / "docs" / "cli.md").read_text("utf-8")

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 import penstock
 from penstock import Draft
 from penstock.buffer import Producer
-from penstock.buffer.naming import DEFAULT_MANIFEST
 from penstock.errors import ConfigError, FlowFailed, Locked
+from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.spark import buffer_at, flow, queue, topic
 from penstock.spark.pipeline import running
@@ -159,7 +159,7 @@ def test_a_flow_from_a_buffer_tells_how_many_entries_wait(
             producer.produce([b"%d" % n, b"%d" % n], b"")
             producer.flush()
     assert Lag(bound).total({}) == 7
-    assert Lag(bound).total({0: {DEFAULT_MANIFEST: 2}, 1: {"orders": 4}}) == 1
+    assert Lag(bound).total({0: {BUFFER_MANIFEST: 2}, 1: {"orders": 4}}) == 1
     (found,) = run([flow(source=readings, target=topic("copies"))(events)], url=url_of(journal), once=True, name="shop")
     assert (found.rows, found.lag) == (6, 0)
 

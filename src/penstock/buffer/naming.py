@@ -10,8 +10,6 @@ from ulid import ULID
 from penstock.buffer.store import check_path
 from penstock.errors import ConfigError
 
-DEFAULT_MANIFEST = "ingest/manifest"
-DEFAULT_PREFIX = "ingest"
 _SUFFIX = ".batch"
 _ULID_LENGTH = 26
 

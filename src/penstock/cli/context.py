@@ -1,4 +1,4 @@
-"""One run of a command: where the journal is, how to show results, whom to ask."""
+"""What every command is given: where the journal is, how to show results, whom to ask."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from penstock.cli.failure import Nothing, UsageError
+import click
+
+from penstock.cli.failure import Nothing, did_you_mean
 from penstock.cli.output import colored, paint, pairs, table
 
 if TYPE_CHECKING:
+    from penstock.events import Event, Receipt
     from penstock.surface.journal import Journal
+    from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
 
 
-class Run:
-    """What every command is given: `journal()`, and ways to say something."""
+class CommandContext:
+    """One run of a command: `journal()`, and ways to say something."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        token: str | None = None,
-        json: bool = False,
-        out: TextIO | None = None,
-        err: TextIO | None = None,
-        input: TextIO | None = None,
-    ) -> None:
-        self.url = url
-        self.token = token
-        self.json = json
-        self.out = out or sys.stdout
-        self.err = err or sys.stderr
-        self.input = input or sys.stdin
-        self.color = not json and colored(self.out)
+    def __init__(self) -> None:
+        self.url: str | None = None
+        self.token: str | None = None
+        self.json = False
+        self.out: TextIO = sys.stdout
+        self.err: TextIO = sys.stderr
+        self.input: TextIO = sys.stdin
+
+    @property
+    def color(self) -> bool:
+        """Whether results are shown in colour."""
+        return not self.json and colored(self.out)
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
@@ -48,14 +47,19 @@ class Run:
         finally:
             opened.close()
 
-    def existing(self, journal: Journal, name: str) -> Topic:
+    def existing_topic(self, journal: Journal, name: str) -> Topic:
         """A topic that is there; Nothing when it is not."""
         topic = journal.topic(name)
         if topic.latest == 0 and name not in journal.topics():
-            from penstock.cli.command import suggestion
-
-            raise Nothing(f"there is no topic {name!r}{suggestion(name, journal.topics())}")
+            raise Nothing(f"there is no topic {name!r}{did_you_mean(name, journal.topics())}")
         return topic
+
+    def existing_queue(self, journal: Journal, name: str, *, create: bool = False) -> Queue:
+        """A queue that is there, unless `create` insists on making it; Nothing when it is not."""
+        if not create and name not in (names := journal.queues()):
+            advice = "`penstock push` or `penstock configure` makes one"
+            raise Nothing(f"there is no queue {name!r}{did_you_mean(name, names) or ';'} {advice}")
+        return journal.queue(name)
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
     def line(self, text: str, style: str | None = None) -> None:
@@ -94,6 +98,38 @@ class Run:
         else:
             self.line(pairs(values, color=self.color))
 
+    def event(self, event: Event, *, payload_only: bool = False, topic: bool = False) -> None:
+        """An event on one line; with --json its document."""
+        if payload_only:
+            from penstock.cli.show import raw_payload
+
+            self.out.write(raw_payload(event) + "\n")
+        elif self.json:
+            from penstock.document import event_json
+
+            self.out.write(event_json(event).decode() + "\n")
+        else:
+            from penstock.cli.show import event_line
+
+            self.line(event_line(event, color=self.color, topic=topic))
+
+    def receipt(self, receipt: Receipt, done: str) -> None:
+        """What was written, where; `done` says how ("appended", "pushed")."""
+        if self.json:
+            from penstock.document import receipt_document
+
+            self.document(receipt_document(receipt))
+        else:
+            again = f" ({done} before: nothing new was written)" if receipt.duplicate else ""
+            self.line(f"{receipt.topic}#{receipt.seq}  {receipt.id}{again}")
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def lines(self, what: str) -> Iterator[bytes]:
+        """The lines of standard input, each a `what`; at a terminal it says so."""
+        if self.input.isatty():
+            self.note(f"reading from the keyboard, every line is a {what}; Ctrl-D ends it")
+        return iter(self.input.buffer)
+
     def flush(self) -> None:
         self.out.flush()
 
@@ -102,8 +138,8 @@ class Run:
         if yes:
             return
         if not self.input.isatty():
-            raise UsageError(f"{question} Nobody is here to be asked: add --yes to mean it")
+            raise click.UsageError(f"{question} Nobody is here to be asked: add --yes to mean it")
         self.err.write(f"{question} [y/N] ")
         self.err.flush()
         if self.input.readline().strip().lower() not in ("y", "yes"):
-            raise UsageError("nothing was changed")
+            raise click.UsageError("nothing was changed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from penstock.cli.failure import UsageError
+import click
 
 
 def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send") -> Any:
@@ -14,21 +14,21 @@ def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send")
 
     module_name, colon, name = path.partition(":")
     if not module_name or not colon or not name:
-        raise UsageError(f"{what} is module:name, like {like}, not {path!r}")
+        raise click.UsageError(f"{what} is module:name, like {like}, not {path!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UsageError(
+            raise click.UsageError(
                 f"there is no module {module_name!r} in this folder or among the installed packages"
             ) from None
-        raise UsageError(f"{module_name} cannot be imported: {error}") from error
+        raise click.UsageError(f"{module_name} cannot be imported: {error}") from error
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise UsageError(f"{module_name} has no {name}")
+            raise click.UsageError(f"{module_name} has no {name}")
     if not callable(found):
-        raise UsageError(f"{path} is no function")
+        raise click.UsageError(f"{path} is no function")
     return found

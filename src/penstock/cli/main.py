@@ -1,4 +1,4 @@
-"""Finds the command, parses its words, runs it; a mistake becomes a sentence and an exit code, never a traceback."""
+"""The `penstock` group: imports a command's module when it is called; a mistake becomes a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -6,47 +6,117 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
+import click
+
+from penstock import __version__
 from penstock.cli import failure
-from penstock.cli.command import Command, Option, flag, option, suggestion
-from penstock.cli.context import Run
-from penstock.cli.failure import Nothing, UsageError
-from penstock.cli.index import GROUPS, MOUNTED, module_of, names
+from penstock.cli.command import SHARED
+from penstock.cli.context import CommandContext
+from penstock.cli.failure import Nothing
 
-SHARED: tuple[Option, ...] = (
-    option(
-        "--url", "the journal: a path, an engine's url, or the http url of a server", env="PENSTOCK_URL", metavar="URL"
-    ),
-    option("--token", "the token a server asks for", env="PENSTOCK_TOKEN"),
-    flag("--json", "one JSON object per line instead of tables and text"),
-    flag("-h --help", "show this and do nothing"),
+SECTIONS: Final[dict[str, dict[str, str]]] = {
+    "Topics": {
+        "topics.events": "topics read tail show",
+        "topics.appending": "append",
+        "topics.graph": "graph",
+        "topics.rebuilding": "rebuild",
+    },
+    "Consumers": {"topics.cursors": "cursors lag seek forget"},
+    "What topics keep": {"topics.keeping": "settings compact verify", "topics.sealing": "seal"},
+    "Queues": {
+        "queues.inspecting": "queues peek pending failed dead",
+        "queues.repairing": "redrive discard move purge drop",
+        "queues.policy": "configure schedule",
+    },
+    "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work"},
+    "Whole journals": {"journals.info": "info backup", "journals.copying": "export import"},
+    "Pipelines and buffers": {"spark.pipelines": "run pipelines", "buffer.commands": "buffer"},
+    "Operating": {
+        "operate.watching": "top",
+        "operate.check": "check",
+        "operate.serving": "serve",
+        "operate.bench": "bench",
+        "operate.doctor": "doctor",
+        "operate.shell": "completion help",
+    },
+}
+"""The commands by the module they are in, below `penstock.cli.commands`, in the order the overview shows them."""
+
+MODULES: Final = {
+    name: f"penstock.cli.commands.{module}"
+    for modules in SECTIONS.values()
+    for module, names in modules.items()
+    for name in names.split()
+}
+
+
+class LazyGroup(click.Group):
+    """The commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in MODULES:
+            if ctx.resilient_parsing:
+                return None
+            raise click.NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)
+        module = importlib.import_module(MODULES[cmd_name])
+        found = (value for value in vars(module).values() if isinstance(value, click.Command))
+        return next(command for command in found if command.name == cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, modules in SECTIONS.items():
+            with formatter.section(title):
+                names = " ".join(modules.values()).split()
+                formatter.write_dl([(name, summary(self.get_command(ctx, name))) for name in names])
+
+
+def summary(command: click.Command | None) -> str:
+    """The first paragraph of a command's help, on one line."""
+    text = (command and command.help) or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    params=list(SHARED),
+    subcommand_metavar="COMMAND [ARGUMENTS] …",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
 )
-"""What every command takes."""
+@click.version_option(__version__, "-V", "--version", prog_name="penstock", message="%(prog)s %(version)s")
+@click.pass_context
+def app(ctx: click.Context) -> None:
+    """An embedded, durable event journal: topics, queues, pipelines.
 
-
-def load(name: str) -> Command:
-    """A command's declaration; imports its module."""
-    module = module_of(name)
-    if module is None:
-        near = suggestion(name, names())
-        raise UsageError(f"there is no command {name!r}{near}{'' if near else ';'} `penstock --help` lists them")
-    for value in vars(importlib.import_module(module)).values():
-        if isinstance(value, Command) and value.name == name:
-            return value
-    raise AssertionError(f"{module} does not declare {name!r}")
+    `penstock COMMAND --help` shows one command with its options and an example.
+    """
+    ctx.ensure_object(CommandContext)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def run(words: Sequence[str]) -> int:
     """Runs one command line and returns what the shell should see."""
+    if os.environ.get("_PENSTOCK_COMPLETE"):
+        app.main(list(words), prog_name="penstock")
     json = "--json" in words
     try:
-        code = _dispatch(list(words))
+        with app.make_context("penstock", list(words)) as ctx:
+            code = app.invoke(ctx)
         sys.stdout.flush()
-        return code
-    except UsageError as error:
-        hint = f"`penstock {error.command} --help` shows how it is used" if error.command else ""
-        return _complain("usage", str(error), failure.USAGE, json=json, hint=hint)
+        return code or failure.DONE
+    except click.exceptions.Exit as ended:
+        sys.stdout.flush()
+        return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return failure.USAGE
+    except click.UsageError as error:
+        return _complain("usage", _plain(error), failure.USAGE, json=json, hint=_hint(error))
     except Nothing as error:
         return _complain("nothing", str(error), failure.NOTHING, json=json)
     except KeyboardInterrupt:
@@ -59,77 +129,16 @@ def run(words: Sequence[str]) -> int:
         return _explain(error, json=json)
 
 
-def _dispatch(words: list[str]) -> int:
-    leading, words = _leading_options(words)
-    if words and words[0] in {name for name, _, _ in MOUNTED}:
-        return _mounted(words[0], words[1:])
-    if not words or words[0] in ("-h", "--help", "help"):
-        if len(words) > 1 and words[0] == "help":
-            return _help(words[1])
-        return _overview()
-    if words[0] in ("-V", "--version"):
-        from penstock import __version__
-
-        sys.stdout.write(f"penstock {__version__}\n")
-        return failure.DONE
-    name = words[0]
-    command = load(name)
-    if any(word in ("-h", "--help") for word in words[1:]):
-        return _help(name)
-    try:
-        values = command.parse([*leading, *words[1:]], SHARED)
-    except UsageError as error:
-        error.command = name
-        raise
-    return _call(command, values)
+def _plain(error: click.UsageError) -> str:
+    """A sentence of ours as it is; Click's own as one that follows `penstock: `."""
+    message = error.format_message()
+    return message if type(error) is click.UsageError else f"{message[:1].lower()}{message[1:]}".removesuffix(".")
 
 
-def _leading_options(words: list[str]) -> tuple[list[str], list[str]]:
-    """Options written before the command (`penstock --url shop.db topics`), and the rest."""
-    taken: list[str] = []
-    with_value = {option.long for option in SHARED if not option.flag}
-    while words and words[0].startswith("--") and words[0].partition("=")[0] in (*with_value, "--json"):
-        word = words.pop(0)
-        taken.append(word)
-        if word in with_value and words:
-            taken.append(words.pop(0))
-    return taken, words
-
-
-def _call(command: Command, values: dict[str, Any]) -> int:
-    values.pop("help")
-    run = Run(values.pop("url"), token=values.pop("token"), json=values.pop("json"))
-    code = command.run(run, **values)
-    return failure.DONE if code is None else code
-
-
-def _mounted(name: str, words: list[str]) -> int:
-    module = next(module for mounted, module, _ in MOUNTED if mounted == name)
-    app = importlib.import_module(module).app
-    try:
-        app(args=words, prog_name=f"penstock {name}")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else failure.FAILED if ended.code else failure.DONE
-    return failure.DONE
-
-
-def _help(name: str) -> int:
-    from penstock.cli.help import command_help
-    from penstock.cli.output import colored
-
-    sys.stdout.write(command_help(load(name), SHARED, color=colored(sys.stdout)) + "\n")
-    return failure.DONE
-
-
-def _overview() -> int:
-    from penstock.cli.help import overview
-    from penstock.cli.output import colored
-
-    groups = [(title, commands) for title, _, commands in GROUPS]
-    if MOUNTED:
-        groups.append(("more", tuple((name, summary) for name, _, summary in MOUNTED)))
-    sys.stdout.write(overview(groups, SHARED, color=colored(sys.stdout)) + "\n")
-    return failure.DONE
+def _hint(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdigit():
+        return "a negative number goes behind --, which ends the options"
+    return f"`{error.ctx.command_path} --help` shows how it is used" if error.ctx else ""
 
 
 def _explain(error: Exception, *, json: bool) -> int:
@@ -144,24 +153,10 @@ def _explain(error: Exception, *, json: bool) -> int:
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return _complain("OSError", f"{place}{error.strerror or error}", failure.FAILED, json=json)
-    if isinstance(error, ModuleNotFoundError) and (extra := _extra_for(error.name)):
+    if isinstance(error, ModuleNotFoundError) and (extra := failure.extra_for(error.name)):
         message = f'this needs the package {error.name!r}, which is not installed: pip install "penstock[{extra}]"'
         return _complain("ConfigError", message, failure.USAGE, json=json)
     raise error
-
-
-def _extra_for(module: str | None) -> str | None:
-    """The extra that brings a package."""
-    extras = {
-        "cli": ("rich", "typer"),
-        "server": ("starlette", "uvicorn", "anyio", "h11"),
-        "arrow": ("pyarrow", "numpy"),
-        "spark": ("pyspark", "py4j"),
-        "buffer": ("obstore", "zstandard", "ulid"),
-        "entity": ("blake3",),
-    }
-    package = (module or "").partition(".")[0]
-    return next((extra for extra, packages in extras.items() if package in packages), None)
 
 
 def _complain(name: str, message: str, code: int, *, json: bool, hint: str = "") -> int:

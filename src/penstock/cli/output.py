@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, TextIO
@@ -54,9 +53,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, color: bool)
         and all(row[at] is None or isinstance(row[at], int | float) for row in values)
         for at in range(len(columns))
     ]
-    widths = [max(len(column), *(len(row[at]) for row in cells)) for at, column in enumerate(columns)] if cells else []
     if not cells:
         return ""
+    widths = [max(len(column), *(len(row[at]) for row in cells)) for at, column in enumerate(columns)]
     lines = [paint(_line(columns, widths, right), "bold", color)]
     lines += [_line(row, widths, right) for row in cells]
     return "\n".join(lines)
@@ -73,8 +72,3 @@ def pairs(values: dict[str, Any], *, color: bool) -> str:
     """A record, one field a line."""
     width = max((len(name) for name in values), default=0)
     return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {shown(value)}" for name, value in values.items())
-
-
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Writes a line."""
-    (stream or sys.stdout).write(text + "\n")

@@ -64,3 +64,13 @@ def pretty_payload(event: Event) -> str:
         return f"{error}\n{payload_text(event)}"
     text = msgspec.json.format(event.raw, indent=2).decode("utf-8", "replace")
     return "\n".join(safe(line) for line in text.splitlines())
+
+
+def raw_payload(event: Event) -> str:
+    """A payload as it is stored, on one line."""
+    raw = event.raw
+    if not event.binary and b"\n" in raw:
+        import msgspec
+
+        raw = msgspec.json.format(raw, indent=-1)
+    return raw.decode("utf-8", "replace")

@@ -1,23 +1,35 @@
-"""Words of a command line as values: numbers, times, sizes, JSON, conditions."""
+"""Words of a command line as values: numbers, times, sizes, JSON, conditions, names. Click shows a function's name
+in capitals as the value's placeholder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
+from penstock.cli.context import CommandContext
 from penstock.errors import ConfigError
 from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
     from penstock.conditions import Where
 
-__all__ = ["count", "duration", "header", "json_value", "moment", "position", "size", "where"]
-
-size = parse_size
-duration = parse_duration
+T = TypeVar("T")
 
 
-def moment(text: str) -> datetime:
+def size(text: str) -> int:
+    """Bytes: 1000, 64KiB."""
+    return parse_size(text)
+
+
+def duration(text: str) -> float:
+    """Seconds: 90s, 1h30m."""
+    return parse_duration(text)
+
+
+def time(text: str) -> datetime:
     """A time: ISO, or how long ago."""
     return parse_moment(text, datetime.now(UTC))
 
@@ -29,12 +41,27 @@ def position(text: str) -> int:
     return int(text)
 
 
-def count(text: str) -> int:
+def number(text: str) -> int:
     """How many."""
     plain = text.replace(",", "").replace("_", "")
     if not plain.isdigit():
         raise ValueError(f"a number of at least 0 was expected, not {text!r}")
     return int(plain)
+
+
+def count(text: str) -> int:
+    """How many, at least one."""
+    found = number(text)
+    if found < 1:
+        raise ValueError("it must be at least 1")
+    return found
+
+
+def condition(text: str) -> Where:
+    """A condition on events."""
+    from penstock.conditions import Where
+
+    return Where(text)
 
 
 def header(text: str) -> tuple[str, str]:
@@ -45,11 +72,14 @@ def header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def where(text: str) -> Where:
-    """A condition on events."""
-    from penstock.conditions import Where
+def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
+    """The same value, or `none` for no limit at all."""
 
-    return Where(text)
+    def converted(text: str) -> T | None:
+        return None if text == "none" else convert(text)
+
+    converted.__name__ = convert.__name__
+    return converted
 
 
 def json_value(text: str) -> Any:
@@ -62,3 +92,25 @@ def json_value(text: str) -> Any:
         raise ConfigError(
             f"this is not JSON ({error}): {text[:60]!r}. A text needs quotes of its own ('\"like this\"'), or --text"
         ) from None
+
+
+# ── names a shell completes ──────────────────────────────────────────────────────────────────────────────────────────
+def _names(which: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        from penstock.errors import PenstockError
+
+        try:
+            with ctx.ensure_object(CommandContext).journal(read_only=True) as journal:
+                found = journal.topics() if which == "topics" else journal.queues()
+        except (PenstockError, OSError):
+            return []
+        return [name for name in found if name.startswith(incomplete)]
+
+    return complete
+
+
+topic_names = _names("topics")
+queue_names = _names("queues")
+the_topic = click.argument("topic", shell_complete=topic_names, help="the topic")
+any_topic = click.argument("topic", required=False, shell_complete=topic_names, help="one topic only")
+the_queue = click.argument("queue", shell_complete=queue_names, help="the queue")

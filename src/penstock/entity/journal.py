@@ -19,7 +19,8 @@ from penstock.journal.journal import BaseJournal, Description
 
 if TYPE_CHECKING:
     from penstock.entity.causality.graph import GraphFormat
-    from penstock.entity.copying.exporting import CopyFormat, ExportReport
+    from penstock.entity.copying.exporting import ExportReport
+    from penstock.entity.copying.files import CopyFormat
     from penstock.entity.copying.importing import ImportReport
 
 # What few programs call is imported when it is called: a command line starts a good deal sooner without it.
@@ -58,11 +59,12 @@ class EntityJournal(BaseJournal):
         path: str | os.PathLike[str],
         *,
         topics: Iterable[str] | None = None,
-        format: CopyFormat = "jsonl",
+        format: CopyFormat | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> ExportReport:
         """Writes topics (all, unless named) into a folder, as JSON Lines or Parquet; run again, it goes on.
 
+        A path that ends with .jsonl, .parquet, .arrow or .csv is a file, and takes the one topic that is named.
         `progress` is called now and then with how many of how many events are done.
         """
         from penstock.entity.copying.exporting import export
@@ -79,6 +81,7 @@ class EntityJournal(BaseJournal):
     ) -> ImportReport:
         """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
 
+        A file's events go to the one topic that is named, which may have another name.
         Events that are there already, from an import that was interrupted, are skipped.
         """
         from penstock.entity.copying.importing import import_

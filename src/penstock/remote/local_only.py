@@ -47,7 +47,7 @@ class JournalElsewhere(Journal):
         path: str | os.PathLike[str],
         *,
         topics: Iterable[str] | None = None,
-        format: CopyFormat = "jsonl",
+        format: CopyFormat | None = None,
         progress: Progress | None = None,
     ) -> NoReturn:
         """Refused: positions, ids and links are copied from the store itself."""

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from penstock.api import Transaction
     from penstock.clock import Clock
     from penstock.entity.causality.graph import GraphFormat
-    from penstock.entity.copying.exporting import CopyFormat, ExportReport
+    from penstock.entity.copying.exporting import ExportReport
+    from penstock.entity.copying.files import CopyFormat
     from penstock.entity.copying.importing import ImportReport
     from penstock.entity.staging.fence import Fence
     from penstock.events import Event
@@ -112,7 +113,7 @@ class Journal(ABC):
         path: str | os.PathLike[str],
         *,
         topics: Iterable[str] | None = None,
-        format: CopyFormat = "jsonl",
+        format: CopyFormat | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> ExportReport:
         """Writes topics (all, unless named) into a folder, as JSON Lines or Parquet; run again, it goes on.

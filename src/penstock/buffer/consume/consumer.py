@@ -18,10 +18,11 @@ from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import MAX_BATCH_BYTES
 from penstock.buffer.format.descriptor import Descriptor
 from penstock.buffer.format.manifest import Manifest
-from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, place, shard_place
+from penstock.buffer.naming import place, shard_place
 from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, OutOfOrder
+from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.observe.metrics import REGISTRY, Registry
 
 #: Acknowledgements between manifest writes.
@@ -49,8 +50,8 @@ class Consumer:
         url: str | ObjectStore,
         *,
         after: int | None = None,
-        manifest: str = DEFAULT_MANIFEST,
-        prefix: str = DEFAULT_PREFIX,
+        manifest: str = BUFFER_MANIFEST,
+        prefix: str = BUFFER_PREFIX,
         gc_interval: Seconds | None = 300,
         gc_grace: Seconds = 600,
         clock: Clock | None = None,

@@ -11,13 +11,14 @@ from typing import Any, Self
 from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression, encode_entries
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, place, shard_of, shard_place
+from penstock.buffer.naming import place, shard_of, shard_place
 from penstock.buffer.produce.lane import Lane
 from penstock.buffer.produce.outgoing import BatchPart, Produced, Split, UnflushedBatch
 from penstock.buffer.produce.uploads import UploadPipeline
 from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import ConfigError, StorageError, Unflushed
+from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.ticket import wake
 
@@ -46,8 +47,8 @@ class Producer:
         self,
         url: str | ObjectStore,
         *,
-        manifest: str = DEFAULT_MANIFEST,
-        prefix: str = DEFAULT_PREFIX,
+        manifest: str = BUFFER_MANIFEST,
+        prefix: str = BUFFER_PREFIX,
         flush_interval: Seconds = 0.1,
         flush_bytes: int = 64 << 20,
         max_buffered: int = 1000,

@@ -1,23 +1,25 @@
-"""Whole journals to files: a folder with a manifest and, for each topic, JSON Lines or Parquet parts.
+"""Topics to files: a folder with a manifest and, for each topic, JSON Lines or Parquet parts; or one topic to one file.
 
     export.json               the manifest: format, and each topic's settings and what compaction had removed
     orders.jsonl              a topic as JSON Lines, one event's document a line, in order
     orders/1-262144.parquet   a topic as Parquet: parts named by the positions they cover
 
 Run again, an export goes on where the last one ended, interrupted or not: a line torn off at the end is cut away, a
-part is there whole or not at all.
+part is there whole or not at all. A path that ends with .jsonl, .parquet, .arrow or .csv is one topic's file
+(`files.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.document import event_json
+from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format, part_schema, write_file
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.catalog import Settings, load_state
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 
     from penstock.journal.journal import BaseJournal
 
-CopyFormat = Literal["jsonl", "parquet"]
-Progress = Callable[[int, int], None]
-"""Told how many of how many events are done."""
 
 MANIFEST = "export.json"
 FORMAT = 1
@@ -69,18 +68,26 @@ def export(
     path: str | os.PathLike[str],
     *,
     topics: Iterable[str] | None,
-    format: CopyFormat,
+    format: CopyFormat | None,
     progress: Progress | None,
 ) -> ExportReport:
-    """Writes topics into a folder."""
-    if format not in ("jsonl", "parquet"):
-        raise ConfigError(f'an export is written as "jsonl" or "parquet", not {format!r}')
+    """Writes topics into a folder, or one topic into a file."""
     folder = Path(path)
+    names = journal.topics() if topics is None else list(topics)
+    if (ending := file_format(folder)) is not None and not folder.is_dir():
+        if len(names) != 1:
+            raise ConfigError(
+                f"{folder} is one topic's file, and {len(names)} topics are to be exported: name a folder"
+            )
+        topic = journal.topic(names[0])
+        return ExportReport(1, write_file(topic.read(), folder, format or ending, progress=progress, total=len(topic)))
+    format = format or "jsonl"
+    if format not in ("jsonl", "parquet"):
+        raise ConfigError(f'a folder is written as "jsonl" or "parquet", not {format!r}')
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
     folder.mkdir(parents=True, exist_ok=True)
     manifest = _manifest(folder, format)
-    names = journal.topics() if topics is None else list(topics)
     write = _write_lines if format == "jsonl" else _write_parts
     with journal._engine.read() as snap:
         views = [(name, TopicView.open(snap, name)) for name in names]
@@ -233,20 +240,6 @@ def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter) ->
     partial.replace(folder / f"{first}-{last}.parquet")
 
 
-def part_schema() -> pa.Schema:
-    """The columns of a Parquet part: those of `read_arrow`, with bytes and links besides."""
-    import pyarrow as pa
-
-    from penstock.journal.storage.to_arrow import arrow_schema
-
-    return (
-        arrow_schema()
-        .append(pa.field("payload_bytes", pa.binary()))
-        .append(pa.field("binary", pa.bool_()))
-        .append(pa.field("link", pa.binary()))
-    )
-
-
 def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
@@ -257,7 +250,7 @@ def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
     others: list[bytes | None] = []
     for row in rows:
         raw = bytes(block.raw_payload(row))
-        text = None if block.is_binary(row) else _as_text(raw)
+        text = None if block.is_binary(row) else as_text(raw)
         texts.append(text)
         others.append(raw if text is None else None)
     batch = record_batch(block, "binary").slice(rows.start, len(rows))
@@ -273,10 +266,3 @@ def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
         else:
             columns[field.name] = batch.column(field.name)
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
-
-
-def _as_text(raw: bytes) -> str | None:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return None

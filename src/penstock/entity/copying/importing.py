@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
 from penstock.clock import to_ms
 from penstock.document import RawEvent, decode_binary
-from penstock.entity.copying.exporting import ExportManifest, Progress, TopicEntry, load_manifest, parts_of
+from penstock.entity.copying.exporting import ExportManifest, TopicEntry, load_manifest, parts_of
+from penstock.entity.copying.files import CopyFormat, Progress, file_format
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
 from penstock.journal.commit.commit import Commit
@@ -45,8 +46,14 @@ _decode = msgspec.json.Decoder(RawEvent).decode
 def import_(
     journal: EntityJournal, path: str | os.PathLike[str], *, topics: Iterable[str] | None, progress: Progress | None
 ) -> ImportReport:
-    """Reads an export's folder into topics of the same names."""
+    """Reads an export's folder into topics of the same names, or one file into a topic."""
     folder = Path(path)
+    if folder.is_file():
+        names = [] if topics is None else list(topics)
+        if len(names) != 1:
+            raise ConfigError(f"{folder} is a file: name the one topic its events go to")
+        with folder.open("rb") as source:
+            return import_file(journal, source, names[0], file_format(folder), name=str(folder))
     manifest = load_manifest(folder)
     if manifest is None:
         raise ConfigError(f"{folder} holds no export: there is no {folder / 'export.json'}")
@@ -66,6 +73,20 @@ def import_(
         imported += copying.imported
         present += copying.present
     return ImportReport(len(wanted), imported, present)
+
+
+def import_file(
+    journal: EntityJournal, source: BinaryIO, topic: str, format: CopyFormat | None, *, name: str
+) -> ImportReport:
+    """Reads one topic's file into a topic, which may have another name; `name` is the file's, for errors."""
+    if format is None or format == "csv":
+        what = "CSV does not say what of an event was missing or bytes" if format else f"{name} says no format"
+        raise ConfigError(f"{what}: import .jsonl, .parquet or .arrow")
+    rows = _line_rows(source, name, None) if format == "jsonl" else _arrow_rows(source, format, name, None)
+    copying = _Import(journal, check_name(topic), TopicEntry())
+    for batch in _batches(rows):
+        copying.add(batch)
+    return ImportReport(1, copying.imported, copying.present)
 
 
 class _Import:
@@ -100,7 +121,8 @@ class _Import:
             if event is None or event._identity() != rows.ids[row]:
                 raise ConfigError(
                     f"topic {self._name!r} holds other events than the export (at position {rows.seqs[row]}): "
-                    "import it into an empty journal, or append single topics with `penstock import --source`"
+                    "import it into a topic that is not there yet, or append it with new ids: "
+                    "`penstock append TOPIC --file FILE --events --dedup-from id`"
                 )
 
     def _run(self, apply: Any) -> None:
@@ -130,24 +152,30 @@ def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
 def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]:
     if manifest.format == "parquet":
         for _, _, path in parts_of(folder / name):
-            yield from _part_rows(path, name)
+            with path.open("rb") as part:
+                yield from _arrow_rows(part, "parquet", str(path), name)
         return
     path = folder / f"{name}.jsonl"
-    if not path.exists():
-        return
-    with path.open("rb", buffering=1 << 20) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return  # torn off: the export will be finished, and imported, later
-            try:
-                yield _row(_decode(line), name)
-            except (msgspec.MsgspecError, ConfigError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from error
+    if path.exists():
+        with path.open("rb", buffering=1 << 20) as lines:
+            yield from _line_rows(lines, str(path), name)
 
 
-def _row(copy: RawEvent, name: str) -> Copies:
-    if copy.topic != name:
-        raise ConfigError(f"an event of topic {copy.topic!r} among those of {name!r}")
+def _line_rows(lines: Iterable[bytes], place: str, topic: str | None) -> Iterator[Copies]:
+    for number, line in enumerate(lines, 1):
+        if topic is not None and not line.endswith(b"\n"):
+            return  # torn off: the export will be finished, and imported, later
+        if not line.strip():
+            continue
+        try:
+            yield _row(_decode(line), topic)
+        except (msgspec.MsgspecError, ConfigError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{place}, line {number}: {error}") from error
+
+
+def _row(copy: RawEvent, topic: str | None) -> Copies:
+    if topic is not None and copy.topic != topic:
+        raise ConfigError(f"an event of topic {copy.topic!r} among those of {topic!r}")
     number = parse_id(copy.id)
     if number is None:
         raise ConfigError(f"{copy.id!r} is no event's id")
@@ -173,17 +201,21 @@ def _row(copy: RawEvent, name: str) -> Copies:
     return Copies([copy.seq], [number], [recorded], columns)
 
 
-def _part_rows(path: Path, name: str) -> Iterator[Copies]:
+def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) -> Iterator[Copies]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH_EVENTS):
-                for row in batch.to_pylist():
-                    yield _row(_copy_of(row), name)
+        if format == "parquet":
+            batches = pq.ParquetFile(source).iter_batches(batch_size=_BATCH_EVENTS)
+        else:
+            reader = pa.ipc.open_file(source)
+            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield _row(_copy_of(row), topic)
     except (pa.ArrowException, KeyError) as error:
-        raise ConfigError(f"{path} is not a part of an export: {error}") from error
+        raise ConfigError(f"{place} is not what an export writes: {error}") from error
 
 
 def _copy_of(row: dict[str, Any]) -> RawEvent:

@@ -54,14 +54,15 @@ class Buffers:
 
     def _look(self, name: str) -> BufferState:
         from penstock.buffer.format import parse_manifest
-        from penstock.buffer.naming import DEFAULT_MANIFEST, batch_time_ms
+        from penstock.buffer.naming import batch_time_ms
         from penstock.buffer.store import open_store
+        from penstock.limits import BUFFER_MANIFEST
 
         try:
             store = self._stores.get(name)
             if store is None:
                 store = self._stores[name] = open_store(self.urls[name])
-            stored = store.read(DEFAULT_MANIFEST, None)
+            stored = store.read(BUFFER_MANIFEST, None)
             if stored is None:
                 return BufferState(name)
             manifest = parse_manifest(stored.data)

@@ -2,109 +2,127 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-import typer
+import click
 
-from penstock.buffer import Batch, Consumer, Fetcher, Producer
-from penstock.buffer.consume.collector import collect
-from penstock.buffer.format import Manifest, parse_manifest
-from penstock.buffer.format.manifest import VERSION
-from penstock.buffer.naming import DEFAULT_MANIFEST, DEFAULT_PREFIX, BufferPaths, batch_time_ms, place, shard_place
-from penstock.buffer.store import ObjectStore, open_store
-from penstock.clock import SystemClock
-from penstock.errors import PenstockError, StorageError
+from penstock.cli.failure import FAILED
+from penstock.errors import StorageError
+from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 
-app = typer.Typer(
-    name="buffer",
-    help="Buffers in object storage: look into a manifest, produce, consume, collect garbage.",
-    no_args_is_help=True,
-)
+if TYPE_CHECKING:
+    from penstock.buffer import Batch, Consumer
+    from penstock.buffer.format import Manifest
+    from penstock.buffer.naming import BufferPaths
+    from penstock.buffer.store import ObjectStore
 
-Url = Annotated[str, typer.Argument(help="The store: s3://bucket/prefix, gs://…, az://…, file:///dir")]
-ManifestPath = Annotated[str, typer.Option("--manifest", help="The manifest's path in the store.")]
-Prefix = Annotated[str, typer.Option("--prefix", help="Where the batches are in the store.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", help="A store option, KEY=VALUE: region, endpoint, access_key_id, timeout …"),
-]
-Shards = Annotated[int, typer.Option("--shards", min=1, help="How many manifests the buffer has.")]
-Shard = Annotated[int, typer.Option("--shard", min=0, help="Which of them, from 0.")]
-Null = Annotated[bool, typer.Option("--null", "-0", help="Entries end with a zero byte instead of a newline.")]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-@app.command()
-def dump(
-    url: Url,
-    manifest: ManifestPath = DEFAULT_MANIFEST,
-    option: Options = None,
-    shards: Shards = 1,
-    shard: Shard = 0,
-) -> None:
-    """Print a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
-    with _reported():
-        found = _manifest(_look(url, option), _place(manifest, DEFAULT_PREFIX, shard, shards))
-        entries = [
-            {
-                "sequence": each.sequence,
-                "location": each.location,
-                "metadata": [
-                    {
-                        "start_index": about.start_index,
-                        "ingestion_time_ms": about.ingested_at_ms,
-                        "payload": base64.b64encode(about.payload).decode(),
-                    }
-                    for about in each.metadata
-                ],
-            }
-            for each in found
-        ]
-    document = {
-        "version": VERSION,
-        "epoch": found.epoch,
-        "next_sequence": found.next_sequence,
-        "entries": entries,
-    }
-    typer.echo(json.dumps(document, indent=2))
+@click.group("buffer")
+def buffer() -> None:
+    """Buffers in object storage: look into a manifest, produce, consume, collect garbage."""
 
 
-@app.command()
-def status(
-    url: Url,
-    manifest: ManifestPath = DEFAULT_MANIFEST,
-    option: Options = None,
-    shards: Shards = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per manifest.")] = False,
-) -> None:
-    """Show how long the queue is, how old its oldest batch is, and who owns it; every shard's with --shards."""
-    with _reported():
-        store = _look(url, option)
-        for shard in range(shards):
-            where = _place(manifest, DEFAULT_PREFIX, shard, shards)
-            data = store.get(where.manifest)
-            answer = _status(parse_manifest(data), where)
-            if as_json:
-                typer.echo(json.dumps(answer))
-            else:
-                lag = "-" if answer["lag_seconds"] is None else f"{answer['lag_seconds']:.1f} s"
-                typer.echo(
-                    f"{answer['manifest']}: length {answer['length']}, lag {lag}, epoch {answer['epoch']}, "
-                    f"next sequence {answer['next_sequence']}"
-                    + (" (no such object: nothing was ever produced here)" if data is None else "")
-                )
+def store_option(text: str) -> tuple[str, str]:
+    """A store's option: KEY=VALUE."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is not KEY=VALUE")
+    return name, value
+
+
+def in_store(function: F) -> F:
+    """Gives a command the arguments that say where a buffer is."""
+    for parameter in (
+        click.option(
+            "--option",
+            "-o",
+            "options",
+            metavar="KEY=VALUE",
+            multiple=True,
+            type=store_option,
+            help="a store's option: region, endpoint, access_key_id, timeout …; may be given several times",
+        ),
+        click.option("--manifest", default=BUFFER_MANIFEST, help="the manifest's path in the store"),
+        click.argument("url", help="the store: s3://bucket/prefix, gs://…, az://…, file:///dir"),
+    ):
+        function = parameter(function)
+    return function
+
+
+with_prefix = click.option("--prefix", default=BUFFER_PREFIX, help="where the batches are in the store")
+with_shards = click.option("--shards", type=click.IntRange(1), default=1, help="how many manifests the buffer has")
+with_shard = click.option("--shard", type=click.IntRange(0), default=0, help="which of them, from 0")
+with_null = click.option("--null", "-0", is_flag=True, help="entries end with a zero byte instead of a newline")
+
+
+@buffer.command()
+@in_store
+@with_shards
+@with_shard
+def dump(url: str, manifest: str, options: Any, shards: int, shard: int) -> None:
+    """Prints a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
+    import base64
+
+    from penstock.buffer.format.manifest import VERSION
+
+    found = _manifest(_look(url, options), _place(manifest, BUFFER_PREFIX, shard, shards))
+    entries = [
+        {
+            "sequence": each.sequence,
+            "location": each.location,
+            "metadata": [
+                {
+                    "start_index": about.start_index,
+                    "ingestion_time_ms": about.ingested_at_ms,
+                    "payload": base64.b64encode(about.payload).decode(),
+                }
+                for about in each.metadata
+            ],
+        }
+        for each in found
+    ]
+    document = {"version": VERSION, "epoch": found.epoch, "next_sequence": found.next_sequence, "entries": entries}
+    click.echo(json.dumps(document, indent=2))
+
+
+@buffer.command()
+@in_store
+@with_shards
+@click.option("--json", "as_json", is_flag=True, help="one JSON object per manifest")
+def status(url: str, manifest: str, options: Any, shards: int, as_json: bool) -> None:
+    """Shows how long the queue is, how old its oldest batch is, and who owns it; every shard's with --shards."""
+    from penstock.buffer.format import parse_manifest
+
+    store = _look(url, options)
+    for shard in range(shards):
+        where = _place(manifest, BUFFER_PREFIX, shard, shards)
+        data = store.get(where.manifest)
+        answer = _status(parse_manifest(data), where)
+        if as_json:
+            click.echo(json.dumps(answer))
+            continue
+        lag = "-" if answer["lag_seconds"] is None else f"{answer['lag_seconds']:.1f} s"
+        click.echo(
+            f"{answer['manifest']}: length {answer['length']}, lag {lag}, epoch {answer['epoch']}, "
+            f"next sequence {answer['next_sequence']}"
+            + (" (no such object: nothing was ever produced here)" if data is None else "")
+        )
 
 
 def _status(found: Manifest, where: BufferPaths) -> dict[str, Any]:
     """A manifest in numbers; the lag is the age of the oldest entry that waits."""
+    from penstock.buffer.naming import batch_time_ms
+    from penstock.clock import SystemClock
+
     oldest = found.after(None, 1)
     born = None
     if oldest:
@@ -120,32 +138,30 @@ def _status(found: Manifest, where: BufferPaths) -> dict[str, Any]:
     }
 
 
-@app.command()
+@buffer.command()
+@in_store
+@with_prefix
+@click.option("--metadata", default="", help="travels with the entries")
+@click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="how batches are packed")
+@with_null
 def produce(
-    url: Url,
-    manifest: ManifestPath = DEFAULT_MANIFEST,
-    prefix: Prefix = DEFAULT_PREFIX,
-    option: Options = None,
-    metadata: Annotated[str, typer.Option("--metadata", help="Travels with the entries.")] = "",
-    compression: Annotated[str, typer.Option("--compression", help="none or zstd.")] = "none",
-    null: Null = False,
+    url: str,
+    manifest: str,
+    options: Any,
+    prefix: str,
+    metadata: str,
+    compression: Literal["none", "zstd"],
+    null: bool,
 ) -> None:
-    """Produce every line of standard input as an entry; ends when the manifest holds them all."""
+    """Produces every line of standard input as an entry; ends when the manifest holds them all."""
+    from penstock.buffer import Producer
+
     entries = 0
-    with (
-        _reported(),
-        Producer(
-            url,
-            manifest=manifest,
-            prefix=prefix,
-            compression=compression,  # type: ignore[arg-type]  # checked by the producer
-            options=_options(option),
-        ) as producer,
-    ):
+    with Producer(url, manifest=manifest, prefix=prefix, compression=compression, options=dict(options)) as producer:
         for call in _calls(cast(BufferedIOBase, sys.stdin.buffer), b"\0" if null else b"\n"):
             producer.produce(call, os.fsencode(metadata))
             entries += len(call)
-    typer.echo(f"{entries} entries", err=True)
+    click.echo(f"{entries} entries", err=True)
 
 
 def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
@@ -161,20 +177,30 @@ def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
         yield [last]
 
 
-@app.command()
+@buffer.command()
+@in_store
+@with_prefix
+@with_shards
+@with_shard
+@click.option("--follow", "-f", is_flag=True, help="wait for more when there is nothing left")
+@click.option("--peek", is_flag=True, help="only look: fence nobody, acknowledge nothing")
+@click.option("--limit", "-n", type=click.IntRange(0), help="batches to consume at most")
+@with_null
 def consume(
-    url: Url,
-    manifest: ManifestPath = DEFAULT_MANIFEST,
-    prefix: Prefix = DEFAULT_PREFIX,
-    option: Options = None,
-    shards: Shards = 1,
-    shard: Shard = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more when there is nothing left.")] = False,
-    peek: Annotated[bool, typer.Option("--peek", help="Only look: fence nobody, acknowledge nothing.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, help="Batches to consume at most.")] = None,
-    null: Null = False,
-) -> None:
-    """Write every entry to standard output and acknowledge it. Takes the buffer over from any other consumer."""
+    url: str,
+    manifest: str,
+    options: Any,
+    prefix: str,
+    shards: int,
+    shard: int,
+    follow: bool,
+    peek: bool,
+    limit: int | None,
+    null: bool,
+) -> int | None:
+    """Writes every entry to standard output and acknowledges it. Takes the buffer over from any other consumer."""
+    from penstock.buffer import Consumer
+
     end = b"\0" if null else b"\n"
     out = sys.stdout.buffer
 
@@ -184,33 +210,28 @@ def consume(
             rest = rest[out.write(rest) :]
         out.flush()
 
-    with _reported():
-        where = _place(manifest, prefix, shard, shards)
-        if peek:
-            _peek(_look(url, option), where, write, limit)
-            return
-        with Consumer(
-            url,
-            manifest=manifest,
-            prefix=prefix,
-            shards=shards,
-            shard=shard,
-            options=_options(option),
-            gc_interval=None,
-        ) as consumer:
-            _consume(consumer, write, follow=follow, limit=limit)
+    where = _place(manifest, prefix, shard, shards)
+    if peek:
+        _peek(_look(url, options), where, write, limit)
+        return None
+    with Consumer(
+        url, manifest=manifest, prefix=prefix, shards=shards, shard=shard, options=dict(options), gc_interval=None
+    ) as consumer:
+        return _consume(consumer, write, follow=follow, limit=limit)
 
 
 def _peek(store: ObjectStore, where: BufferPaths, write: Callable[[Batch], None], limit: int | None) -> None:
+    from penstock.buffer import Fetcher
+
     found = _manifest(store, where)
     fetcher = Fetcher(store, where.manifest)
     for descriptor in found.after(None, found.count if limit is None else limit):
         write(fetcher.fetch(descriptor))
 
 
-def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool, limit: int | None) -> None:
+def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool, limit: int | None) -> int | None:
     if limit == 0:
-        return
+        return None
     written = 0
 
     def handle(batch: Batch) -> None:
@@ -222,65 +243,49 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 
     report = consumer.run(handle, until_empty=not follow)
     if report.fenced is not None:
-        typer.echo(f"penstock: {report.fenced}", err=True)
-        raise typer.Exit(1)
+        click.echo(f"penstock: {report.fenced}", err=True)
+        return FAILED
+    return None
 
 
-@app.command()
-def gc(
-    url: Url,
-    manifest: ManifestPath = DEFAULT_MANIFEST,
-    prefix: Prefix = DEFAULT_PREFIX,
-    option: Options = None,
-    shards: Shards = 1,
-    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds a batch is kept at least.")] = 600,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
-) -> None:
-    """Delete batch objects that no manifest names and nobody can need. A running consumer does this by itself."""
-    with _reported():
-        store = _look(url, option)
-        for shard in range(shards):
-            where = _place(manifest, prefix, shard, shards)
-            done = collect(store, where, now_ms=SystemClock().now_ms(), grace_ms=int(grace * 1000), dry_run=dry_run)
-            verb = "would delete" if dry_run else "deleted"
-            failed = f", {done.failed} could not be deleted" if done.failed else ""
-            typer.echo(f"{where.prefix}: {verb} {done.deleted}, kept {done.kept}{failed}")
+@buffer.command()
+@in_store
+@with_prefix
+@with_shards
+@click.option("--grace", type=click.FloatRange(0), default=600, help="seconds a batch is kept at least")
+@click.option("--dry-run", is_flag=True, help="only say how many would go")
+def gc(url: str, manifest: str, options: Any, prefix: str, shards: int, grace: float, dry_run: bool) -> None:
+    """Deletes batch objects that no manifest names and nobody can need. A running consumer does this by itself."""
+    from penstock.buffer.consume.collector import collect
+    from penstock.clock import SystemClock
+
+    store = _look(url, options)
+    for shard in range(shards):
+        where = _place(manifest, prefix, shard, shards)
+        done = collect(store, where, now_ms=SystemClock().now_ms(), grace_ms=int(grace * 1000), dry_run=dry_run)
+        verb = "would delete" if dry_run else "deleted"
+        failed = f", {done.failed} could not be deleted" if done.failed else ""
+        click.echo(f"{where.prefix}: {verb} {done.deleted}, kept {done.kept}{failed}")
 
 
-# ── what the commands share ──
-
-
-def _look(url: str, option: list[str] | None) -> ObjectStore:
+# ── what the commands share ──────────────────────────────────────────────────────────────────────────────────────────
+def _look(url: str, options: Any) -> ObjectStore:
     """The store, to look into: a directory that is not there is not made for that."""
+    from penstock.buffer.store import open_store
+
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
         raise StorageError(f"{url} has nothing to look at: no such directory")
-    return open_store(url, _options(option))
+    return open_store(url, dict(options))
 
 
 def _manifest(store: ObjectStore, where: BufferPaths) -> Manifest:
+    from penstock.buffer.format import parse_manifest
+
     return parse_manifest(store.get(where.manifest))
 
 
 def _place(manifest: str, prefix: str, shard: int, shards: int) -> BufferPaths:
+    from penstock.buffer.naming import place, shard_place
+
     return shard_place(place(manifest, prefix), shard, shards)
-
-
-def _options(given: list[str] | None) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for each in given or []:
-        name, equals, value = each.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"{each!r} is not KEY=VALUE", param_hint="--option")
-        options[name] = value
-    return options
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """What went wrong, in one line instead of a traceback."""
-    try:
-        yield
-    except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
-        raise typer.Exit(1) from None

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import values
-from penstock.cli.command import command, flag, option
-from penstock.cli.context import Run
-from penstock.errors import ConfigError
+import click
+
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
+from penstock.cli.values import size
 
 if TYPE_CHECKING:
     from penstock.server.access import Role
@@ -22,46 +23,50 @@ def _named_url(text: str) -> tuple[str, str]:
     return (name, url) if equals and "/" not in name else (text, text)
 
 
-@command(
-    "serve",
-    "Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus",
-    option("--host", "the address to serve on; any but this machine's own needs tokens", default="127.0.0.1"),
-    option("--port", "the port; 0 for any that is free", metavar="NUMBER", default=7367, convert=values.count),
-    option(
-        "--token-file",
-        "a file of tokens, one a line: `read TOKEN`, `write TOKEN` or `admin TOKEN`",
-        metavar="FILE",
-        env="PENSTOCK_SERVE_TOKENS",
-    ),
-    option("--allow-host", "a name this server answers to", metavar="NAME", many=True),
-    option(
-        "--buffer", "an object-storage buffer to show on the page", metavar="NAME=URL", many=True, convert=_named_url
-    ),
-    option("--max-body", "how large a request may be", metavar="SIZE", default=32 << 20, convert=values.size),
-    flag("--read-only", "open the journal for reading only"),
-    example=("penstock serve", "penstock serve --host 0.0.0.0 --token-file tokens --allow-host journal.example"),
-    details="""
-    Without tokens only this machine is served, and everybody on it may do everything. PENSTOCK_SERVE_TOKENS holds what
-    the token file would; its lines may be separated by commas. SIGINT and SIGTERM end it.
-    """,
+@command("serve", "penstock serve", "penstock serve --host 0.0.0.0 --token-file tokens --allow-host journal.example")
+@click.option("--host", default="127.0.0.1", help="the address to serve on; any but this machine's own needs tokens")
+@click.option(
+    "--port", metavar="NUMBER", type=click.IntRange(0, 65535), default=7367, help="the port; 0 for any that is free"
 )
+@click.option(
+    "--token-file",
+    type=click.Path(),
+    help="a file of tokens, one a line: `read TOKEN`, `write TOKEN` or `admin TOKEN` [or PENSTOCK_SERVE_TOKENS]",
+)
+@click.option(
+    "--allow-host", metavar="NAME", multiple=True, help="a name this server answers to; may be given several times"
+)
+@click.option(
+    "--buffer",
+    metavar="NAME=URL",
+    multiple=True,
+    type=_named_url,
+    help="an object-storage buffer to show on the page; may be given several times",
+)
+@click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
+@click.option("--read-only", is_flag=True, help="open the journal for reading only")
 def serve(
-    run: Run,
+    context: CommandContext,
     host: str,
     port: int,
     token_file: str | None,
-    allow_host: list[str],
-    buffer: list[tuple[str, str]],
+    allow_host: tuple[str, ...],
+    buffer: tuple[tuple[str, str], ...],
     max_body: int,
     read_only: bool,
 ) -> None:
+    """Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus.
+
+    Without tokens only this machine is served, and everybody on it may do everything. PENSTOCK_SERVE_TOKENS holds what
+    the token file would; its lines may be separated by commas. SIGINT and SIGTERM end it.
+    """
+    from penstock.api import local
     from penstock.server.limits import Limits
     from penstock.server.running import bind, make_server
 
     tokens = _tokens(token_file)
-    with run.journal(read_only=read_only) as journal:
-        if run.url and run.url.lower().startswith(("http://", "https://")):
-            raise ConfigError("a server serves a store, not another server")
+    with context.journal(read_only=read_only) as opened:
+        journal = local(opened, "serving")
         server = make_server(
             journal,
             host=host,
@@ -74,11 +79,11 @@ def serve(
         listening = bind(host, port)
         shown = f"[{host}]" if ":" in host else host
         place = f"http://{shown}:{listening.getsockname()[1]}"
-        if run.json:
-            run.document({"url": place, "tokens": len(tokens)})
+        if context.json:
+            context.document({"url": place, "tokens": len(tokens)})
         else:
-            run.line(f"serving {journal.describe().location or 'a journal in memory'} at {place}")
-        run.flush()
+            context.line(f"serving {journal.describe().location or 'a journal in memory'} at {place}")
+        context.flush()
         try:
             server.run(sockets=[listening])
         finally:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli.command import argument, command, option
-from penstock.cli.context import Run
+import click
+
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 from penstock.cli.output import paint
 from penstock.cli.show import event_line
-from penstock.document import event_json
 
 if TYPE_CHECKING:
     from penstock.events import Event
@@ -19,22 +20,20 @@ if TYPE_CHECKING:
 
 @command(
     "graph",
-    "Shows the chain of causes and effects that a correlation holds together",
-    argument("correlation", "the correlation's id, or the id of any event of it"),
-    option(
-        "--format",
-        "a tree for the terminal, or text for Graphviz, Mermaid, a browser",
-        choices=("tree", "dot", "mermaid", "svg"),
-        default="tree",
-    ),
-    option("--out", "write it to this file", metavar="FILE"),
-    example=(
-        "penstock graph 01890a5d-ac96-774b-bcce-b302099a8057",
-        "penstock graph order-17 --format svg --out order.svg",
-    ),
+    "penstock graph 01890a5d-ac96-774b-bcce-b302099a8057",
+    "penstock graph order-17 --format svg --out order.svg",
 )
-def graph(run: Run, correlation: str, format: str, out: str | None) -> None:
-    with run.journal(read_only=True) as journal:
+@click.argument("correlation", help="the correlation's id, or the id of any event of it")
+@click.option(
+    "--format",
+    type=click.Choice(["tree", "dot", "mermaid", "svg"]),
+    default="tree",
+    help="a tree for the terminal, or text for Graphviz, Mermaid, a browser",
+)
+@click.option("--out", type=click.Path(), help="write it to this file")
+def graph(context: CommandContext, correlation: str, format: Any, out: str | None) -> None:
+    """Shows the chain of causes and effects that a correlation holds together."""
+    with context.journal(read_only=True) as journal:
         events = list(journal.correlated(correlation))
         if len(events) <= 1:
             # The id of an event in the middle: its correlation has the rest.
@@ -45,21 +44,21 @@ def graph(run: Run, correlation: str, format: str, out: str | None) -> None:
                     break
         if not events:
             raise Nothing(f"no event belongs to {correlation!r}")
-    if run.json:
+    if context.json:
         for event in events:
-            run.out.write(event_json(event).decode() + "\n")
+            context.event(event)
         return
     if format == "tree":
-        text = "\n".join(_tree_lines(events, color=run.color and out is None))
+        text = "\n".join(_tree_lines(events, color=context.color and out is None))
     else:
         from penstock.entity.causality.graph import graph_of
 
-        text = graph_of(events).render(format)  # type: ignore[arg-type]
+        text = graph_of(events).render(format)
     if out is None:
-        run.line(text)
+        context.line(text)
     else:
         Path(out).write_text(text + "\n", encoding="utf-8")
-        run.note(f"written to {out}")
+        context.note(f"written to {out}")
 
 
 def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:

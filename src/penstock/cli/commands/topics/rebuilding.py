@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from penstock.cli.command import argument, command, flag
-from penstock.cli.context import Run
-from penstock.cli.failure import UsageError
+import click
+
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
 from penstock.cli.loading import load_named
-from penstock.cli.progress import Progress
+from penstock.cli.progress import ProgressBar
+from penstock.cli.values import the_topic
 
 
-@command(
-    "rebuild",
-    "Folds a topic's events anew with a projection of yours, and saves the states",
-    argument("topic", "the topic"),
-    argument("projection", "the class: module:Class"),
-    flag("--whole", "one state over the whole topic instead of one for every entity"),
-    example=("penstock rebuild orders shop.states:Order", "penstock rebuild orders shop.states:Totals --whole"),
-    details="""
+@command("rebuild", "penstock rebuild orders shop.states:Order", "penstock rebuild orders shop.states:Totals --whole")
+@the_topic
+@click.argument("projection", help="the class: module:Class")
+@click.option("--whole", is_flag=True, help="one state over the whole topic instead of one for every entity")
+def rebuild(context: CommandContext, topic: str, projection: str, whole: bool) -> None:
+    """Folds a topic's events anew with a projection of yours, and saves the states.
+
     The states are what `topic.project` starts from afterwards; those of other versions of the projection go. How far
     it is appears on the error stream. Interrupted, it changes nothing: run it again.
-    """,
-)
-def rebuild(run: Run, topic: str, projection: str, whole: bool) -> None:
+    """
     from penstock import Projection
 
     found = load_named(projection, "a projection", "shop.states:Order")
     if not (isinstance(found, type) and issubclass(found, Projection)):
-        raise UsageError(f"{projection} is no projection: declare it as a class that derives from penstock.Projection")
-    with run.journal(read_only=True) as journal:  # a mistyped name makes no journal, and no mess
-        run.existing(journal, topic)
-    with run.journal() as journal, Progress(run, "folded") as progress:
+        raise click.UsageError(
+            f"{projection} is no projection: declare it as a class that derives from penstock.Projection"
+        )
+    with context.journal(read_only=True) as journal:  # a mistyped name makes no journal, and no mess
+        context.existing_topic(journal, topic)
+    with context.journal() as journal, ProgressBar(context, "folded") as progress:
         report = journal.topic(topic).rebuild(found, whole=whole, progress=progress)
-    run.record({"topic": topic, "entities": report.entities, "events": report.events, "through": report.through})
+    context.record({"topic": topic, "entities": report.entities, "events": report.events, "through": report.through})

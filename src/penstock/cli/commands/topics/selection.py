@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cli import values
-from penstock.cli.command import Option, option
+import click
+
+from penstock.cli.values import condition, time
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -15,35 +16,39 @@ if TYPE_CHECKING:
     from penstock.events import Event
     from penstock.surface.topic import Topic
 
-CHOICES: tuple[Option, ...] = (
-    option(
-        "--since",
-        "only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)",
-        metavar="TIME",
-        convert=values.moment,
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--since", type=time, help="only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)"
     ),
-    option("--until", "only events recorded before a time", metavar="TIME", convert=values.moment),
-    option("--kind", "only events of this kind", many=True),
-    option("--key", "only events of this entity"),
-    option("--scope", "only events of this scope"),
-    option(
+    click.option("--until", type=time, help="only events recorded before a time"),
+    click.option("--kind", multiple=True, help="only events of this kind; may be given several times"),
+    click.option("--key", help="only events of this entity"),
+    click.option("--scope", help="only events of this scope"),
+    click.option(
         "--where",
-        "only events for which this holds: payload.total > 10 and has(payload.coupon)",
-        metavar="CONDITION",
-        convert=values.where,
+        type=condition,
+        help="only events for which this holds: payload.total > 10 and has(payload.coupon)",
     ),
 )
-"""Options that choose events."""
 
 
-class Choice:
+def selecting(function: F) -> F:
+    """Gives a command the options that choose events; it passes them on to `EventSelection`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+class EventSelection:
     """Which events are wanted, beyond positions."""
 
     def __init__(
         self,
         since: datetime | None,
         until: datetime | None,
-        kind: list[str],
+        kind: Sequence[str],
         key: str | None,
         scope: str | None,
         where: Where | None,

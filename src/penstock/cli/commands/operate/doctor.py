@@ -1,4 +1,4 @@
-"""The user's own machine: how fast it is, and whether everything is there."""
+"""Whether everything this machine needs is there."""
 
 from __future__ import annotations
 
@@ -10,129 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from penstock.cli.command import command, option
-from penstock.cli.context import Run
-from penstock.cli.failure import DONE, FAILED
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
+from penstock.cli.failure import DONE, EXTRAS, FAILED
 from penstock.cli.output import paint
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 
-
-def _seconds(text: str) -> float:
-    try:
-        given = float(text)
-    except ValueError:
-        given = 0.0
-    if not 0 < given <= 3600:  # also what is no number at all
-        raise ConfigError(f"a number of seconds above 0, not {text!r}")
-    return given
-
-
-PAYLOAD = {"id": 4711, "customer": "c-0042", "total": 129.95, "note": "x" * 40}
-
-
-# ── bench ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-@command(
-    "bench",
-    "Measures this machine with a quick table: raw disk syncs, then what penstock makes of them",
-    option(
-        "--engine", "the engine to measure", choices=("sqlite", "lmdb", "rocksdb", "file", "memory"), default="sqlite"
-    ),
-    option("--folder", "where to measure; the disk matters", metavar="FOLDER"),
-    option("--seconds", "about how long each row may take", metavar="NUMBER", default=1.0, convert=_seconds),
-    example=("penstock bench", "penstock bench --engine lmdb --folder /var/lib"),
-    details="""
-    Everything is written to a temporary folder and removed. "x raw" compares with the disk's own rate of 100-byte
-    writes, each synced, measured in the same run: that is what acknowledged-means-on-disk costs without sharing.
-    """,
-)
-def bench(run: Run, engine: str, folder: str | None, seconds: float) -> None:
-    import penstock
-
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=folder) as place:
-        raw = _rate(lambda: _raw_sync(Path(place) / "raw"), seconds)
-        rows: list[tuple[str, float, float]] = [("raw write and sync", raw, 1.0)]
-        url = "memory:" if engine == "memory" else f"{engine}:{place}/journal"
-        with penstock.open(url) as journal:
-            topic = journal.topic("bench")
-            drafts = [penstock.Draft("k", PAYLOAD) for _ in range(1000)]
-            for name, work in _work(journal, topic, drafts):
-                rate = _rate(work, seconds)
-                rows.append((name, rate, rate / raw))
-                if not run.json:
-                    run.err.write(f"\r{name:<40}")
-                    run.err.flush()
-    if not run.json:
-        run.err.write("\r" + " " * 40 + "\r")
-    shown = [(name, round(rate), round(ratio, 2)) for name, rate, ratio in rows]
-    run.rows(("Work", "Per second", "x raw"), shown)
-
-
-def _work(journal: Any, topic: Any, drafts: list[Any]) -> list[tuple[str, Callable[[], int]]]:
-    queue = journal.queue("bench-queue")
-
-    def append_one() -> int:
-        topic.append("k", PAYLOAD)
-        return 1
-
-    def append_many() -> int:
-        return len(topic.append_many(drafts))
-
-    def read() -> int:
-        return sum(1 for _ in topic.read(max(0, topic.latest - 50_000)))
-
-    def round_trip() -> int:
-        queue.push(PAYLOAD)
-        queue.take().ack()
-        return 1
-
-    def round_trip_many() -> int:
-        queue.push_many([PAYLOAD] * 100)
-        return int(queue.ack_many(queue.take_many(100)))
-
-    return [
-        ("append one event", append_one),
-        ("append 1,000 at a time, events", append_many),
-        ("read as objects, events", read),
-        ("push, take, ack one message", round_trip),
-        ("push, take, ack 100 at a time, messages", round_trip_many),
-    ]
-
-
-def _rate(work: Callable[[], int], seconds: float) -> float:
-    work()
-    done, begun = 0, time.perf_counter()
-    while (took := time.perf_counter() - begun) < seconds:
-        done += work()
-    return done / took
-
-
-def _raw_sync(path: Path) -> int:
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    try:
-        for _ in range(20):
-            os.write(descriptor, b"x" * 100)
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return 20
-
-
-# ── doctor ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-EXTRAS = {
-    "lmdb": ("lmdb",),
-    "rocksdb": ("rocksdict",),
-    "arrow": ("pyarrow", "numpy"),
-    "buffer": ("obstore", "zstandard", "ulid"),
-    "entity": ("blake3",),
-    "spark": ("pyspark",),
-    "server": ("starlette", "uvicorn"),
-    "cli": ("typer", "rich"),
-}
-"""What each extra brings."""
 OLDEST_SAFE_SQLITE = (3, 51, 3)
 OLDEST_JAVA = 17
 
@@ -147,30 +32,27 @@ class Finding:
         self.bad = bad
 
 
-@command(
-    "doctor",
-    "Looks whether everything is there and well: versions, engine, disk, Java, Spark, extras; with advice",
-    example=("penstock doctor", "penstock doctor --url lmdb:/var/lib/shop --json"),
-    details="""
+@command("doctor", "penstock doctor", "penstock doctor --url lmdb:/var/lib/shop --json")
+def doctor(context: CommandContext) -> int:
+    """Looks whether everything is there and well: versions, engine, disk, Java, Spark, extras; with advice.
+
     Exit code 1 when something is wrong; what is merely not installed is only said.
-    """,
-)
-def doctor(run: Run) -> int:
-    findings = [_python(), _penstock(), _sqlite(), *_extras(), _java(), *_journal(run)]
-    if run.json:
+    """
+    findings = [_python(), _penstock(), _sqlite(), *_extras(), _java(), *_journal(context)]
+    if context.json:
         for finding in findings:
-            run.document(
+            context.document(
                 {"what": finding.what, "found": finding.found, "ok": not finding.bad, "advice": finding.advice}
             )
     else:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            mark = paint("✗", "red", run.color) if finding.bad else paint("✓", "green", run.color)
+            mark = paint("✗", "red", context.color) if finding.bad else paint("✓", "green", context.color)
             if finding.advice and not finding.bad:
-                mark = paint("·", "yellow", run.color)
-            run.line(f"{mark} {finding.what:<{width}}  {finding.found}")
+                mark = paint("·", "yellow", context.color)
+            context.line(f"{mark} {finding.what:<{width}}  {finding.found}")
             if finding.advice:
-                run.line(f"  {'':<{width}}  → {finding.advice}", "yellow")
+                context.line(f"  {'':<{width}}  → {finding.advice}", "yellow")
     return FAILED if any(finding.bad for finding in findings) else DONE
 
 
@@ -246,12 +128,12 @@ def _java_version(path: str) -> int | None:
     return None
 
 
-def _journal(run: Run) -> list[Finding]:
+def _journal(context: CommandContext) -> list[Finding]:
     """The journal, if there is one, and the disk it lies on."""
     from penstock.units import show_size
 
     try:
-        with run.journal(read_only=True) as journal:
+        with context.journal(read_only=True) as journal:
             described = journal.describe()
     except PenstockError as error:
         return [Finding("journal", f"none: {error}".splitlines()[0]), _disk(Path.cwd())]

@@ -1,0 +1,135 @@
+"""Whether a journal is well, for monitoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from penstock.cli.command import command
+from penstock.cli.commands.operate.watching import sampler_of
+from penstock.cli.context import CommandContext
+from penstock.cli.values import duration, number, queue_names, topic_names
+from penstock.errors import ConfigError, PenstockError
+from penstock.units import show_duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
+"""What monitoring systems expect a check to exit with."""
+
+
+class Threshold:
+    """Above `warning` somebody should look, above `critical` now. Written WARNING:CRITICAL, or one for both."""
+
+    def __init__(self, text: str, convert: Callable[[str], float]) -> None:
+        first, colon, second = text.partition(":")
+        self.warning = convert(first)
+        self.critical = convert(second) if colon else self.warning
+        if self.critical < self.warning:
+            raise ConfigError(f"{text!r} warns later than it alarms: write WARNING:CRITICAL")
+
+    def judge(self, value: float) -> int:
+        if value > self.critical:
+            return CRITICAL
+        return WARNING if value > self.warning else FINE
+
+
+def _limit(name: str, convert: Callable[[str], float], help: str) -> Callable[[F], F]:
+    return click.option(name, metavar="WARN:CRIT", type=lambda text: Threshold(text, convert), help=help)
+
+
+def share(text: str) -> float:
+    """A share of one: 80%."""
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise ValueError(f"a share is like 80%, not {text!r}") from None
+
+
+@command("check", "penstock check", "penstock check --lag 1000:10000 --age 5m:1h --failed 0")
+@_limit("--lag", number, "events any consumer may be behind")
+@_limit("--backlog", number, "messages any queue may have ready")
+@_limit("--age", duration, "how old the oldest ready message may be")
+@_limit("--failed", number, "messages any queue may have given up")
+@_limit("--dead", number, "dead letters any queue may have")
+@_limit("--pressure", share, "how full the writer may be")
+@click.option(
+    "--topic", multiple=True, shell_complete=topic_names, help="look at this topic only; may be given several times"
+)
+@click.option(
+    "--queue", multiple=True, shell_complete=queue_names, help="look at this queue only; may be given several times"
+)
+def check(
+    context: CommandContext,
+    lag: Threshold | None,
+    backlog: Threshold | None,
+    age: Threshold | None,
+    failed: Threshold | None,
+    dead: Threshold | None,
+    pressure: Threshold | None,
+    topic: tuple[str, ...],
+    queue: tuple[str, ...],
+) -> int:
+    """Says whether the journal is well, for monitoring: exit code 0 fine, 1 warning, 2 critical, 3 unknown.
+
+    Without thresholds it looks whether the journal can be read, and warns of failed messages, dead letters, messages
+    that waited for half their time to live, pipelines that failed, restart or fell silent, a disk that is nearly full,
+    and a writer that is more than 75% full (critical above 95%). What is wrong comes first in the one line it prints.
+    """
+    try:
+        with context.journal(read_only=True) as journal:
+            sample = sampler_of(journal)()
+    except ConfigError as error:
+        return _verdict(context, UNKNOWN, [(UNKNOWN, str(error))], {})
+    except (PenstockError, OSError) as error:
+        return _verdict(context, CRITICAL, [(CRITICAL, f"{type(error).__name__}: {error}")], {})
+    nothing_failed = failed or Threshold("0:1000000000", number)
+    nothing_dead = dead or Threshold("0:1000000000", number)
+    not_too_full = pressure or Threshold("75:95", share)
+    found: list[tuple[int, str]] = []
+    missing = [name for name in topic if name not in sample.topics] + [
+        name for name in queue if name not in sample.queues
+    ]
+    found += [(UNKNOWN, f"there is no {name}") for name in missing]
+    worst: dict[str, float] = {"rate": round(sample.rate, 3), "pressure": sample.pressure}
+    for one in sample.topics.values():
+        for consumer, behind in one.lags.items():
+            if not topic or one.name in topic:
+                _judge(found, worst, "lag", lag, behind, f"{consumer} is {behind:,} behind in {one.name}")
+    for groups in sample.queues.values():
+        for group in groups:
+            if queue and group.name not in queue:
+                continue
+            name = group.name if group.group == "default" else f"{group.name}/{group.group}"
+            _judge(found, worst, "backlog", backlog, group.ready, f"{group.ready:,} messages are ready in {name}")
+            oldest = group.oldest_age or 0.0
+            _judge(found, worst, "age", age, oldest, f"a message of {name} waits for {show_duration(oldest)}")
+            _judge(found, worst, "failed", nothing_failed, group.failed, f"{group.failed:,} messages of {name} failed")
+            _judge(found, worst, "dead", nothing_dead, group.dead, f"{group.dead:,} dead letters from {name}")
+    # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
+    found += [(WARNING, one.says) for one in sample.findings if one.kind in ("disk", "pipeline", "oldest")]
+    _judge(found, worst, "pressure", not_too_full, sample.pressure, f"the writer is {sample.pressure:.0%} full")
+    code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
+    return _verdict(context, code, found, worst)
+
+
+def _judge(
+    found: list[tuple[int, str]], worst: dict[str, float], name: str, limit: Threshold | None, value: float, says: str
+) -> None:
+    worst[name] = max(worst.get(name, 0.0), value)
+    severity = limit.judge(value) if limit is not None else FINE
+    if severity:
+        found.append((severity, says))
+
+
+def _verdict(context: CommandContext, code: int, found: list[tuple[int, str]], worst: dict[str, Any]) -> int:
+    name = ("OK", "WARNING", "CRITICAL", "UNKNOWN")[code]
+    found.sort(key=lambda one: -(FINE, WARNING, UNKNOWN, CRITICAL).index(one[0]))
+    if context.json:
+        context.document({"status": name, "code": code, "problems": [says for _, says in found], **worst})
+        return code
+    said = "; ".join(says for _, says in found) or "all is well"
+    measured = " ".join(f"{key}={value:g}" for key, value in sorted(worst.items()))
+    context.line(f"PENSTOCK {name} - {said}" + (f" | {measured}" if measured else ""))
+    return code

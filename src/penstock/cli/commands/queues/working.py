@@ -1,0 +1,80 @@
+"""Running a worker."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
+from penstock.cli.loading import load_named
+from penstock.cli.values import count, duration, number, the_queue
+
+if TYPE_CHECKING:
+    from penstock.surface.queue import Queue
+
+
+@command("work", "penstock work emails shop.mail:send --concurrency 4")
+@the_queue
+@click.argument("handler", help="the function: module:function; it gets the delivery, and may be async")
+@click.option("-c", "--concurrency", type=count, default="1", help="messages at a time")
+@click.option("--ahead", type=number, help="messages it takes beyond those it works on; as many, if not said")
+@click.option("--group", default="default", help="for this group")
+@click.option("--consumer", help="under this name")
+@click.option("--lease", type=duration, help="for how long messages are held")
+@click.option("--until-empty", is_flag=True, help="end when nothing is left to take")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    help="what is logged on the error stream: failures of handlers are warnings",
+)
+@click.option("--create", is_flag=True, help="make the queue when it is not there")
+def work(
+    context: CommandContext,
+    queue: str,
+    handler: str,
+    until_empty: bool,
+    log_level: str,
+    create: bool,
+    **given: Any,
+) -> None:
+    """Runs a worker: gives a queue's messages to a function of yours.
+
+    The module is looked for in the current folder first. A function that returns acknowledges its message; one that
+    raises gives it back, and the queue's policy says when it comes again. SIGINT and SIGTERM let the messages in hand
+    finish.
+    """
+    import logging
+
+    function = load_named(handler)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+
+    def asked_to_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    with context.journal() as journal:
+        handle = context.existing_queue(journal, queue, create=create)
+        worker = handle.worker(function, **given)
+        before = {number: signal.signal(number, asked_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            worker.start()
+            context.note(f"working on {queue} with {handler}, {given['concurrency']} at a time; Ctrl-C ends it")
+            while worker.alive and not stop.wait(0.1):
+                if until_empty and _is_empty(handle, given["group"]):
+                    break
+            worker.stop()
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+    context.note("ended")
+
+
+def _is_empty(queue: Queue, group: str) -> bool:
+    stats = queue.stats(group)
+    return stats.ready + stats.in_flight + stats.delayed == 0
