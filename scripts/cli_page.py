@@ -7,11 +7,11 @@ A test compares the page with the commands, so that neither can drift.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
+
+import click
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "cli.md"
@@ -26,7 +26,7 @@ with `--json`, and answers a mistake with a sentence, never a traceback.
 
 ```console
 $ export PENSTOCK_URL=shop.db
-$ penstock append orders '{"id": 1, "total": 9.5}' --kind placed --key 1
+$ penstock append orders placed '{"id": 1, "total": 9.5}' --key 1
 $ penstock tail orders -f --where 'payload.total > 5'
 $ penstock top
 ```
@@ -37,22 +37,20 @@ Made from the commands by `python scripts/cli_page.py`; `penstock COMMAND --help
 
 def page() -> str:
     """The page as it should be."""
+    from penstock.cli.command import SHARED
     from penstock.cli.failure import EXIT_CODES
-    from penstock.cli.index import GROUPS, MOUNTED
-    from penstock.cli.main import SHARED, load
+    from penstock.cli.main import SECTIONS, app
 
+    root = click.Context(app, info_name="penstock", **app.context_settings)
     lines = [INTRODUCTION, "## Exit codes", "", "| code | means |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
     lines += ["", "`check` alone answers as monitoring systems expect: 0 fine, 1 warning, 2 critical, 3 unknown."]
     lines += ["", "## What conditions can say", "", *_conditions()]
-    lines += ["", "## Options of every command", "", *_table([_option(one) for one in SHARED])]
-    for title, _, commands in GROUPS:
-        lines += ["", f"## {title[0].upper()}{title[1:]}"]
-        for name, _ in commands:
-            lines += ["", *_command(load(name))]
-    for name, module, summary in MOUNTED:
-        lines += ["", f"## {name[0].upper()}{name[1:]}", "", f"{summary}."]
-        lines += _mounted(name, importlib.import_module(module).app)
+    lines += ["", "## Options of every command", "", *_table([one.get_help_record(root) for one in SHARED])]
+    for title, modules in SECTIONS.items():
+        lines += ["", f"## {title}"]
+        for name in " ".join(modules.values()).split():
+            lines += _command(app.get_command(root, name), root, name)
     return "\n".join(lines) + "\n"
 
 
@@ -64,49 +62,29 @@ def _conditions() -> list[str]:
     return [f"`--where` takes {first[0].lower()}{first[1:]}", "", "```text", *rest.strip("\n").splitlines(), "```"]
 
 
-def _command(command: Any) -> list[str]:
-    lines = [f"### penstock {command.name}", "", f"{command.summary}.", "", "```console", f"$ {command.usage}", "```"]
-    if command.details:
-        lines += ["", *command.details.splitlines()]
-    rows = [(f"`{argument.spelled}`", argument.help) for argument in command.arguments]
-    rows += [_option(option) for option in command.options]
-    if rows:
-        lines += ["", *_table(rows)]
-    lines += ["", "```console", *(f"$ {example}" for example in command.examples), "```"]
+def _command(command: click.Command | None, parent: click.Context, name: str) -> list[str]:
+    from penstock.cli.command import JournalCommand
+
+    assert command is not None
+    ctx = click.Context(command, parent=parent, info_name=name)
+    if isinstance(command, click.Group):
+        return [line for below, one in sorted(command.commands.items()) for line in _command(one, ctx, below)]
+    usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)[1:], "[OPTIONS]"])
+    lines = ["", f"### {ctx.command_path}", "", *inspect.cleandoc(command.help or "").splitlines()]
+    lines += ["", "```console", f"$ {usage}", "```"]
+    own = [one for one in command.params if one.expose_value]
+    arguments = [one.get_help_record(ctx) for one in own if isinstance(one, click.Argument)]
+    options = [record for one in own if isinstance(one, click.Option) and (record := one.get_help_record(ctx))]
+    if arguments or options:
+        lines += ["", *_table([*arguments, *options])]
+    if isinstance(command, JournalCommand):
+        lines += ["", "```console", *(f"$ {example}" for example in command.examples), "```"]
     return lines
 
 
-def _option(option: Any) -> tuple[str, str]:
-    from penstock.cli.help import option_row
-
-    spelled, said = option_row(option, env="; or `{}`")
-    return f"`{spelled}`", said
-
-
-def _mounted(name: str, app: Any) -> list[str]:
-    import typer
-
-    lines: list[str] = []
-    for command_name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
-        text = inspect.cleandoc(command.help or "").split("\f")[0]
-        arguments = [one for one in command.params if one.param_type_name == "argument"]
-        options = [one for one in command.params if one.param_type_name == "option" and "--help" not in one.opts]
-        usage = " ".join(["penstock", name, command_name, *(_argument(one) for one in arguments), "[options]"])
-        rows = [(f"`{_argument(one)}`", getattr(one, "help", None) or "") for one in arguments]
-        rows += [(f"`{', '.join((*one.opts, *one.secondary_opts))}`", one.help or "") for one in options]
-        lines += ["", f"### penstock {name} {command_name}", "", *text.splitlines()]
-        lines += ["", "```console", f"$ {usage}", "```", "", *_table(rows)]
-    return lines
-
-
-def _argument(parameter: Any) -> str:
-    shown = (parameter.metavar or parameter.name).upper()
-    return shown if parameter.required else f"[{shown}]"
-
-
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    shown = [f"| {left.replace('|', chr(92) + '|')} | {right.replace('|', chr(92) + '|')} |" for left, right in rows]
-    return ["| | |", "|---|---|", *shown]
+def _table(rows: list[tuple[str, str] | None]) -> list[str]:
+    cells = [[cell.replace("|", chr(92) + "|") for cell in row] for row in rows if row is not None]
+    return ["| | |", "|---|---|", *(f"| `{left}` | {right} |" for left, right in cells)]
 
 
 if __name__ == "__main__":

@@ -29,33 +29,24 @@ def test_every_limit_is_explained() -> None:
 
 
 def test_every_command_and_every_option_is_documented() -> None:
-    from penstock.cli.index import GROUPS
+    import click
 
-    from penstock.cli.main import SHARED, load
+    from penstock.cli.main import MODULES, app
 
     text = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    for option in SHARED:
-        assert f"| `{option.spelled}` |" in text
-    for name in (name for _, _, commands in GROUPS for name, _ in commands):
-        assert f"### penstock {name}\n" in text, name
+    root = click.Context(app, info_name="penstock")
+    found = {name: app.get_command(root, name) for name in MODULES}
+    for name, command in list(found.items()):
+        if isinstance(command, click.Group):
+            del found[name]
+            found |= {f"{name} {below}": one for below, one in command.commands.items()}
+    assert "buffer dump" in found
+    for name, command in found.items():
+        assert command is not None and f"### penstock {name}\n" in text, name
         part = text.partition(f"### penstock {name}\n")[2].partition("\n### ")[0]
-        for option in load(name).options:
-            spelled = option.spelled.replace("|", "\\|")
-            assert f"| `{spelled}` |" in part, (name, spelled)
-
-
-def test_every_command_of_a_mounted_group_is_documented() -> None:
-    import typer
-
-    from penstock.cli.commands.buffer.commands import app
-
-    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        part = text.partition(f"### penstock buffer {name}\n")[2].partition("\n### ")[0]
-        assert part, name
         for parameter in command.params:
-            spelled = parameter.opts[0] if parameter.param_type_name == "option" else parameter.name.upper()
-            assert spelled in part or spelled == "--help", (name, spelled)
+            if isinstance(parameter, click.Option) and parameter.expose_value:
+                assert parameter.opts[-1] in part, (name, parameter.opts)
 
 
 def test_every_error_is_documented() -> None:

@@ -25,6 +25,7 @@ EXTRAS: Final = {
     "cli": ("click", "rich"),
     "lmdb": ("lmdb",),
     "rocksdb": ("rocksdict",),
+    "object": ("slatedb",),
     "arrow": ("pyarrow", "numpy"),
     "buffer": ("obstore", "zstandard", "ulid"),
     "entity": ("blake3",),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from penstock.clock import Seconds
-from penstock.entity.copying.exporting import CopyFormat
+from penstock.entity.copying.files import CopyFormat
 from penstock.entity.projection.projection import Projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt

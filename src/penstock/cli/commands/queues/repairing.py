@@ -59,7 +59,11 @@ def redrive(
             count = handle.redrive(to=target, limit=limit, where=where, dry_run=dry_run)
         else:
             count = _redrive_slowly(handle, target, limit, where, slowly)
-    context.record({"queue": queue, "would_redrive" if dry_run else "redriven": count})
+    context.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count)})
+    from penstock.queue.operations.moving import Redriven
+
+    for left in count.left if isinstance(count, Redriven) else ():
+        context.note(f"{left.count:,} dead letters from {left.queue} stay: {left.reason}")
 
 
 def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, rate: float) -> int:

@@ -79,6 +79,7 @@ def read(
 )
 @click.argument(
     "topics",
+    metavar="TOPIC...",
     nargs=-1,
     required=True,
     shell_complete=topic_names,
