@@ -113,7 +113,7 @@ penstock.open(f"slatedb:{sys.argv[1]}/parent").close()
 if (child := os.fork()) == 0:
     try:
         penstock.open(f"slatedb:{sys.argv[1]}/child")
-    except penstock.ConfigError as error:
+    except penstock.errors.ConfigError as error:
         os._exit(3 if "fork" in str(error) else 4)
     os._exit(5)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3

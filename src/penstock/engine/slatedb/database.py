@@ -87,18 +87,18 @@ def _settings(lease: float, *, local: bool) -> dict[str, Any]:
     age = _seconds(collectable_age(lease))
     settings |= {
         "flush_interval": _seconds(RELAXED_SECONDS),
-        "manifest_poll_interval": "20s",
+        "manifest_poll_interval": "60s",
         "l0_sst_size_bytes": OBJECT_MEMTABLE_BYTES,
         "max_unflushed_bytes": 4 * OBJECT_MEMTABLE_BYTES,
-        "l0_max_ssts": 64,
-        "l0_max_ssts_per_key": 64,
+        "l0_max_ssts": 96,
+        "l0_max_ssts_per_key": 96,
     }
     settings["compactor_options"] |= {
-        "poll_interval": "200ms" if local else "15s",
+        "poll_interval": "200ms" if local else "45s",
         "commit_compacted_interval": "100ms" if local else "1s",
         "checkpoint_lifetime": f"{SNAPSHOT_SECONDS}s",
     }
-    settings["compactor_options"]["worker"] |= {"compactions_poll_interval": "200ms" if local else "15s"}
+    settings["compactor_options"]["worker"] |= {"compactions_poll_interval": "200ms" if local else "45s"}
     for kind in ("manifest_options", "wal_options", "compacted_options", "compactions_options"):
         settings["garbage_collector_options"][kind] |= {"interval": _seconds(COLLECT_SECONDS), "min_age": age}
     # The empty objects with which writers fence each other stay for good: they are what a stalled writer must meet.

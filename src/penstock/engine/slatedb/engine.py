@@ -29,7 +29,7 @@ from penstock.engine.slatedb.lease import LEASE_PATH, Lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
 from penstock.engine.slatedb.preflight import check_store
-from penstock.engine.slatedb.upkeep import back_up, compact
+from penstock.engine.slatedb.upkeep import back_up, collect, compact
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS
@@ -131,6 +131,7 @@ class SlatedbEngine(BaseEngine):
         lease = Lease(self._place.objects, self._name, self.options.lease)
         lease.take(takeover=self.options.takeover, standby=self.options.standby, timeout=self._timeout)
         self._lease = lease
+        lease.keep()
         self._database = open_database(
             self._place, make_cache(), self._recorder, lease=self.options.lease, timeout=self._timeout
         )
@@ -295,6 +296,16 @@ class SlatedbEngine(BaseEngine):
             raise explain(error, self._name) from error
         except TimedOut as error:
             raise StorageError(f"{self._name} could not be compacted now: {error}", retryable=True) from error
+
+    def collect(self) -> None:
+        """Removes objects that no state refers to, except young ones; it also happens every ten minutes."""
+        self._check_writable()
+        try:
+            collect(self._place, self.options.lease, self._timeout)
+        except sl.Error as error:
+            raise explain(error, self._name) from error
+        except TimedOut as error:
+            raise StorageError(f"{self._name} could not be collected now: {error}", retryable=True) from error
 
     def size(self) -> int:
         """Bytes of all objects, also of those that wait for collection."""

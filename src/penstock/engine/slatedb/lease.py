@@ -76,14 +76,21 @@ class LeaseStore(Protocol):
 
 
 class Lease:
-    """One writer's lease. `take` it, `confirm` before every acknowledgement, `release` it."""
+    """One writer's lease. `take` it, `keep` it, `confirm` it before every acknowledgement, `release` it."""
 
     def __init__(
-        self, store: LeaseStore, name: str, seconds: float, *, clock: Callable[[], float] = machine_seconds
+        self,
+        store: LeaseStore,
+        name: str,
+        seconds: float,
+        *,
+        clock: Callable[[], float] = machine_seconds,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._store = store
         self._name = name
         self._clock = clock
+        self._sleep = sleep
         self._record = LeaseRecord(
             owner=secrets.token_hex(8),
             host=socket.gethostname(),
@@ -117,17 +124,18 @@ class Lease:
         while True:
             try:
                 found = self._store.read(LEASE_PATH, seen)
+                holder = None if found is None else _decode(found, self._name)
+                if found is None or holder is None or holder.owner == self._record.owner:
+                    # Nobody's, or this writer's: the answer to an earlier put was lost.
+                    if self._put(found.version if found else None, holder.epoch if holder else 1):
+                        break
+                    continue
             except StorageError as error:
                 if not error.retryable or (not standby and self._clock() > deadline):
                     raise
-                log.warning("the lease of %s cannot be read: %s", self._name, error)
-                time.sleep(self._record.seconds / RETRIES)
+                log.warning("the lease of %s cannot be taken yet: %s", self._name, error)
+                self._sleep(self._record.seconds / RETRIES)
                 continue
-            if found is None:
-                if self._put(None, 1):
-                    break
-                continue
-            holder = _decode(found, self._name)
             if seen is None or found.version != seen.version:
                 renewed = seen is not None
                 seen, first_seen = found, self._clock()
@@ -135,13 +143,24 @@ class Lease:
                     raise self._locked(holder)
             free = holder.released or takeover or _died_here(holder)
             if free or self._clock() - first_seen >= holder.seconds:
-                if self._put(found.version, holder.epoch + 1):
-                    break
+                try:
+                    if self._put(found.version, holder.epoch + 1):
+                        break
+                except StorageError as error:
+                    if not error.retryable or (not standby and self._clock() > deadline + holder.seconds):
+                        raise
+                    log.warning("the lease of %s cannot be taken yet: %s", self._name, error)
+                    self._sleep(self._record.seconds / RETRIES)
+                    continue
                 if not standby and not takeover:
                     raise self._locked(self._read() or holder)
                 continue
-            time.sleep(holder.seconds / RETRIES)
-        self._thread = threading.Thread(target=self._renew, name="penstock-lease", daemon=True)
+            self._sleep(holder.seconds / RETRIES)
+        _held_here.add(self._record.owner)
+
+    def keep(self) -> None:
+        """Has a thread renew the lease until `release`."""
+        self._thread = threading.Thread(target=self._keep, name="penstock-lease", daemon=True)
         self._thread.start()
 
     def _put(self, version: Version | None, epoch: int) -> bool:
@@ -180,25 +199,30 @@ class Lease:
 
     # holding
 
-    def _renew(self) -> None:
-        pause = self._record.seconds * RENEW_AT
-        while not self._ending.wait(pause):
-            begun = self._clock()
-            self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1, nonce=secrets.token_hex(8))
-            try:
-                renewed = self._renew_once()
-            except StorageError as error:
-                log.warning("the lease of %s could not be renewed: %s", self._name, error)
-                renewed = False
-            except Corrupt as error:
-                log.error("%s", error)
-                renewed = None
-            if renewed is None:
-                self._lose()
-                return
-            if renewed:
-                self._hold(begun)
-            pause = self._record.seconds * RENEW_AT if renewed else self._record.seconds / RETRIES
+    def _keep(self) -> None:
+        pause: float | None = self._record.seconds * RENEW_AT
+        while pause is not None and not self._ending.wait(pause):
+            pause = self.beat()
+
+    def beat(self) -> float | None:
+        """Renews the lease once; after how many seconds to do it again, or None when it is another writer's."""
+        begun = self._clock()
+        self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1, nonce=secrets.token_hex(8))
+        try:
+            renewed = self._renew_once()
+        except StorageError as error:
+            log.warning("the lease of %s could not be renewed: %s", self._name, error)
+            renewed = False
+        except Corrupt as error:
+            log.error("%s", error)
+            renewed = None
+        if renewed is None:
+            self._lose()
+            return None
+        if not renewed:
+            return self._record.seconds / RETRIES
+        self._hold(begun)
+        return self._record.seconds * RENEW_AT
 
     def _renew_once(self) -> bool | None:
         """True when the lease is renewed, False when it has to be tried again, None when it is another writer's."""
@@ -247,6 +271,7 @@ class Lease:
 
     def release(self) -> None:
         """Stops renewing and says that the writer is gone; without the store, the lease runs out by itself."""
+        _held_here.discard(self._record.owner)
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self._record.seconds)
@@ -272,6 +297,10 @@ def _decode(found: Stored, name: str) -> LeaseRecord:
         raise Corrupt(
             f"the lease of {name} ({LEASE_PATH}) is damaged: {error}. When no writer runs, delete that object"
         ) from error
+
+
+_held_here: set[str] = set()
+"""The owners of this process's leases."""
 
 
 # ── processes of this system ─────────────────────────────────────────────────────────────────────────────────────────
@@ -303,6 +332,8 @@ def _died_here(holder: LeaseRecord) -> bool:
     """Whether the holder was a process of this very system and is one no more."""
     if not holder.system or holder.system != _system():
         return False
+    if holder.pid == os.getpid() and holder.owner not in _held_here:
+        return True  # opening failed half-way, or a forked child's parent was this one
     now = _stat(holder.pid)
     return not now or now[0] in "ZX" or now[19] != holder.started
 
@@ -311,5 +342,7 @@ def _runs_here(holder: LeaseRecord) -> bool:
     """Whether the holder is a process of this very system and at work: not stopped by a signal."""
     if not holder.system or holder.system != _system():
         return False
+    if holder.pid == os.getpid():
+        return holder.owner in _held_here
     now = _stat(holder.pid)
     return bool(now) and now[0] not in "ZXTt" and now[19] == holder.started

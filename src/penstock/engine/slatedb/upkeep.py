@@ -10,7 +10,7 @@ from penstock.engine.base import check_backup_target
 from penstock.engine.contract import Engine, Snapshot
 from penstock.engine.overlay import END
 from penstock.engine.slatedb.bridge import call
-from penstock.engine.slatedb.database import flush_tables
+from penstock.engine.slatedb.database import collectable_age, flush_tables
 from penstock.engine.slatedb.place import Place
 
 COPY_BYTES = 8 << 20
@@ -31,6 +31,25 @@ def compact(place: Place, database: sl.Db, timeout: float) -> None:
     sources += [sl.SourceId.SORTED_RUN(run.id) for run in tables.compacted]
     target = min((run.id for run in tables.compacted), default=0)
     call(admin.submit_compaction(sl.CompactionSpec.TIERED(segment=b"", sources=sources, destination=target)), timeout)
+
+
+def collect(place: Place, lease: float, timeout: float) -> None:
+    """Removes what no state refers to and is older than many leases; SlateDB does the same every ten minutes."""
+    admin = sl.AdminBuilder(place.path, place.store).build()
+    age = sl.GarbageCollectorDirectoryOptions(min_age_ms=round(collectable_age(lease) * 1000), dry_run=False)
+    call(
+        admin.run_gc_once(
+            sl.GarbageCollectorOptions(
+                manifest_options=age,
+                wal_options=age,
+                wal_fence_options=None,
+                compacted_options=age,
+                compactions_options=age,
+                detach_options=None,
+            )
+        ),
+        timeout,
+    )
 
 
 def copy_rows(snapshot: Snapshot, target: Engine) -> None:

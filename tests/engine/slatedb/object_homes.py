@@ -1,0 +1,30 @@
+"""A place for one journal in object storage, opened as often as a test needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import penstock
+from penstock.api import LocalJournal
+
+
+@dataclass
+class Home:
+    """A place for one journal, and how to open it."""
+
+    url: str
+    options: dict[str, Any] = field(default_factory=dict)
+    opened: list[LocalJournal] = field(default_factory=list)
+
+    def open(self, **options: Any) -> LocalJournal:
+        if self.options:
+            options["store_options"] = self.options
+        journal = penstock.open(self.url, **options)
+        assert isinstance(journal, LocalJournal)
+        self.opened.append(journal)
+        return journal
+
+    def close(self) -> None:
+        for journal in self.opened:
+            journal.close()

@@ -1,0 +1,265 @@
+"""The store is late, refuses, falls silent, loses answers: every call ends, says what happened, and work goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from object_homes import Home
+from store_proxy import StoreProxy
+
+import penstock
+from buffer.emulator import Emulator, free_port
+from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
+
+DEADLINE = 60.0
+
+
+def payloads(journal: Any) -> list[Any]:
+    return [event.payload for event in journal.topic("t").read()]
+
+
+def log_put(method: str, path: str) -> bool:
+    return method == "PUT" and "/wal/" in path
+
+
+def lease_put(method: str, path: str) -> bool:
+    return method == "PUT" and path.endswith("penstock/lease")
+
+
+class Once:
+    """True for the first so many requests that a condition picks."""
+
+    def __init__(self, condition: Any, times: int = 1) -> None:
+        self.condition, self.times = condition, times
+
+    def __call__(self, method: str, path: str) -> bool:
+        if self.times and self.condition(method, path):
+            self.times -= 1
+            return True
+        return False
+
+
+def test_an_append_waits_for_a_store_that_refuses_for_a_while(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open()
+    journal.topic("t").append("k", 1)
+    proxy.refuse = lambda method, path: True
+    threading.Timer(1.5, proxy.heal).start()
+
+    assert journal.topic("t").append("k", 2).seq == 2
+    assert payloads(journal) == [1, 2]
+
+
+def test_lost_answers_make_nothing_happen_twice(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open()
+    for number in range(6):
+        proxy.lose = Once(log_put) if number % 2 else Once(lambda method, path: method in ("PUT", "GET"), 2)
+        assert journal.topic("t").append("k", number).seq == number + 1
+    proxy.heal()
+    assert payloads(journal) == list(range(6))
+    journal.close()
+    assert payloads(behind.open()) == list(range(6))
+
+
+def test_requests_that_arrive_twice_make_nothing_happen_twice(behind: Home, proxy: StoreProxy) -> None:
+    proxy.repeat = lambda method, path: method == "PUT"
+    journal = behind.open()
+    for number in range(5):
+        assert journal.topic("t").append("k", number).seq == number + 1
+    proxy.heal()
+    journal.close()
+    assert payloads(behind.open()) == list(range(5))
+
+
+def test_a_commit_the_store_does_not_answer_is_said_to_be_unknown_and_settles_later(
+    behind: Home, proxy: StoreProxy
+) -> None:
+    journal = behind.open(timeout=0.7, lease=30)
+    journal.topic("t").append("k", 1)
+    proxy.refuse = log_put
+
+    begun = time.monotonic()
+    with pytest.raises(OutcomeUnknown, match="dedup"):
+        journal.topic("t").append("k", 2, dedup="two")
+    assert time.monotonic() - begun < 20
+    with pytest.raises(StorageError, match="Nothing of this one was written") as caught:
+        journal.topic("t").append("k", "never")
+    assert caught.value.retryable and not isinstance(caught.value, OutcomeUnknown)
+    assert payloads(journal) == [1], "what is not known to be stored is not shown"
+
+    proxy.heal()
+    again = eventually(lambda: journal.topic("t").append("k", 2, dedup="two"))
+    assert (again.seq, again.duplicate) == (2, True), "it was kept after all, and dedup finds it"
+    assert journal.topic("t").append("k", 3).seq == 3
+    assert payloads(journal) == [1, 2, 3]
+
+
+def eventually(act: Any) -> Any:
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return act()
+        except StorageError as error:
+            assert error.retryable or isinstance(error, OutcomeUnknown)
+            assert time.monotonic() < deadline
+
+
+def test_everybody_in_a_group_learns_that_the_outcome_is_unknown(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open(timeout=0.7, lease=30, linger=0.2)
+    journal.topic("t").append("k", 0)
+    proxy.refuse = log_put
+    found: list[object] = []
+
+    def append(number: int) -> None:
+        try:
+            found.append(journal.topic("t").append("k", number, dedup=str(number)))
+        except StorageError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=append, args=(number,), daemon=True) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(found) == 8 and all(isinstance(one, StorageError) for one in found)
+    assert any(isinstance(one, OutcomeUnknown) for one in found)
+    proxy.heal()
+    for number in range(8):
+        eventually(lambda number=number: journal.topic("t").append("k", number, dedup=str(number)))
+    assert sorted(payloads(journal)) == [0, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_writer_that_cannot_renew_its_lease_acknowledges_nothing(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open(timeout=1.0, lease=1.0)
+    journal.topic("t").append("k", 1)
+    proxy.refuse = lease_put
+    eventually_false(lambda: journal._engine._lease.holds)  # type: ignore[attr-defined]
+
+    with pytest.raises(OutcomeUnknown):
+        journal.topic("t").append("k", 2, dedup="two")
+    proxy.heal()
+    assert eventually(lambda: journal.topic("t").append("k", 2, dedup="two")).seq == 2
+    assert journal.topic("t").append("k", 3).seq == 3, "nobody had taken the lease: work goes on"
+
+
+def eventually_false(condition: Any) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_writer_that_was_cut_off_finds_out_that_it_was_replaced(
+    behind: Home, proxy: StoreProxy, emulator: Emulator
+) -> None:
+    first = behind.open(timeout=2.0, lease=1.0)
+    first.topic("t").append("k", 1)
+    proxy.cut()
+    second = penstock.open(behind.url, store_options=emulator.options, lease=1.0, takeover=True)
+    try:
+        assert second.topic("t").append("k", 2).seq == 2
+        with pytest.raises(StorageError):
+            first.topic("t").append("k", "lost", dedup="lost")
+        proxy.heal()
+        with pytest.raises(Fenced):
+            eventually(lambda: first.topic("t").append("k", "lost", dedup="lost"))
+        assert second.topic("t").append("k", 3).seq == 3
+        assert payloads(second) == [1, 2, 3]
+    finally:
+        second.close()
+
+
+def test_reads_go_on_when_the_store_is_back(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open()
+    for number in range(5):
+        journal.topic("t").append("k", number)
+    reader = behind.open(read_only=True, timeout=0.5)
+    assert payloads(reader) == list(range(5))
+    proxy.cut()
+    for _ in range(3):
+        try:
+            assert payloads(reader) == list(range(5))
+        except StorageError as error:
+            assert error.retryable
+    proxy.heal()
+    journal.topic("t").append("k", 5)
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        try:
+            if payloads(reader) == list(range(6)):
+                break
+        except StorageError as error:
+            assert error.retryable
+        assert time.monotonic() < deadline
+
+
+def test_closing_without_a_network_ends_and_loses_nothing_acknowledged(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open(timeout=1.0, lease=1.0)
+    journal.topic("t").append("k", 1)
+    proxy.cut()
+    begun = time.monotonic()
+    journal.close()
+    assert time.monotonic() - begun < 30
+    proxy.heal()
+    assert payloads(behind.open()) == [1]
+
+
+def test_opening_ends_at_its_deadline_when_the_store_is_silent(behind: Home, proxy: StoreProxy) -> None:
+    behind.open().close()
+    proxy.cut()
+    for options in ({}, {"read_only": True}):
+        begun = time.monotonic()
+        with pytest.raises(StorageError):
+            behind.open(timeout=1.0, **options)
+        assert time.monotonic() - begun < 30
+
+
+def test_opening_ends_at_its_deadline_when_the_store_dies_half_way(behind: Home, proxy: StoreProxy) -> None:
+    behind.open().close()
+    proxy.silence = lambda method, path: "/manifest" in path or "prefix" in path
+    begun = time.monotonic()
+    with pytest.raises(StorageError, match="could not be opened"):
+        behind.open(timeout=1.0)
+    assert time.monotonic() - begun < 30
+    proxy.heal()
+    behind.open().topic("t").append("k", 1)
+
+
+def test_what_is_wrong_with_a_place_is_said_at_once(emulator: Emulator) -> None:
+    bucket = emulator.bucket()
+    with pytest.raises(ConfigError, match="no such bucket"):
+        penstock.open("s3://there-is-none/shop", store_options=emulator.options)
+    with pytest.raises(ConfigError, match="place of its own"):
+        penstock.open(bucket, store_options=emulator.options)
+    with pytest.raises(ConfigError, match="bucket"):
+        penstock.open("s3:shop")
+    with pytest.raises(ConfigError, match="no store"):
+        penstock.open(f"{bucket}/nothing", store_options=emulator.options, read_only=True)
+    with pytest.raises(ConfigError, match="regoin"):
+        penstock.open(f"{bucket}/x", store_options={**emulator.options, "regoin": "eu"})
+    with pytest.raises(StorageError) as caught:
+        penstock.open(
+            f"{bucket}/x", timeout=1, store_options={**emulator.options, "endpoint": f"http://127.0.0.1:{free_port()}"}
+        )
+    assert caught.value.retryable
+
+
+def test_credentials_the_store_refuses_are_an_error_at_once(behind: Home, proxy: StoreProxy) -> None:
+    proxy.deny = True
+    with pytest.raises(ConfigError, match=r"403|Forbidden|denied|permission"):
+        behind.open(timeout=5)
+
+
+def test_ctrl_c_arrives_while_an_append_waits_for_the_store(behind: Home, proxy: StoreProxy) -> None:
+    journal = behind.open(timeout=3.0, lease=30)
+    journal.topic("t").append("k", 1)
+    proxy.refuse = log_put
+    threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
+    with pytest.raises((KeyboardInterrupt, OutcomeUnknown)):
+        journal.topic("t").append("k", 2, dedup="two")
+    proxy.heal()
+    assert eventually(lambda: journal.topic("t").append("k", 2, dedup="two")).seq == 2
+    assert payloads(journal) == [1, 2]
