@@ -30,6 +30,9 @@ from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.journal.worker import Worker
 from penstock.limits import INDEX_RUN_EVENTS
 from penstock.names import check_name
+from penstock.observe.logs import Log
+
+log = Log("penstock.journal")
 
 FORMAT = 1
 """The key layout and block format of this version; written into every store."""
@@ -96,7 +99,7 @@ class BaseJournal:
         self._hub = Hub(engine.changes if watched else None, engine.location)
         self._index = EntityIndex(engine)
         self._writer = Writer(
-            engine, self.clock, self._index, capacity=capacity, pressure=pressure, committed=self._committed
+            engine, self.clock, self._index, capacity=capacity, pressure=pressure, announce=self._announce
         )
         self._housekeeper = Housekeeper(engine, self._writer)
         self._indexer = Indexer(engine, self._writer, self._index)
@@ -257,13 +260,19 @@ class BaseJournal:
         """Does something inside a group commit; see `WriteRequest`."""
         return self._writer.run(WriteRequest(apply, relaxed=relaxed))
 
-    def _committed(self, touched: dict[str, int]) -> None:
-        self._indexer.commits += 1
-        for name, count in touched.items():
-            self._hub.notify(name)
-            self._housekeeper.note(name, touched[name])
-            if count >= INDEX_RUN_EVENTS // 8:
-                self._indexer.request(name)
+    def _announce(self, touched: dict[str, int]) -> None:
+        """After every commit: wakes those who follow its topics, and counts for the threads in the background."""
+        try:
+            self._indexer.commits += 1
+            signals = self._hub.signals
+            for name, count in touched.items():
+                if name in signals:
+                    signals[name].notify()
+                self._housekeeper.note(name, count)
+                if count >= INDEX_RUN_EVENTS // 8:
+                    self._indexer.request(name)
+        except Exception:
+            log.exception("a commit was kept, but not everybody who waits for it could be told")
 
     def _find_cause(self, id: str) -> Event | None:
         """The event with an id, in whichever topic it is."""

@@ -94,7 +94,7 @@ class Hub:
     """One signal per topic, and a watcher that looks for other processes' commits while anybody waits."""
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
-        self._signals: dict[str, Signal] = {}
+        self.signals: dict[str, Signal] = {}
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -105,18 +105,13 @@ class Hub:
         self.closed = False
 
     def signal(self, topic: str) -> Signal:
-        signal = self._signals.get(topic)
+        signal = self.signals.get(topic)
         if signal is None:
-            signal = self._signals.setdefault(topic, Signal())
+            signal = self.signals.setdefault(topic, Signal())
         return signal
 
-    def notify(self, topic: str) -> None:
-        signal = self._signals.get(topic)
-        if signal is not None:
-            signal.notify()
-
     def notify_all(self) -> None:
-        for signal in list(self._signals.values()):
+        for signal in list(self.signals.values()):
             signal.notify()
 
     def close(self) -> None:

@@ -53,15 +53,16 @@ class BaseTopic:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
-        batch = self._prepare(kind, payload, draft)
-        name = self.name
-        return self._writer.run(WriteRequest(lambda commit: commit.append(name, batch)[0], batch.size))
+        if draft or self.journal._guards:
+            batch = self._prepare(kind, payload, draft)
+        else:
+            batch = prepare_one(kind, payload)
+        return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))[0]
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         batch = self._prepare_many(drafts)
-        name = self.name
-        return self._writer.run(WriteRequest(lambda commit: commit.append(name, batch), batch.size))
+        return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
 
     def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
@@ -80,14 +81,10 @@ class BaseTopic:
         return self._submit_many(self._prepare_many(drafts), patient=False)
 
     def _submit_one(self, batch: PreparedBatch, *, patient: bool) -> Ticket[Receipt]:
-        name = self.name
-        return self._writer.submit(
-            WriteRequest(lambda commit: commit.append(name, batch)[0], batch.size), patient=patient
-        )
+        return self._writer.submit(WriteRequest(Commit.append_one, batch.size, (self.name, batch)), patient=patient)
 
     def _submit_many(self, batch: PreparedBatch, *, patient: bool) -> Ticket[list[Receipt]]:
-        name = self.name
-        return self._writer.submit(WriteRequest(lambda commit: commit.append(name, batch), batch.size), patient=patient)
+        return self._writer.submit(WriteRequest(Commit.append, batch.size, (self.name, batch)), patient=patient)
 
     def _prepare(
         self, kind: Any, payload: Any, draft: dict[str, Any], find_cause: FindCause | None = None

@@ -10,7 +10,7 @@ from penstock.clock import Seconds
 from penstock.errors import Closed, ConfigError, PenstockError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import FindCause, PreparedBatch
+from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare_one
 from penstock.journal.commit.writer import WriteRequest
 from penstock.observe.logs import Log
 from penstock.queue import metrics
@@ -74,6 +74,8 @@ class QueueCore:
             or max_attempts is not None
         ):
             delivery = read_delivery_options(self.journal.clock, key, priority, delay, not_before, max_attempts)
+        if key is None and dedup is None and headers is None and cause is None and not self.journal._guards:
+            return prepare_one(kind, payload), delivery
         fields = draft_fields(key, dedup, headers, cause)
         return self._topic._prepare(kind, payload, fields, find_cause), delivery
 
@@ -145,11 +147,7 @@ class QueueCore:
         return find_held(commit, state, address.group, address.number, address.index, lease.secret)
 
     def _ack(self, delivery: LocalDelivery) -> None:
-        def apply(commit: Commit) -> None:
-            state = self._cache.state(commit, self.name)
-            ack(commit, state, delivery._held_or_stale(commit, state))
-
-        self._writer.run(WriteRequest(apply))
+        self._writer.run(WriteRequest(self._ack_in, 0, (delivery,)))
         self._note_acks(1)
 
     def _ack_in(self, commit: Commit, delivery: LocalDelivery) -> None:
@@ -161,7 +159,7 @@ class QueueCore:
         self._registry.upkeep.note(self.name, count)
 
     def _nack(self, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool) -> None:
-        outcome = self._writer.run(WriteRequest(lambda commit: self._nack_in(commit, delivery, delay, error, dead)))
+        outcome = self._writer.run(WriteRequest(self._nack_in, 0, (delivery, delay, error, dead)))
         metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
 
     def _nack_in(

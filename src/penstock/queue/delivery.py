@@ -106,7 +106,8 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
         return find_held(commit, queue, hold.group, hold.number, self._index, hold.secret)
 
     def _held_or_stale(self, commit: Commit, queue: QueueState) -> HeldMessage:
-        held = self._held(commit, queue)
+        hold = self._hold
+        held = find_held(commit, queue, hold.group, hold.number, self._index, hold.secret)
         if held is None:
             raise stale(self.token, queue.name)
         return held

@@ -78,9 +78,9 @@ class LocalQueue(QueueCore, Queue):
         batch, delivery = self._prepare(
             payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
         )
-        receipt = self._writer.run(WriteRequest(lambda commit: self._push_in(commit, batch, delivery)[0], batch.size))
+        receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
         self._counters.pushed.inc()
-        return receipt
+        return receipts[0]
 
     def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
@@ -94,7 +94,7 @@ class LocalQueue(QueueCore, Queue):
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
         """
         batch, delivery = self._prepare_many(payloads, options)
-        receipts = self._writer.run(WriteRequest(lambda commit: self._push_in(commit, batch, delivery), batch.size))
+        receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
         self._counters.pushed.inc(len(receipts))
         return receipts
 
@@ -193,7 +193,7 @@ class LocalQueue(QueueCore, Queue):
         if not handles:
             return 0
         together, tokens = self._by_hold(handles)
-        count = self._writer.run(WriteRequest(lambda commit: self._ack_many_in(commit, together, tokens)))
+        count = self._writer.run(WriteRequest(self._ack_many_in, 0, (together, tokens)))
         for handle in handles:
             if handle.__class__ is LocalDelivery:
                 handle._settled = True

@@ -17,6 +17,9 @@ from journals import Place, contiguous, on, payloads, seqs
 import penstock.limits
 from penstock import Draft, Journal, ManualClock, Topic
 from penstock.errors import ConfigError, Conflict, InvalidName
+from penstock.journal.commit.bulk import append_wires
+from penstock.journal.commit.copies import Copies, append_copies
+from penstock.journal.storage.block import Columns, build_wire
 
 Reopen = Callable[[Journal], Journal]
 
@@ -52,6 +55,48 @@ def test_a_batch_takes_consecutive_positions_in_order(topic: Topic) -> None:
     assert len({r.id for r in receipts}) == 1000
     assert [r.id for r in receipts] == sorted(r.id for r in receipts)
     assert payloads(topic.read(1)) == list(range(1000))
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_beyond_the_highest_position_nothing_is_appended(place: Place, chained: bool) -> None:
+    """The last position can be read, looked up and taken; what has no place gets an error and leaves no trace."""
+    last = penstock.limits.MAX_POSITION
+    with place.open() as journal:
+        topic = journal.topic("orders")
+        topic.append("k", 0)
+        soon = journal.clock.now_ms() + 1
+        at_the_end = Copies([last - 2], [soon << 80], [soon], Columns(["k"], [b"1"]))
+        journal.run(lambda commit: append_copies(commit, "orders", at_the_end, 1))
+        if chained:
+            topic.configure(chained=True)
+        assert topic.append("k", 2, key="e").seq == last - 1
+    with place.open() as journal:
+        topic = journal.topic("orders")
+        with pytest.raises(ConfigError, match=rf"'orders' is at position {last - 1}.*new topic"):
+            topic.append_many([Draft("k", 3), Draft("k", 4)])
+        wires = [build_wire(Columns(["k"], [b"3"]), 1, 0, 0) for _ in range(2)]
+        with pytest.raises(ConfigError, match="new topic"):
+            journal.run(lambda commit: append_wires(commit, "orders", wires))
+        assert (topic.latest, len(topic)) == (last - 1, 3)
+        assert topic.append("k", 3, key="e", expect=last - 1).seq == last
+        for attempt in (
+            lambda: topic.append("k"),
+            lambda: topic.append("k", key="e", expect=last),
+            lambda: topic.append("k", dedup="d"),
+            lambda: topic.submit("k").result(60),
+            lambda: journal.queue("orders").push(1),
+        ):
+            with pytest.raises(ConfigError, match=f"position {last} of {last}"):
+                attempt()
+        later = journal.clock.now_ms() + 60_000
+        beyond = Copies([last + 1], [later << 80], [later], Columns(["k"], [b"1"]))
+        with pytest.raises(ConfigError, match=r"new topic|hash chains"):
+            journal.run(lambda commit: append_copies(commit, "orders", beyond, last))
+        journal.maintain()
+        assert seqs(topic.read()) == [1, last - 2, last - 1, last]
+        assert payloads(topic.read(last - 1)) == [3] and topic.get(last).payload == 3  # type: ignore[union-attr]
+        assert seqs(topic.read(key="e", reverse=True)) == [last, last - 1] and topic.generation("e") == last
+        assert journal.topic("other").append("k").seq == 1
 
 
 def test_an_empty_batch_appends_nothing_and_creates_no_topic(journal: Journal) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import ClassVar, Self
 
 import apsw
@@ -224,15 +225,26 @@ class SqliteEngine(BaseEngine):
 
     # writing
 
+    # Every commit passes through `write`, `_begin` and `_commit`: what they check is written out, and the function that
+    # says what is wrong is called only where something is.
+
     def write(self, *, sync: bool = True) -> SqliteWrite:
-        self._check_writable()
+        if self._closed or self.read_only or os.getpid() != self._pid:
+            self._check_writable()
         return SqliteWrite(self, sync)
 
     def _begin(self, sync: bool) -> bool:
-        """Starts a transaction on the writing connection and says whether anybody else has committed meanwhile."""
-        execute = self._writer_execute
-        sync = sync and self.durability == "disk"
+        """Waits for this thread's turn, starts a transaction on the writing connection, and says whether anybody else
+        has committed meanwhile."""
+        if self._turn.acquire(False):
+            self._turn_owner = get_ident()
+        else:
+            self._take_turn()
         try:
+            if self._closed:
+                self._check_usable()
+            execute = self._writer_execute
+            sync = sync and self.durability == "disk"
             if sync is not self._syncing:
                 execute(SYNC if sync else NO_SYNC)
                 self._syncing = sync
@@ -240,8 +252,11 @@ class SqliteEngine(BaseEngine):
             self._logged = False
             if self._writer.data_version() != self._version:
                 self._foreign = True
-        except apsw.Error as error:
-            raise self._explain(error) from error
+        except BaseException as error:
+            self._end_turn()
+            if isinstance(error, apsw.Error):
+                raise self._explain(error) from error
+            raise
         return self._foreign
 
     def _commit(self) -> None:
@@ -261,7 +276,11 @@ class SqliteEngine(BaseEngine):
             if not self._logged:
                 self._sync_log()
             self._unsynced = False
-        self._checkpoint_in_passing()
+        self._unchecked_commits += 1
+        if self._unchecked_commits >= CHECKPOINT_COMMITS or not (
+            0 <= self._log_pages - self._checked_pages < CHECKPOINT_PAGES
+        ):
+            self._checkpoint_in_passing()
 
     def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
         self._log_pages, self._logged = pages, True
@@ -270,7 +289,6 @@ class SqliteEngine(BaseEngine):
     def _checkpoint_in_passing(self) -> None:
         """Copies the log into the database now and then, so that it can start over."""
         pages = self._log_pages
-        self._unchecked_commits += 1
         if pages < self._checked_pages:
             self._checked_pages = 0
         grown = pages - self._checked_pages
@@ -346,9 +364,8 @@ class SqliteEngine(BaseEngine):
 
     def _vacuum_some(self) -> bool:
         """One short transaction, so that other writers get their turns; False when there is nothing left to do."""
-        self._take_turn()
+        foreign = self._begin(True)
         try:
-            foreign = self._begin(True)
             try:
                 free: int = self._writer_execute("PRAGMA freelist_count").get
                 for _ in self._writer_execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})"):

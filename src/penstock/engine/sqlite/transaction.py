@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import apsw
 
 from penstock.engine.base import check_key, transaction_is_over
+from penstock.engine.contract import MAX_KEY_BYTES
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ class _SqliteTransaction:
 
     __slots__ = ("_connection", "_engine", "_execute", "_scans")
 
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
-        self._connection: apsw.Connection | None = None
-        self._execute: Callable[..., Any] = _refuse
-        self._scans: set[apsw.Cursor] = set()
+    _engine: SqliteEngine
+    _connection: apsw.Connection | None
+    _execute: Callable[..., Any]
+    _scans: set[apsw.Cursor]
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -75,9 +75,10 @@ class SqliteRead(_SqliteTransaction):
     __slots__ = ()
 
     def __init__(self, engine: SqliteEngine, connection: apsw.Connection) -> None:
-        super().__init__(engine)
+        self._engine = engine
         self._connection = connection
         self._execute = connection.execute
+        self._scans = set()
 
     def close(self) -> None:
         connection = self._let_go()
@@ -102,19 +103,17 @@ class SqliteWrite(_SqliteTransaction):
     __slots__ = ("_sync", "foreign", "writes")
 
     def __init__(self, engine: SqliteEngine, sync: bool) -> None:
-        super().__init__(engine)
+        self._engine = engine
+        self._connection = None
+        self._execute = _refuse
+        self._scans = set()
         self._sync = sync
         self.foreign = False
         self.writes = 0
 
     def __enter__(self) -> Self:
         engine = self._engine
-        engine._take_turn()
-        try:
-            self.foreign = engine._begin(self._sync)
-        except BaseException:
-            engine._end_turn()
-            raise
+        self.foreign = engine._begin(self._sync)
         self._connection = engine._writer
         self._execute = engine._writer_execute
         return self
@@ -124,13 +123,16 @@ class SqliteWrite(_SqliteTransaction):
     ) -> None:
         engine = self._engine
         try:
-            self._let_go()
+            if self._scans:
+                self._let_go()
+            self._connection, self._execute = None, _refuse
             if kind is None:
                 engine._commit()
             else:
                 engine._rollback()
         finally:
-            engine._end_turn()
+            engine._turn_owner = 0
+            engine._turn.release()
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         # Walking backwards, SQLite shows a row again that was replaced just after it was shown.
@@ -141,7 +143,8 @@ class SqliteWrite(_SqliteTransaction):
                 yield row
 
     def put(self, key: bytes, value: bytes) -> None:
-        check_key(key)
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            check_key(key)
         self.writes += 1
         try:
             self._execute(PUT, (key, value))

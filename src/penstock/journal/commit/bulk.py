@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.journal.commit.catalog import Head
-from penstock.journal.commit.commit import Commit, next_id
+from penstock.journal.commit.commit import Commit, next_id, topic_is_full
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import ID_BYTES, ID_MASK, Block, Wire, columns_of, seal
+from penstock.limits import MAX_POSITION
 
 _LARGE = 256 << 10
 """Bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
@@ -32,6 +33,8 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     first = seq = head.latest + 1
     number = next_id(head.last_id, recorded)
     for count, value in _ahead(_values(wires, seq, recorded, number)):
+        if seq + count - 1 > MAX_POSITION:
+            raise topic_is_full(name, seq - 1, count)
         commit.tx.put(keys.block_key(head.number, seq), value)
         seq += count
         number += count

@@ -148,7 +148,7 @@ class Catalog:
     """The heads of the topics this writer has touched."""
 
     def __init__(self) -> None:
-        self._heads: dict[str, Head] = {}
+        self.heads: dict[str, Head] = {}
         self.barrier: Barrier | None = None
         self.epoch = 0
         """Another number after every `forget`: the layers above know by it when to drop what they cached."""
@@ -159,29 +159,18 @@ class Catalog:
 
     def forget(self) -> None:
         """Everything cached may be wrong: another process wrote, or a commit failed."""
-        self._heads.clear()
+        self.heads.clear()
         self.epoch += 1
         self.reshaped += 1
         self.exchanged += 1
 
-    def head(self, tx: WriteTx, name: str) -> Head | None:
-        """The head of a topic, or None when it does not exist."""
-        head = self._heads.get(name)
-        if head is None:
-            record = load_record(tx, name)
-            if record is not None:
-                head = self._heads[name] = load_head(tx, name, record)
+    def load(self, tx: WriteTx, name: str) -> Head | None:
+        """Reads the head of a topic that is not in `heads`; None when the topic does not exist."""
+        record = load_record(tx, name)
+        if record is None:
+            return None
+        head = self.heads[name] = load_head(tx, name, record)
         return head
-
-    def adopt(self, head: Head) -> None:
-        self._heads[head.name] = head
-
-    def update(self, name: str, settings: Settings) -> None:
-        if name in self._heads:
-            self._heads[name].settings = settings
-
-    def drop(self, name: str) -> None:
-        self._heads.pop(name, None)
 
 
 def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:

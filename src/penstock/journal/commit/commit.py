@@ -13,19 +13,23 @@ from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
+import msgspec
+
 from penstock.engine.contract import WriteTx
-from penstock.errors import Conflict, FenceActive
+from penstock.errors import ConfigError, Conflict, FenceActive
 from penstock.events import Receipt, format_id
 from penstock.journal.commit.catalog import Barrier, Catalog, Head, create_topic
 from penstock.journal.commit.dedup import Original, find_original, remember
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.commit.recent import RecentBlock, RecentBlocks
+from penstock.journal.commit.recent import write_block
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Columns, build_block
+from penstock.journal.storage.block import Columns, build_block, join_columns
 from penstock.journal.storage.links import add_links
-from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS
+from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
 
-_RANDOM_BITS = (1 << 80) - 1 - (1 << 61)  # the run's ids count up from here: keep the top random bit free for the carry
+_VERSION_BITS = 0x7 << 76 | 0x2 << 62
+_RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61)
+"""What is random in an id. The run's ids count up from there: the top bit of the counted part is free for the carry."""
 
 
 class EntityHistory(Protocol):
@@ -48,50 +52,38 @@ class LateRow(Protocol):
         ...
 
 
-class TopicAdditions:
+class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
     """The events one commit adds to one topic."""
 
-    __slots__ = ("_noted", "base_id", "columns", "first", "head", "links", "newest", "owned", "recorded_ms", "size")
-
-    def __init__(self, head: Head, now_ms: int) -> None:
-        self.head = head
-        self.first = head.latest + 1
-        self.recorded_ms = max(now_ms, head.recorded_ms)
-        self.base_id = next_id(head.last_id, self.recorded_ms)
-        self.columns: Columns | None = None
-        self.owned = False
-        self.size = 0
-        self.newest: dict[str, int] | None = None
-        self.links: dict[str, bytes] | None = None
-
-    def __len__(self) -> int:
-        return 0 if self.columns is None else len(self.columns.kinds)
-
-    def add(self, columns: Columns, size: int) -> None:
-        self.size += size
-        if self.columns is None:
-            self.columns = columns
-            return
-        if not self.owned:  # the first batch's columns are its caller's, who may need them for a second try
-            self.columns = self.columns.take(0, len(self.columns.kinds))
-            self.owned = True
-        self.columns.extend(columns)
+    head: Head
+    first: int
+    recorded_ms: int
+    base_id: int
+    parts: list[Columns]
+    """Each batch's columns, which are its caller's: they stay as they are, in case of a second try."""
+    count: int = 0
+    size: int = 0
+    newest: dict[str, int] | None = None
+    noted: int = 0
+    """How many of the parts are in `newest`, and how many events those have."""
+    noted_count: int = 0
+    links: dict[str, bytes] | None = None
 
     def newest_of(self, key: str) -> int:
         """The position of a key's newest event among these; 0 for none."""
         if self.newest is None:
-            self.newest, self._noted = {}, 0
-        if self._noted < len(self):
-            self.note_newest(self.newest, self._noted)
-            self._noted = len(self)
+            self.newest = {}
+        for part in self.parts[self.noted :]:
+            _note_newest(self.newest, part, self.first + self.noted_count)
+            self.noted += 1
+            self.noted_count += len(part.kinds)
         return self.newest.get(key, 0)
 
-    def note_newest(self, newest: dict[str, int], start: int = 0) -> None:
-        """Writes down where these events leave each entity."""
-        column = self.columns.key if self.columns is not None else None
-        if column is not None:
-            found = zip(column[start:], range(self.first + start, self.first + len(column)), strict=True)
-            newest.update([(key, seq) for key, seq in found if key is not None])
+
+def _note_newest(newest: dict[str, int], columns: Columns, first: int) -> None:
+    """Writes down where events leave each entity."""
+    if columns.key is not None:
+        newest.update([(key, seq) for seq, key in enumerate(columns.key, first) if key is not None])
 
 
 class Commit:
@@ -99,11 +91,11 @@ class Commit:
 
     __slots__ = (
         "_additions",
-        "_catalog",
         "_entities",
         "_late",
         "_new_heads",
         "_reshaping",
+        "catalog",
         "gathered",
         "now_ms",
         "touched",
@@ -111,7 +103,7 @@ class Commit:
     )
 
     def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         self._entities = entities
         self._additions: dict[str, TopicAdditions] = {}
         self._new_heads: dict[str, Head] = {}
@@ -143,12 +135,12 @@ class Commit:
     @property
     def fenced(self) -> bool:
         """Whether an exclusive fence keeps everybody else from appending."""
-        barrier = self._catalog.barrier
+        barrier = self.catalog.barrier
         return barrier is not None and not barrier.passing
 
     def raise_barrier(self, barrier: Barrier) -> None:
         """From here on only the barrier's owner appends: what came before is committed, what comes after is refused."""
-        self._catalog.barrier = barrier
+        self.catalog.barrier = barrier
 
     def check_barrier(self, topic: str) -> None:
         """FenceActive when somebody else's fence is open."""
@@ -160,7 +152,7 @@ class Commit:
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def head(self, name: str) -> Head | None:
         """A topic's head, or None when nobody has created it."""
-        return self._new_heads.get(name) or self._catalog.head(self.tx, name)
+        return self._new_heads.get(name) or self.catalog.heads.get(name) or self.catalog.load(self.tx, name)
 
     def ensure(self, name: str) -> Head:
         """A topic's head; the topic is created when it is not there."""
@@ -173,19 +165,9 @@ class Commit:
         """The highest position of a topic, this commit's events included."""
         additions = self._additions.get(name)
         if additions is not None:
-            return additions.first + len(additions) - 1
+            return additions.first + additions.count - 1
         head = self.head(name)
         return head.latest if head else 0
-
-    @property
-    def epoch(self) -> int:
-        """What was cached under another epoch may be wrong by now."""
-        return self._catalog.epoch
-
-    @property
-    def reshaped(self) -> int:
-        """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
-        return self._catalog.reshaped
 
     def reshape(self) -> None:
         """Says that this commit exchanges or removes blocks."""
@@ -195,35 +177,44 @@ class Commit:
     def _note_reshaping(self) -> None:
         # Counted now, for whoever comes later in this commit, and once more when it has ended: the housekeeper may have
         # noted the number already and still read the blocks as they were before.
-        self._catalog.reshaped += 1
+        self.catalog.reshaped += 1
         self._reshaping = True
 
     def exchange(self) -> None:
         """Says that this commit puts blocks in the place of others, with the same events."""
-        self._catalog.exchanged += 1
+        self.catalog.exchanged += 1
 
     def additions(self, name: str) -> TopicAdditions | None:
         return self._additions.get(name)
 
-    def _lot(self, name: str) -> TopicAdditions:
-        additions = self._additions.get(name)
-        if additions is None:
-            additions = self._additions[name] = TopicAdditions(self.ensure(name), self.now_ms)
+    def _begin(self, name: str) -> TopicAdditions:
+        """What this commit adds to a topic, from its first event on."""
+        head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.ensure(name)
+        recorded_ms = head.recorded_ms
+        if self.now_ms > recorded_ms:
+            recorded_ms = self.now_ms
+        additions = self._additions[name] = TopicAdditions(
+            head, head.latest + 1, recorded_ms, next_id(head.last_id, recorded_ms), []
+        )
         return additions
 
     # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, name: str, batch: PreparedBatch) -> list[Receipt]:
         """Adds a batch and says where its events will be; raises before anything is changed."""
-        if not batch.columns.kinds:
-            return []
-        if self._catalog.barrier is not None:
+        columns = batch.columns
+        if self.catalog.barrier is not None and columns.kinds:
             self.check_barrier(name)
-        if batch.dedups is None and batch.expects is None and batch.cause_rows is None:
-            return self._add(self._additions.get(name) or self._lot(name), batch.columns, batch.size)
-        if batch.dedups is None and batch.cause_rows is None:
-            self._check_expects(name, batch.columns.key or [], batch.expects or (), range(len(batch)))
-            return self._add(self._lot(name), batch.columns, batch.size)
-        return self._append_looking(name, batch)
+        if batch.dedups is not None or batch.cause_rows is not None:
+            return self._append_looking(name, batch)
+        if batch.expects is not None:
+            self._check_expects(name, columns.key or [], batch.expects, range(len(columns.kinds)))
+        elif not columns.kinds:
+            return []
+        return self._add(self._additions.get(name) or self._begin(name), columns, batch.size)
+
+    def append_one(self, name: str, batch: PreparedBatch) -> Receipt:
+        """The same for a batch of one event."""
+        return self.append(name, batch)[0]
 
     def check(self, name: str, batch: PreparedBatch) -> None:
         """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
@@ -233,12 +224,15 @@ class Commit:
             self._check_expects(name, batch.columns.key or [], batch.expects, fresh)
 
     def _add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
-        offset = len(additions)
+        offset, count = additions.count, len(columns.kinds)
         name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
-        count = len(columns.kinds)
+        if seq + count - 1 > MAX_POSITION:
+            raise topic_is_full(name, seq - 1, count)
         if additions.head.settings.chained:
             return self._add_linked(additions, columns, size)
-        additions.add(columns, size)
+        additions.parts.append(columns)
+        additions.count = offset + count
+        additions.size += size
         self.gathered += 1
         correlations = columns.correlation
         if correlations is None:
@@ -249,14 +243,16 @@ class Commit:
 
     def _add_linked(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
         """Adds events to a topic that keeps hash chains."""
-        offset = len(additions)
+        offset = additions.count
         name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
         if additions.links is None:
             additions.links = {}
         find = partial(self._entities.link, self, additions.head)
         self.gathered += 1  # first: the links of a batch that fails in the middle must not be built upon
         add_links(columns, seq, number, additions.recorded_ms, additions.links, find)
-        additions.add(columns, size)
+        additions.parts.append(columns)
+        additions.count = offset + len(columns.kinds)
+        additions.size += size
         correlations, links = columns.correlation, columns.chain or []
         return [
             Receipt(name, seq + row, number + row, correlations[row] if correlations else None, False, made)
@@ -272,7 +268,7 @@ class Commit:
             self._check_expects(name, columns.key or [], batch.expects, fresh)
         receipts = dict(known)
         if fresh:
-            additions = self._lot(name)
+            additions = self._additions.get(name) or self._begin(name)
             if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
                 columns = columns.pick(fresh)
             if batch.cause_rows:
@@ -313,7 +309,7 @@ class Commit:
     ) -> None:
         """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
         place = {row: at for at, row in enumerate(fresh)}
-        first = additions.base_id + len(additions)
+        first = additions.base_id + additions.count
         causation, correlation = columns.causation, columns.correlation
         assert causation is not None and correlation is not None
         for row, cause in cause_rows.items():
@@ -389,16 +385,28 @@ class Commit:
         while self._late:
             self._late.popitem()[0].save(self)
         for name, additions in self._additions.items():
-            count = len(additions)
+            count, head, first = additions.count, additions.head, additions.first
             if not count:
                 continue
-            self._write_blocks(additions)
-            head = additions.head
-            last = additions.first + count - 1
-            ended = Head(name, head.number, head.settings, last, additions.recorded_ms, additions.base_id + count - 1)
+            parts = additions.parts
+            columns = parts[0] if len(parts) == 1 else join_columns(parts)
+            if additions.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
+                part = (first, additions.recorded_ms, additions.base_id, columns)
+                if write_block(self.tx, head, self.catalog.exchanged, part):
+                    self._note_reshaping()
+            else:
+                self._write_blocks(additions, columns)
+            ended = Head(
+                name,
+                head.number,
+                head.settings,
+                first + count - 1,
+                additions.recorded_ms,
+                additions.base_id + count - 1,
+            )
             ended.tail = head.tail
             if head.newest is not None:
-                additions.note_newest(head.newest)
+                _note_newest(head.newest, columns, first)
                 ended.newest, ended.since = head.newest, head.since
             if additions.links is not None and head.links is not None:
                 head.links.update(additions.links)
@@ -408,72 +416,50 @@ class Commit:
         self._additions.clear()
         self.gathered -= self.tx.writes - before  # these were counted when they were gathered
 
-    def _write_blocks(self, additions: TopicAdditions) -> None:
-        columns, head = additions.columns, additions.head
-        assert columns is not None
-        count = len(columns.kinds)
-        if additions.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
-            self._write_block(head, RecentBlock(additions.first, additions.recorded_ms, additions.base_id, columns))
-            return
+    def _write_blocks(self, additions: TopicAdditions, columns: Columns) -> None:
+        """Writes more events than make one block."""
+        head = additions.head
         head.tail = None
         start, weights = 0, columns.weights()
-        while start < count:
+        while start < additions.count:
             stop = start + _fitting(weights, start)
             first = additions.first + start
             value = build_block(columns.take(start, stop), first, additions.recorded_ms, additions.base_id + start)
             self.tx.put(keys.block_key(head.number, first), value)
             start = stop
 
-    def _write_block(self, head: Head, part: RecentBlock) -> None:
-        """Writes one commit's events: as a block of their own, or together with the small ones before them."""
-        tail, stamp = head.tail, self._catalog.exchanged
-        if tail is None or tail.stamp != stamp:
-            tail = head.tail = RecentBlocks(stamp)
-        if tail.parts and tail.full and tail.takes(part, 0):
-            first = keys.block_key(head.number, tail.parts[0].first)
-            self._note_reshaping()
-            self.tx.delete_range(first + b"\0", keys.block_key(head.number, part.first))
-            self.tx.put(first, tail.joined(part))
-            head.tail = None
-            return
-        value = build_block(part.columns, part.first, part.recorded_ms, part.base_id)
-        self.tx.put(keys.block_key(head.number, part.first), value)
-        if tail.takes(part, len(value)):
-            tail.add(part, len(value))
-        else:
-            head.tail = None
-
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
         if self._reshaping:
-            self._catalog.reshaped += 1
-        for head in self._new_heads.values():
-            self._catalog.adopt(head)
+            self.catalog.reshaped += 1
+        if self._new_heads:
+            self.catalog.heads.update(self._new_heads)
 
 
-_randoms: list[bytes] = []
+_randoms: list[int] = []
 # A forked child must not give out the ids its parent gives out.
 os.register_at_fork(after_in_child=_randoms.clear)
 
 
-def _random() -> bytes:
-    """Ten random bytes, from the system's supply by the kilobyte: a call for each would cost more than the id."""
-    try:
-        return _randoms.pop()
-    except IndexError:
-        supply = os.urandom(2560)
-        _randoms.extend([supply[at : at + 10] for at in range(10, len(supply), 10)])
-        return supply[:10]
-
-
 def next_id(last_id: int, ms: int) -> int:
     """The id of a run's first event: a UUIDv7 of time `ms`, above every id the topic has given out."""
+    try:
+        random = _randoms.pop()
+    except IndexError:  # from the system's supply by the kilobyte: a call for each would cost more than the id
+        supply = os.urandom(2560)
+        _randoms.extend([int.from_bytes(supply[at : at + 10]) for at in range(10, len(supply), 10)])
+        random = int.from_bytes(supply[:10])
     if last_id >> 80 == ms:
-        return last_id + 1 + int.from_bytes(_random()[:3])
-    random = int.from_bytes(_random()) & _RANDOM_BITS
-    random = (random & ~(0xF << 76)) | (0x7 << 76)
-    random = (random & ~(0x3 << 62)) | (0x2 << 62)
-    return (ms << 80) | random
+        return last_id + 1 + (random & 0xFFFFFF)
+    return ms << 80 | random & _RANDOM_BITS | _VERSION_BITS
+
+
+def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
+    """The error of an append that has no positions left."""
+    return ConfigError(
+        f"topic {name!r} is at position {latest} of {MAX_POSITION}: {count} more events have no place in it; "
+        "append to a new topic"
+    )
 
 
 def _fitting(weights: Sequence[int], start: int) -> int:

@@ -17,10 +17,11 @@ from penstock.journal.commit.catalog import (
     save_record,
     save_state,
 )
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.commit import Commit, topic_is_full
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Columns
+from penstock.limits import MAX_POSITION
 
 
 class Copies:
@@ -78,6 +79,8 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     if head.settings.chained and (rows.columns.chain is None or None in rows.columns.chain):
         raise ConfigError(f"topic {name!r} keeps hash chains; event {rows.seqs[0]} and its neighbours have no links")
     first, last = rows.seqs[0], rows.seqs[-1]
+    if last > MAX_POSITION:
+        raise topic_is_full(name, latest, len(rows))
     holes = last - latest - len(rows)
     if holes:
         state = load_state(commit.tx, head.number, name)

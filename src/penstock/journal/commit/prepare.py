@@ -7,8 +7,10 @@ causes within the batch) stays beside the columns for the commit to decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from sys import modules
 from typing import Any
 
+import msgspec
 from msgspec.structs import astuple
 
 from penstock.clock import to_ms
@@ -26,25 +28,17 @@ FindCause = Callable[[str], Event | None]
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
-class PreparedBatch:
+class PreparedBatch(msgspec.Struct, eq=False, weakref=False):
     """The events of one call to one topic, checked and encoded."""
 
-    __slots__ = ("cause_rows", "columns", "dedups", "expects", "size")
-
-    def __init__(self, columns: Columns, size: int) -> None:
-        self.columns = columns
-        self.size = size
-        self.dedups: Sequence[str | None] | None = None
-        self.expects: Sequence[int | None] | None = None
-        self.cause_rows: dict[int, int] | None = None
+    columns: Columns
+    size: int
+    dedups: Sequence[str | None] | None = None
+    expects: Sequence[int | None] | None = None
+    cause_rows: dict[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.columns.kinds)
-
-    @property
-    def plain(self) -> bool:
-        """Whether the commit can take it without looking anything up."""
-        return self.dedups is None and self.expects is None and self.cause_rows is None
 
 
 _known_kinds: set[str] = set()
@@ -60,9 +54,10 @@ def prepare_one(kind: Any, payload: Any) -> PreparedBatch:
     columns = Columns([kind], [encoded])
     if isinstance(payload, _BYTES_LIKE):
         columns.binary = [True]
-    trace = trace_headers()
-    if trace is not None:
-        columns.headers = [trace]
+    if "opentelemetry.trace" in modules:
+        trace = trace_headers()
+        if trace is not None:
+            columns.headers = [trace]
     return PreparedBatch(columns, len(encoded))
 
 

@@ -8,50 +8,54 @@ merges by reading it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from penstock.journal.storage.block import Columns, build_joined
+import msgspec
+
+from penstock.engine.contract import WriteTx
+from penstock.journal.storage.block import Columns, build_joined, build_wire, seal
+from penstock.journal.storage.keys import block_key
 from penstock.limits import BLOCK_BYTES, MERGE_FAN_IN, SMALL_BYTES
 
+if TYPE_CHECKING:
+    from penstock.journal.commit.catalog import Head
 
-class RecentBlock(NamedTuple):
-    """The events of one commit, as they went into a block of their own."""
-
-    first: int
-    recorded_ms: int
-    base_id: int
-    columns: Columns
+RecentBlock = tuple[int, int, int, Columns]
+"""The events of one commit: their first position, their recording time, their first id, and their columns."""
 
 
-class RecentBlocks:
+class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
     """Neighbouring small blocks at the end of a topic, each of one commit."""
 
-    __slots__ = ("parts", "size", "stamp")
+    stamp: int
+    """What the catalogue counted when this began: blocks exchanged by others since make it worthless."""
+    parts: list[RecentBlock]
+    size: int = 0
+    next: int = 0
+    """The position after the last one; 0: there is none."""
 
-    def __init__(self, stamp: int) -> None:
-        self.stamp = stamp
-        """What the catalogue counted when this began: blocks exchanged by others since make it worthless."""
-        self.parts: list[RecentBlock] = []
-        self.size = 0
 
-    def takes(self, part: RecentBlock, size: int) -> bool:
-        """Whether a block belongs to the tail: small, and right after the last one."""
-        if size >= SMALL_BYTES or part.columns.chain is not None:
-            return False
-        if not self.parts:
-            return True
-        last = self.parts[-1]
-        return last.first + len(last.columns.kinds) == part.first
-
-    def add(self, part: RecentBlock, size: int) -> None:
-        self.parts.append(part)
-        self.size += size
-
-    @property
-    def full(self) -> bool:
-        """Whether one more block makes the merge worth its writes."""
-        return len(self.parts) >= MERGE_FAN_IN - 1 or self.size >= BLOCK_BYTES // 2
-
-    def joined(self, last: RecentBlock) -> bytes:
-        """One block of everything here and the newest commit's events."""
-        return build_joined([*self.parts, last])
+def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> bool:
+    """Writes one commit's events: as a block of their own, or together with the small ones before them (True)."""
+    first, recorded_ms, base_id, columns = part
+    tail = head.tail
+    if tail is None or tail.stamp != stamp:
+        tail = head.tail = RecentBlocks(stamp, [])
+    fits = columns.chain is None and tail.next in (first, 0)
+    parts = tail.parts
+    if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
+        start = block_key(head.number, parts[0][0])
+        tx.delete_range(start + b"\0", block_key(head.number, first))
+        tx.put(start, build_joined([*parts, part]))
+        head.tail = None
+        return True
+    value = seal(build_wire(columns, first, recorded_ms, base_id))
+    tx.put(block_key(head.number, first), value)
+    size = len(value)
+    if fits and size < SMALL_BYTES:
+        parts.append(part)
+        tail.size += size
+        tail.next = first + len(columns.kinds)
+    else:
+        head.tail = None
+    return False

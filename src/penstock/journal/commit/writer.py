@@ -21,6 +21,8 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
 from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, ReadOnly, StorageError
@@ -38,23 +40,20 @@ T = TypeVar("T")
 log = Log("penstock.writer")
 
 
-class WriteRequest(Generic[T]):
+class WriteRequest(msgspec.Struct, Generic[T], eq=False, weakref=False):
     """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
 
-    # Class-level defaults: most operations are never parked, ticketed or led.
-    relaxed = False
+    apply: Callable[..., T]
+    """Called with the commit and `args`."""
+    size: int = 0
+    args: tuple[Any, ...] = ()
+    relaxed: bool = False
     value: T | None = None
     error: BaseException | None = None
-    done = False
-    lead = False
+    done: bool = False
+    lead: bool = False
     parked: threading.Lock | None = None
     ticket: Ticket[T] | None = None
-
-    def __init__(self, apply: Callable[[Commit], T], size: int = 0, *, relaxed: bool = False) -> None:
-        self.apply = apply
-        self.size = size
-        if relaxed:
-            self.relaxed = True
 
 
 class _Spoiled(Exception):
@@ -72,7 +71,7 @@ class Writer:
         *,
         capacity: int,
         pressure: float,
-        committed: Callable[[dict[str, int]], None],
+        announce: Callable[[dict[str, int]], None],
     ) -> None:
         self.engine = engine
         self.clock = clock
@@ -80,7 +79,8 @@ class Writer:
         self.capacity = capacity
         self.threshold = max(1, math.ceil(capacity * pressure))
         self._entities = entities
-        self._committed = committed
+        self.announce = announce
+        """Tells those who follow topics what a commit has added; never raises: nothing there can undo the commit."""
         self._pending: deque[WriteRequest[Any]] = deque()
         self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
         self._leader: int | None = None
@@ -105,9 +105,9 @@ class Writer:
         try:
             if me == interrupts.main_thread:
                 with self.shield:
-                    self._do(operation)
+                    self._do(operation, me)
             else:
-                self._do(operation)
+                self._do(operation, me)
         except BaseException:
             self._abandon(operation)
             raise
@@ -115,11 +115,20 @@ class Writer:
             raise operation.error
         return operation.value  # type: ignore[return-value]
 
-    def _do(self, operation: WriteRequest[Any]) -> None:
-        if self._lead.acquire(False):
+    def _do(self, operation: WriteRequest[Any], me: int) -> None:
+        if not self._lead.acquire(False):
+            self._wait_for(operation)
+        elif self._pending or self.engine.linger:
             self._lead_until(operation)
         else:
-            self._wait_for(operation)
+            self._leader = me
+            try:
+                self._commit((operation,))
+            finally:
+                self._leader = None
+                self._lead.release()
+                if self._pending:
+                    self._pass_on()
 
     def submit(self, operation: WriteRequest[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
         """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
@@ -205,16 +214,6 @@ class Writer:
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _lead_until(self, operation: WriteRequest[Any]) -> None:
         """Commits, lead in hand, until `operation` is among what was committed."""
-        if not self._pending and not self.engine.linger:
-            self._leader = get_ident()
-            try:
-                self._commit((operation,))
-            finally:
-                self._leader = None
-                self._lead.release()
-                if self._pending:
-                    self._pass_on()
-            return
         self._pending.append(operation)
         while True:
             self._lead_once()
@@ -365,8 +364,29 @@ class Writer:
 
     # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _commit(self, batch: Sequence[WriteRequest[Any]]) -> None:
+        """Does operations in one transaction; every one has its value or its error afterwards, and is done."""
         try:
-            touched = self._attempt(batch)
+            # Said in advance: SQLite fixes at its start how a transaction syncs.
+            relaxed = batch[0].relaxed and (len(batch) == 1 or all(operation.relaxed for operation in batch))
+            begun = perf_counter()
+            with self.engine.write(sync=not relaxed) as tx:
+                commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
+                before = 0
+                for operation in batch:
+                    try:
+                        operation.value = operation.apply(commit, *operation.args)
+                    except Exception as error:
+                        if tx.writes + commit.gathered != before:  # what `Commit.changes` says
+                            if len(batch) == 1:
+                                raise
+                            raise _Spoiled from error
+                        operation.error = error
+                    before = tx.writes + commit.gathered
+                commit.flush()
+            commit.publish()
+            synced = not relaxed and self.engine.durability == "disk"
+            touched = commit.touched
+            self.measures.committed(len(batch), perf_counter() - begun, synced, touched)
         except _Spoiled:
             self._one_by_one(batch)
             return
@@ -377,31 +397,11 @@ class Writer:
                 raise
             return
         for operation in batch:
-            self._settle(operation)
+            if operation.ticket is not None:
+                operation.ticket.settle(operation.value, operation.error)
+            operation.done = True
         if touched:
             self.announce(touched)
-
-    def _attempt(self, batch: Sequence[WriteRequest[Any]]) -> dict[str, int]:
-        # Said in advance: SQLite fixes at its start how a transaction syncs.
-        relaxed = batch[0].relaxed and all(operation.relaxed for operation in batch)
-        begun = perf_counter()
-        with self.engine.write(sync=not relaxed) as tx:
-            commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
-            for operation in batch:
-                before = commit.changes
-                try:
-                    operation.value = operation.apply(commit)
-                except Exception as error:
-                    if commit.changes != before:
-                        if len(batch) == 1:
-                            raise
-                        raise _Spoiled from error
-                    operation.error = error
-            commit.flush()
-        commit.publish()
-        synced = not relaxed and self.engine.durability == "disk"
-        self.measures.committed(len(batch), perf_counter() - begun, synced, commit.touched)
-        return commit.touched
 
     def _one_by_one(self, batch: Sequence[WriteRequest[Any]]) -> None:
         self.catalog.forget()
@@ -416,19 +416,9 @@ class Writer:
                 continue
             if operation.error is None:
                 operation.error = error if len(batch) == 1 else _for_others(error)
-            self._settle(operation)
-
-    def _settle(self, operation: WriteRequest[Any]) -> None:
-        if operation.ticket is not None:
-            operation.ticket.settle(operation.value, operation.error)
-        operation.done = True
-
-    def announce(self, touched: dict[str, int]) -> None:
-        """Tells whoever follows these topics; what goes wrong there cannot undo the commit."""
-        try:
-            self._committed(touched)
-        except Exception:
-            log.exception("a commit was kept, but not everybody who waits for it could be told")
+            if operation.ticket is not None:
+                operation.ticket.settle(operation.value, operation.error)
+            operation.done = True
 
     # ── the pump ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _start_pump(self) -> None:

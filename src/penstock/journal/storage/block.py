@@ -11,6 +11,7 @@ An id is a UUIDv7: its time is the recording time, and within a topic ids increa
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock.engine.checksum import crc32
+from penstock.engine.checksum import PIECE_BYTES, crc32
 from penstock.errors import Corrupt
 from penstock.events import Event
 from penstock.journal.storage.columns import (
@@ -86,10 +87,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Wire).decode
 
 
-class Columns:
+class Columns(msgspec.Struct, eq=False, weakref=False):
     """Events on their way into a block, as columns; an optional column is None until an event needs it."""
 
-    # Class-level defaults: a batch of one event sets two attributes, not ten.
+    kinds: list[str]
+    payloads: list[bytes]
     binary: list[bool] | None = None
     key: list[str | None] | None = None
     scope: list[str | None] | None = None
@@ -99,10 +101,6 @@ class Columns:
     causation: list[str | None] | None = None
     chain: list[bytes] | None = None
 
-    def __init__(self, kinds: list[str], payloads: list[bytes]) -> None:
-        self.kinds = kinds
-        self.payloads = payloads
-
     def __len__(self) -> int:
         return len(self.kinds)
 
@@ -111,8 +109,6 @@ class Columns:
         before, more = len(self.kinds), len(other.kinds)
         self.kinds.extend(other.kinds)
         self.payloads.extend(other.payloads)
-        if len(self.__dict__) == len(other.__dict__) == 2:  # kinds and payloads: nothing optional on either side
-            return
         for name in OPTIONAL:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is None and theirs is None:
@@ -148,6 +144,19 @@ class Columns:
             if column is not None:
                 setattr(part, name, column[start:stop])
         return part
+
+
+def join_columns(parts: Sequence[Columns]) -> Columns:
+    """The events of several batches, in columns of their own."""
+    joined = Columns([kind for part in parts for kind in part.kinds], [one for part in parts for one in part.payloads])
+    for name in OPTIONAL:
+        columns = [getattr(part, name) for part in parts]
+        if columns.count(None) < len(columns):
+            whole: list[Any] = []
+            for part, column in zip(parts, columns, strict=True):
+                whole += [None] * len(part.kinds) if column is None else column
+            setattr(joined, name, whole)
+    return joined
 
 
 OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
@@ -208,25 +217,15 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
 def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
     """The bytes of a block of several neighbouring commits: (first position, recording time, first id, events) each."""
     first, started_ms, base_id, _ = parts[0]
-    joined = Columns([], [])
-    for _, recorded_ms, _, columns in parts:
-        before = len(joined.kinds)
-        joined.extend(columns)
-        if joined.occurred is not None:  # whoever gave no time of their own has their commit's
-            times = joined.occurred
-            times[before:] = [recorded_ms if ms is None else ms for ms in times[before:]]
-            if times[0] is None:
-                times[:before] = _times_of(parts, before)
+    joined = join_columns([columns for _, _, _, columns in parts])
+    if joined.occurred is not None:  # an event without a time of its own has its commit's
+        recorded = [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds]
+        joined.occurred = [own if at is None else at for at, own in zip(joined.occurred, recorded, strict=True)]
     wire = build_wire(joined, first, started_ms, base_id)
     wire.run_counts = pack_ints([len(columns.kinds) for _, _, _, columns in parts])
     wire.run_times = pack_ints([recorded_ms - started_ms for _, recorded_ms, _, _ in parts])
     wire.run_ids = b"".join([(base & ID_MASK).to_bytes(ID_BYTES) for _, _, base, _ in parts])
     return seal(wire)
-
-
-def _times_of(parts: Sequence[tuple[int, int, int, Columns]], count: int) -> Sequence[int]:
-    """The recording times of the first `count` events."""
-    return [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds][:count]
 
 
 def encode_wire(wire: Wire) -> bytes:
@@ -242,7 +241,7 @@ def decode_wire(body: bytes | memoryview) -> Wire:
 def seal(wire: Wire) -> bytes:
     """The stored form of a block: its bytes and their checksum."""
     body = _encode(wire)
-    return body + crc32(body).to_bytes(4)
+    return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
 
 
 def read_block(value: bytes, topic: str) -> Block:
@@ -268,6 +267,8 @@ class Block:
         self.count = wire.count
         self.first = wire.first
         self.payload = memoryview(wire.payload)
+        self.last = wire.first + wire.count - 1 if wire.seqs is None else self.seqs[-1]
+        """The position of the newest event."""
 
     # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
     @lazy
@@ -279,11 +280,6 @@ class Block:
 
     def seq(self, row: int) -> int:
         return self.seqs[row]
-
-    @property
-    def last(self) -> int:
-        """The position of the newest event."""
-        return self.seqs[self.count - 1]
 
     def row_after(self, seq: int) -> int:
         """The first row whose position is above `seq`."""

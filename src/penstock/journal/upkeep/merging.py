@@ -75,7 +75,7 @@ class _Exchange:
 
     def __call__(self, commit: Commit) -> bool:
         first, last = self._run[0][0], self._run[-1][0]
-        if commit.reshaped != self._noted and list(commit.tx.scan(first, last + b"\0")) != self._run:
+        if commit.catalog.reshaped != self._noted and list(commit.tx.scan(first, last + b"\0")) != self._run:
             return False
         commit.exchange()
         commit.tx.delete_range(first + b"\0", last + b"\0")

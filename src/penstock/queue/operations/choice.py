@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from itertools import islice
 
+import msgspec
+
 from penstock.errors import ConfigError
 from penstock.events import Event, EventRows
 from penstock.journal.commit.catalog import TopicRecord
@@ -29,31 +31,23 @@ STEP = 4096
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """What a take asks for."""
 
-    __slots__ = ("consumer", "label", "lease_ms", "limit", "newest", "owner")
-
-    def __init__(
-        self, limit: int, label: str, consumer: str | None, lease_ms: int | None, newest: bool, owner: str
-    ) -> None:
-        self.limit = limit
-        self.label = label
-        self.consumer = consumer
-        self.lease_ms = lease_ms
-        self.newest = newest
-        self.owner = owner
+    limit: int
+    label: str
+    consumer: str | None
+    lease_ms: int | None
+    newest: bool
+    owner: str
 
 
-class Taken:
+class Taken(msgspec.Struct, eq=False):
     """What a take found; `more`: it stopped to let others have their turn; `next_ms`: when to look again."""
 
-    __slots__ = ("deliveries", "more", "next_ms")
-
-    def __init__(self, deliveries: list[LocalDelivery], more: bool, next_ms: int) -> None:
-        self.deliveries = deliveries
-        self.more = more
-        self.next_ms = next_ms
+    deliveries: list[LocalDelivery]
+    more: bool
+    next_ms: int
 
 
 class Choice:

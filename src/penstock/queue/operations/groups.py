@@ -90,7 +90,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
 def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     """The group that a take in this name is about; it is registered by its first take."""
     number = queue.record.groups.get(name)
-    if not queue.fanout:
+    if queue.record.policy.mode != "fanout":
         if number is None and name != "default":
             add_group(commit, queue, name, 0)
         return queue.group(commit.tx, WORK)

@@ -74,7 +74,7 @@ def push(
     commit: Commit, queue: QueueState, batch: PreparedBatch, options: DeliveryOptions | None, *, forced: bool = False
 ) -> list[Receipt]:
     """Appends a batch of messages; `forced` for those that must not be lost: dead letters fit always."""
-    policy = queue.policy
+    policy = queue.record.policy
     if not forced:
         if batch.columns.key is not None and policy.priority:
             raise ConfigError(

@@ -35,16 +35,13 @@ OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
 
 
-class HeldMessage:
+class HeldMessage(msgspec.Struct, eq=False):
     """A message that a lease still holds."""
 
-    __slots__ = ("group", "index", "lease", "number")
-
-    def __init__(self, group: Group, number: int, lease: Lease, index: int) -> None:
-        self.group = group
-        self.number = number
-        self.lease = lease
-        self.index = index
+    group: Group
+    number: int
+    lease: Lease
+    index: int
 
 
 def find_held(

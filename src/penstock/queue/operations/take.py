@@ -21,7 +21,8 @@ FENCE_MS = 50
 
 def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken:
     """Hands out up to `limit` messages."""
-    queue.blocks.refresh(commit)
+    if commit.catalog.reshaped != queue.blocks.reshaped:
+        queue.blocks.refresh(commit)
     if request.consumer is not None:
         _note_presence(commit, queue, request)
     plain = _take_plainly(commit, queue, group, request, hold)
@@ -57,7 +58,8 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
         or (queue.record.groups and queue.left_behind(commit.tx))
     ):
         return None
-    first, latest = record.frontier + 1, queue.latest(commit)
+    head = commit.head(queue.name)
+    first, latest = record.frontier + 1, head.latest if head else 0
     if first > latest:
         return Taken([], False, _next_ms(group))
     found = queue.blocks.find(commit.tx, first, latest)
@@ -80,10 +82,12 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
         request.consumer,
         owner=None if lease_ms else request.owner,
     )
-    under = hold.under(group.number, group.add_lease(commit, lease), lease)
+    number = group.add_lease(commit, lease)
+    under = LeaseHandle(hold.queue, hold.label, hold.consumer, group.number, number, lease.secret, lease.deadline)
     record.frontier += count
-    deliveries = [LocalDelivery(under, index, Event(rows, row + index), 1) for index in range(count)]
-    return Taken(deliveries, False, 0)
+    if count == 1:
+        return Taken([LocalDelivery(under, 0, Event(rows, row), 1)], False, 0)
+    return Taken([LocalDelivery(under, index, Event(rows, row + index), 1) for index in range(count)], False, 0)
 
 
 def _may_bury(queue: QueueState, group: Group, now: int) -> bool:

@@ -72,7 +72,7 @@ class QueueUpkeep:
                 return
         writer = self._journal._writer
         for step in (self._remove, self._thin, self._forget_consumers):
-            while writer.run(WriteRequest(lambda commit, step=step: step(commit, topic), relaxed=True)):  # type: ignore[misc]
+            while writer.run(WriteRequest(lambda commit, step=step: step(commit, topic), relaxed=True)):
                 pass
 
     def _remove(self, commit: Commit, topic: str) -> bool:

@@ -31,25 +31,11 @@ SHORT_NAP = 0.05
 SHORTEST_NAP = 0.001
 
 
-def take_now(queue: LocalQueue, request: Request) -> Taken:
-    """One look, and one commit if it finds something."""
-    return queue._writer.run(WriteRequest(_TakeRequest(queue, request), relaxed=True))
-
-
-class _TakeRequest:
-    """A take as the writer sees it."""
-
-    __slots__ = ("_queue", "_request")
-
-    def __init__(self, queue: LocalQueue, request: Request) -> None:
-        self._queue = queue
-        self._request = request
-
-    def __call__(self, commit: Commit) -> Taken:
-        queue, request = self._queue, self._request
-        state = queue._cache.state(commit, queue.name)
-        hold = LeaseHandle(queue, request.label, request.consumer)
-        return take(commit, state, group_for(commit, state, request.label), request, hold)
+def take_in(commit: Commit, queue: LocalQueue, request: Request) -> Taken:
+    """One look, and a lease if it finds something."""
+    state = queue._cache.state(commit, queue.name)
+    hold = LeaseHandle(queue, request.label, request.consumer)
+    return take(commit, state, group_for(commit, state, request.label), request, hold)
 
 
 class WaitBudget:
@@ -86,9 +72,9 @@ def take_waiting(
     budget: WaitBudget | None = None
     while True:
         seen = signal.version
-        taken = take_now(queue, request)
+        taken = queue._writer.run(WriteRequest(take_in, 0, (queue, request), True))
         if taken.deliveries:
-            return _woken(taken, budget)
+            return taken.deliveries if budget is None else _woken(taken, budget)
         if taken.more:
             continue
         if not wait or (stopping is not None and stopping.is_set()):
@@ -114,7 +100,7 @@ async def take_waiting_async(
         seen = signal.version
         taken = await _look_async(queue, request)
         if taken.deliveries:
-            return _woken(taken, budget)
+            return taken.deliveries if budget is None else _woken(taken, budget)
         if taken.more:
             continue
         if not wait or (stopping is not None and stopping.is_set()):
@@ -133,7 +119,7 @@ async def take_waiting_async(
 async def _look_async(queue: LocalQueue, request: Request) -> Taken:
     import asyncio
 
-    request_of_take = WriteRequest(_TakeRequest(queue, request), relaxed=True)
+    request_of_take = WriteRequest(take_in, 0, (queue, request), True)
     try:
         return await queue._writer.submit(request_of_take)
     except asyncio.CancelledError:
@@ -156,10 +142,9 @@ def _check_open(queue: LocalQueue) -> None:
         raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
 
 
-def _woken(taken: Taken, budget: WaitBudget | None) -> list[LocalDelivery]:
-    if budget is not None:
-        metrics.waits_woken.inc()
-        metrics.wait_seconds.observe(budget.waited())
+def _woken(taken: Taken, budget: WaitBudget) -> list[LocalDelivery]:
+    metrics.waits_woken.inc()
+    metrics.wait_seconds.observe(budget.waited())
     return taken.deliveries
 
 

@@ -82,16 +82,17 @@ class BlockCache:
         self._firsts: list[int] = []
         self._kept: list[Rows] = []
         self._bytes = 0
-        self._reshaped = -1
+        self.reshaped = -1
+        """What the writer's catalogue said when this was last refreshed."""
         self._hot: Block | None = None
         self._hot_first = self._hot_last = 0
         """The block found last, if its positions have no holes: the next one is most likely in it too."""
 
     def refresh(self, commit: Commit) -> None:
         """Forgets blocks that a compaction, here or in another process, may have removed or cut."""
-        if commit.reshaped == self._reshaped:
+        if commit.catalog.reshaped == self.reshaped:
             return
-        self._reshaped = commit.reshaped
+        self.reshaped = commit.catalog.reshaped
         trimmed = load_state(commit.tx, self._number, self._topic).trimmed
         while self._firsts and self._firsts[0] <= trimmed:
             self._bytes -= _size(self._kept.pop(0))
@@ -114,7 +115,11 @@ class BlockCache:
 
     def _in(self, block: Rows, seq: int, through: int) -> tuple[Rows, int] | None:
         if isinstance(block, Block) and block.wire.seqs is None:
-            self._hot, self._hot_first, self._hot_last = block, block.first, block.last
+            first = block.first
+            self._hot, self._hot_first, self._hot_last = block, first, block.last
+            if seq < first:
+                seq = first
+            return (block, seq - first) if seq <= through else None
         row = block.row_after(seq - 1)
         return (block, row) if block.seq(row) <= through else None
 

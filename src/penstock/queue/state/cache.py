@@ -153,9 +153,9 @@ class QueueCache:
 
     def find(self, commit: Commit, name: str) -> QueueState | None:
         """A queue, or None when there is none of that name."""
-        if commit.epoch != self._epoch:
+        if commit.catalog.epoch != self._epoch:
             self._states.clear()
-            self._epoch = commit.epoch
+            self._epoch = commit.catalog.epoch
         state = self._states.get(name)
         if state is None:
             state = self.load(commit.tx, name)
@@ -165,6 +165,8 @@ class QueueCache:
 
     def state(self, commit: Commit, name: str) -> QueueState:
         """A queue; UnknownQueue when there is none of that name."""
+        if commit.catalog.epoch == self._epoch and name in self._states:
+            return self._states[name]
         state = self.find(commit, name)
         if state is None:
             raise unknown_queue(name)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Group:
     """One group's deliveries. Rows and counters always change together."""
 
-    __slots__ = ("_leases", "name", "number", "queue", "record", "topic")
+    __slots__ = ("_lease_prefix", "_leases", "_record_key", "name", "number", "queue", "record", "topic")
 
     def __init__(self, queue: QueueState, number: int, name: str, record: GroupRecord) -> None:
         self.queue = queue
@@ -38,17 +38,20 @@ class Group:
         self.name = name
         self.record = record
         self._leases: dict[int, Lease] = {}
+        # Every take and every settlement needs both.
+        self._record_key = keys.record_key(queue.topic, number)
+        self._lease_prefix, _ = keys.rows(queue.topic, number, b"l")
 
     def save(self, commit: Commit) -> None:
         """Writes the record, when the commit ends: see `Commit.touch`."""
-        commit.tx.put(keys.record_key(self.topic, self.number), encode(self.record))
+        commit.tx.put(self._record_key, encode(self.record))
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def lease(self, snap: Snapshot, number: int) -> Lease | None:
         """A lease by its number, or None when all its messages are settled."""
         lease = self._leases.get(number)
         if lease is None and self.record.leases > len(self._leases):
-            value = snap.get(keys.lease_key(self.topic, self.number, number))
+            value = snap.get(self._lease_prefix + number.to_bytes(8))
             if value is not None:
                 lease = self._leases[number] = read_lease(value, self.queue.name)
         return lease
@@ -74,19 +77,19 @@ class Group:
         elif not record.next_deadline or lease.deadline < record.next_deadline:
             record.next_deadline = lease.deadline
         self._leases[number] = lease
-        commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
+        commit.tx.put(self._lease_prefix + number.to_bytes(8), encode(lease))
         commit.touch(self)
         return number
 
     def save_lease(self, commit: Commit, number: int, lease: Lease) -> None:
-        commit.tx.put(keys.lease_key(self.topic, self.number, number), encode(lease))
+        commit.tx.put(self._lease_prefix + number.to_bytes(8), encode(lease))
 
     def let_go(self, commit: Commit, number: int, lease: Lease, mask: int) -> None:
         """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
         record = self.record
         commit.touch(self)
         record.in_flight -= mask.bit_count()
-        if self.queue.policy.max_in_flight is not None:
+        if self.queue.record.policy.max_in_flight is not None:
             commit.touched.setdefault(self.queue.name, 0)  # somebody may wait for room
         if lease.count > 1:
             mask |= int.from_bytes(lease.settled, "little")
@@ -100,7 +103,7 @@ class Group:
         if not record.leases:
             record.next_deadline = 0
         self._leases.pop(number, None)
-        commit.tx.delete(keys.lease_key(self.topic, self.number, number))
+        commit.tx.delete(self._lease_prefix + number.to_bytes(8))
 
     # ── messages that are not where a plain queue would have them ────────────────────────────────────────────────────
     def message(self, snap: Snapshot, seq: int) -> MessageRow | None:
