@@ -152,4 +152,4 @@ def test_project_with_one_new_event(journal: Journal) -> None:
     def prepare() -> None:
         topic.append("deposited", {"amount": 1}, key="k")
 
-    check(usual_calls(lambda _: topic.project(Balance, "k"), prepare), calls=108, modules=22)
+    check(usual_calls(lambda _: topic.project(Balance, "k"), prepare), calls=112, modules=22)
