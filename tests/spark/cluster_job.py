@@ -36,6 +36,10 @@ def main(master: str, source: str, target: str, folder: Path, options: dict[str,
         spark_scheduler_minRegisteredResourcesRatio=1.0,
         spark_scheduler_maxRegisteredResourcesWaitingTime="300s",
     )
+    try:
+        spark.read.format("penstock").options(url=folder / "shop.db", topic="orders").load()
+    except Exception as error:
+        (folder / "refused").write_text(str(error))
     entries = spark.readStream.format("penstock-buffer").options(url=source, **options).load()
     writer = entries.select("entry", F.udf(executor)("entry").alias("metadata")).writeStream.format("penstock-buffer")
     query = writer.options(url=target, **options).option("checkpointLocation", str(folder / "checkpoint")).start()

@@ -70,6 +70,7 @@ def test_producers_a_store_and_a_cluster_count_every_entry_once(
         program.kill()
         program.wait()
 
+    assert "runs tasks on other machines" in (tmp_path / "refused").read_text()
     found: list[str] = []
     executors: set[bytes] = set()
     with Consumer(target, options=emulator.options) as consumer:

@@ -10,7 +10,7 @@ from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealRe
 from penstock.journal.sealed.segments import Segment
 from penstock.journal.sealed.writing import write_segment
 from penstock.spark.source.options import absolute_url
-from penstock.spark.source.stores import reading
+from penstock.spark.source.stores import check_reach, reading
 from penstock.surface.journal import Journal
 
 
@@ -56,7 +56,8 @@ def _on_spark(journal: LocalJournal, master: str) -> WriteSegments:
         if not ranges:
             return
         context = session("penstock seal", master=master).sparkContext
-        task = _SegmentTask(url, topic, lake, token)
+        check_reach(url, context.master)
+        task = _SegmentTask(url, journal._record.id, topic, lake, token)
         step = max(1, context.defaultParallelism)
         for start in range(0, len(ranges), step):
             some = ranges[start : start + step]
@@ -68,11 +69,12 @@ def _on_spark(journal: LocalJournal, master: str) -> WriteSegments:
 class _SegmentTask:
     """The work of a Spark task: one file."""
 
-    def __init__(self, url: str, topic: str, lake: str, token: str) -> None:
+    def __init__(self, url: str, journal: str, topic: str, lake: str, token: str) -> None:
         self.url = url
+        self.journal = journal
         self.topic = topic
         self.lake = lake
         self.token = token
 
     def __call__(self, bounds: Range) -> Segment:
-        return write_segment(reading(self.url)._engine, self.topic, *bounds, self.lake, self.token)
+        return write_segment(reading(self.url, self.journal)._engine, self.topic, *bounds, self.lake, self.token)

@@ -34,8 +34,8 @@ class FlowGraph:
     def __init__(self, pipeline: Pipeline, url: str) -> None:
         self.pipeline = pipeline
         self.flows = [BoundFlow(flow, pipeline.name, url) for flow in pipeline.flows]
-        urls = {place.url for flow in self.flows for place in (*flow.sources, flow.target) if place.url}
-        self.existing = {node for url in urls for node in _topics_in(url)}
+        self.urls = {place.url for flow in self.flows for place in (*flow.sources, flow.target) if place.url}
+        self.existing = {node for url in self.urls for node in _topics_in(url)}
         self.made = {node for flow in self.flows for node in flow.target.nodes()}
         self.feeders = {flow.name: self._feeders(flow) for flow in self.flows}
 

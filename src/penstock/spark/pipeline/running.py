@@ -30,6 +30,7 @@ from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
 from penstock.spark.source.options import absolute_url
+from penstock.spark.source.stores import check_reach
 from penstock.spark.startup import sessions
 from penstock.spark.startup.reaching import Gone, hushed, reaching_spark
 
@@ -88,7 +89,7 @@ class Runner:
     def check(self) -> dict[str, list[str]]:
         """Looks at everything that can be wrong before a batch runs; the columns each flow makes, or ConfigError."""
         graph = FlowGraph(self.pipeline, self.url)
-        _raise(graph.problems())
+        _raise([*self._unreachable(graph), *graph.problems()])
         with self._session():
             assert self._spark is not None
             columns, problems = schema_problems(graph, self._spark)
@@ -98,7 +99,7 @@ class Runner:
     def run(self) -> list[FlowStatus]:
         """Runs the flows; returns how they stand at the end. FlowFailed when one fails for good."""
         graph = FlowGraph(self.pipeline, self.url)
-        _raise(graph.problems())
+        _raise([*self._unreachable(graph), *graph.problems()])
         levels = graph.levels() if self.once else [graph.flows]
         with alone(self.url, self.pipeline.name):
             make_targets(graph)
@@ -112,6 +113,24 @@ class Runner:
             finally:
                 self._end()
         return [running.status for running in self._flows]
+
+    def _unreachable(self, graph: FlowGraph) -> list[str]:
+        """What is wrong with the master, which says where tasks run: the session's, or the one that will be started."""
+        from pyspark.core.context import SparkContext
+
+        active = SparkContext._active_spark_context
+        if self.master.startswith("sc://") or any(name in os.environ for name in sessions.CONNECT_VARIABLES):
+            return [
+                "a pipeline runs in the process of Spark's driver, and Spark Connect (sc://) has that elsewhere: "
+                "give a master like local[*] or spark://…, or run it there"
+            ]
+        problems = []
+        for url in sorted(graph.urls):
+            try:
+                check_reach(url, self.master if active is None else active.master)
+            except ConfigError as error:
+                problems.append(str(error))
+        return problems
 
     def reset(self) -> list[str]:
         """Forgets how far the flows have come: removes their checkpoints, and returns which there were."""

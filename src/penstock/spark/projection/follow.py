@@ -30,7 +30,7 @@ from penstock.spark.projection.fold import Folded, emit, fold_sorted
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
 from penstock.spark.source.options import absolute_url, read_options
-from penstock.spark.source.stores import reading, writing
+from penstock.spark.source.stores import journal_id, reading, writing
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class StreamFold:
         self.url = url
         self.topic = topic
         self.whole = whole
+        self.journal = journal_id(url)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = [batch for batch in batches if batch.num_rows]
@@ -56,7 +57,7 @@ class StreamFold:
         table = pa.Table.from_batches(rows).combine_chunks()
         table = table.take(pc.sort_indices(table, [("key", "ascending"), ("seq", "ascending")])).combine_chunks()
         declared = self._declared()
-        with reading(self.url)._engine.read() as snap:
+        with reading(self.url, self.journal)._engine.read() as snap:
             record = load_record(snap, self.topic)
             if record is None:
                 raise ConfigError(f"there is no topic {self.topic!r} in {self.url} to keep a stream's states with")
@@ -108,7 +109,7 @@ class StreamFold:
                 if self.whole and not state.compacted and one.first > state.trimmed:
                     save(commit.tx, number, own, one.key, saved)
 
-        with writing(self.url) as journal:
+        with writing(self.url, self.journal) as journal:
             journal.run(apply)
 
 
@@ -118,6 +119,11 @@ def _url_of(journal: LocalJournal) -> str:
 
 def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
     """The task of a stream, with the journal found in what the frame reads, or given."""
+    if getattr(events, "_jdf", None) is None:
+        raise ConfigError(
+            "a stream over Spark Connect (sc://) cannot be projected: its states would be kept by tasks that know "
+            "nothing of this program's journal. Project in a program with a session of its own, or project a batch"
+        )
     source = _source_of(events)
     if journal is not None:
         url = journal if isinstance(journal, str) else _url_of(local(journal, "a projected stream"))

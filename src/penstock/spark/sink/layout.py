@@ -51,6 +51,8 @@ class SinkLayout(msgspec.Struct, frozen=True):
     topic: str | None
     kind: str | None
     columns: frozenset[str]
+    journal: str | None
+    """The journal's id where the write was planned; None when there was no journal yet."""
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkLayout:
@@ -80,7 +82,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         columns = frozenset(found.names) - set(_IGNORED)
         if options.topic is not None:
             columns -= {"topic"}
-        return cls(options.url, options.topic, kind, columns)
+        return cls(options.url, options.topic, kind, columns, options.journal)
 
     def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
@@ -125,7 +127,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         else:
             ids = cause
             open_ = ids if correlation is None else pc.if_else(pc.is_null(correlation), ids, None)
-            inherited = correlations(self.url, open_)
+            inherited = correlations(self.url, open_, self.journal)
         known = [column for column in (correlation, inherited, ids) if column is not None]
         made["causation"] = ids
         made["correlation"] = pc.coalesce(*known)

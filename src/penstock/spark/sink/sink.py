@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Self
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -27,7 +28,7 @@ from penstock.queue.queue import LocalQueue
 from penstock.spark.sink.layout import SinkLayout
 from penstock.spark.sink.staging import StagedBlocks, StagingFolder, staging_root
 from penstock.spark.source.options import WriteOptions, write_options
-from penstock.spark.source.stores import writing
+from penstock.spark.source.stores import journal_id, writing
 
 _GATHER_ROWS = 65_536
 
@@ -56,7 +57,7 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def publish(options: WriteOptions, messages: Sequence[StagedBlocks], mark: str | None, version: int) -> bool:
     """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
-    with writing(options.url) as journal:
+    with writing(options.url, options.journal) as journal:
         queue = journal.queue(options.topic or "") if options.queue else None
 
         def apply(commit: Commit) -> bool:
@@ -113,6 +114,7 @@ class _TopicWriter:
                 'a journal only grows: use mode("append"), or outputMode "append" or "update" for a stream'
             )
         options = write_options(given)
+        options = msgspec.structs.replace(options, journal=journal_id(options.url))
         return cls(options, SinkLayout.of(schema, options), uuid.uuid4().hex)
 
 

@@ -18,21 +18,21 @@ from penstock.journal.storage.block import Block
 from penstock.spark.source.stores import reading
 
 
-def correlations(url: str, ids: Any) -> Any:
+def correlations(url: str, ids: Any, journal: str | None = None) -> Any:
     """The correlation id of each event named by its id, as a column; null where there is none, or no such event."""
     distinct = [id for id in pc.unique(ids).to_pylist() if id is not None]
-    found = _look_up(url, distinct)
+    found = _look_up(url, distinct, journal)
     values = pa.array([found.get(id) for id in distinct], pa.string())
     return values.take(pc.index_in(ids, value_set=pa.array(distinct, pa.string())))
 
 
-def _look_up(url: str, ids: list[str]) -> dict[str, str | None]:
+def _look_up(url: str, ids: list[str], journal: str | None) -> dict[str, str | None]:
     wanted = sorted((number, id) for id in ids if (number := parse_id(id)) is not None)
     if not wanted:
         return {}
     found: dict[str, str | None] = {}
     at_hand: dict[str, Block] = {}
-    with reading(url)._engine.read() as snap:
+    with reading(url, journal)._engine.read() as snap:
         names = [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
         views = [view for name in names if (view := TopicView.open(snap, name)) is not None]
         for number, id in wanted:

@@ -91,6 +91,8 @@ class WriteOptions(msgspec.Struct, frozen=True):
     app: str | None = None
     version: int | None = None
     staging: str | None = None
+    journal: str | None = None
+    """The journal's id, once it is known."""
 
 
 def settled(options: Mapping[str, str]) -> dict[str, str]:
@@ -230,6 +232,8 @@ def absolute_url(url: str) -> str:
             "Spark reads and writes a journal from several processes, and rocksdb: allows one; "
             "use sqlite:, lmdb: or file:"
         )
+    if path.startswith("//"):  # a bucket
+        return f"{scheme}:{path}"
     return f"{scheme}:{os.path.abspath(path)}"  # noqa: PTH100 - Path.absolute keeps '..'
 
 

@@ -40,8 +40,10 @@ Offsets = dict[str, int]
 class Range(InputPartition):
     """One task's share: the events after < position ≤ through of a topic."""
 
-    def __init__(self, topic: str, after: int, through: int) -> None:
+    def __init__(self, topic: str, after: int, through: int, journal: str | None = None) -> None:
         super().__init__(None)
+        self.journal = journal
+        """The id of the journal it was cut from."""
         self.topic = topic
         self.after = after
         self.through = through
@@ -159,6 +161,13 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
         share = max(1, -(-pieces * size // total)) if total else 1
         parts.extend(_cut_one(topics.views[range_.topic], range_, share, exactly=least >= pieces))
     return parts
+
+
+def signed(ranges: list[Range], journal: str) -> list[Range]:
+    """The ranges with the id of their journal, so that no task reads another one."""
+    for range_ in ranges:
+        range_.journal = journal
+    return ranges
 
 
 def _cut_one(view: TopicView, range_: Range, pieces: int, *, exactly: bool) -> list[Range]:

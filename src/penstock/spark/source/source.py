@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import option_filter, take_filters
 from penstock.spark.source.options import ReadOptions, read_options, settled
-from penstock.spark.source.ranges import Range, Topics, cut, narrowed
+from penstock.spark.source.ranges import Range, Topics, cut, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range, source_schema
-from penstock.spark.source.stores import reading
+from penstock.spark.source.stores import check_reach, reading
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -33,6 +33,7 @@ class PenstockSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self.given = settled(options)
+        check_reach(self.given["url"])
 
     @classmethod
     def name(cls) -> str:
@@ -77,16 +78,18 @@ class BatchReader(DataSourceReader):
         self.filter = option_filter(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        with reading(self.options.url)._engine.read() as snap:
+        journal = reading(self.options.url)
+        with journal._engine.read() as snap:
             topics = Topics(snap, self.options)
-            return cut(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
+            ranges = cut(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
+        return signed(ranges, journal._record.id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # Spark makes one of its own when there are none
             return iter(())
         options = self.options
         return read_range(
-            reading(options.url)._engine,
+            reading(options.url, partition.journal)._engine,
             partition.topic,
             partition.after,
             partition.through,

@@ -2,18 +2,26 @@
 
 A worker process is used for many tasks, so that an open journal is kept per process, for reading only. Processes are
 forked from one another and engines refuse to be used by a child, hence the process id in the key.
+
+What is planned in one process is done in another, perhaps on another machine. So the journal's id travels with every
+share of the work, and a process that finds another journal under the same name refuses.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from penstock.api import LocalJournal, open_local
-from penstock.engine.url import parse_url
+from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.errors import ConfigError
+from penstock.spark.startup.settings import MASTER_VARIABLE
 
+REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
+"""Schemes of journals that every machine can reach."""
 _KEPT = 8
 """Journals a worker process keeps open."""
 
@@ -26,8 +34,17 @@ class _OpenJournal(NamedTuple):
 _kept: dict[tuple[int, str], _OpenJournal] = {}
 
 
-def reading(url: str) -> LocalJournal:
-    """The journal, open for reading; it stays open for the next task of this process."""
+def reading(url: str, id: str | None = None) -> LocalJournal:
+    """The journal, open for reading; it stays open for the next task of this process.
+
+    `id` is the journal's own, where the work was planned; ConfigError when the one found here is another.
+    """
+    journal = _opened(url)
+    _check_same(journal, url, id)
+    return journal
+
+
+def _opened(url: str) -> LocalJournal:
     slot = (os.getpid(), url)
     kept = _kept.get(slot)
     if kept is not None:
@@ -45,16 +62,51 @@ def reading(url: str) -> LocalJournal:
 
 
 @contextmanager
-def writing(url: str) -> Iterator[LocalJournal]:
+def writing(url: str, id: str | None = None) -> Iterator[LocalJournal]:
     """The journal, open for one change; let go of at once, since other processes may want an engine that allows one.
+
+    `id`: as for `reading`.
 
     Of SQLite a reader stays open in this process: where nobody else has the file open, letting go of it completely
     makes SQLite put its log away, which costs a batch more than the change itself (26 ms instead of 10 ms).
     """
     with open_local(url) as journal:
+        _check_same(journal, url, id)
         yield journal
         if parse_url(url)[0] == "sqlite":
             reading(url)
+
+
+def journal_id(url: str) -> str | None:
+    """The id of the journal at a url; None when there is none yet."""
+    scheme, path = parse_url(url)
+    if scheme not in REMOTE and not os.path.exists(path):  # noqa: PTH110
+        return None
+    return reading(url)._record.id or None
+
+
+def check_reach(url: str, master: str | None = None) -> None:
+    """ConfigError when Spark's tasks run on other machines than the one whose file a journal is.
+
+    `master` is Spark's; without it, what `session()` told the processes that it started.
+    """
+    master = master or os.environ.get(MASTER_VARIABLE, "local")
+    scheme, path = parse_url(url)
+    if scheme in REMOTE or master.startswith("local"):
+        return
+    raise ConfigError(
+        f"the master {master} runs tasks on other machines, and the journal {path} is a file of this one: use a master "
+        'like "local[4]", a journal in object storage (s3://bucket/shop), or write to a buffer and read that'
+    )
+
+
+def _check_same(journal: LocalJournal, url: str, id: str | None) -> None:
+    if id is not None and journal._record.id != id:
+        raise ConfigError(
+            f"on {socket.gethostname()} there is another journal at {url} than where this query was planned: it was "
+            "replaced meanwhile, or this machine has a file of the same name; tasks on several machines need a journal "
+            "in object storage, or a buffer"
+        )
 
 
 def _identity(journal: LocalJournal) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.spark.source.filters import option_filter
 from penstock.spark.source.options import ReadOptions
-from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed
+from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range
 from penstock.spark.source.stores import reading, writing
 
@@ -116,16 +116,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        with reading(self.options.url)._engine.read() as snap:
+        journal = reading(self.options.url)
+        with journal._engine.read() as snap:
             topics = Topics(snap, self.options)
             ends = {name: position for name, position in end.items() if name in topics.views}
-            return cut(topics, narrowed(topics, start, ends, self._filter))
+            ranges = cut(topics, narrowed(topics, start, ends, self._filter))
+        return signed(ranges, journal._record.id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
         options = self.options
         return read_range(
-            reading(options.url)._engine,
+            reading(options.url, partition.journal)._engine,
             partition.topic,
             partition.after,
             partition.through,

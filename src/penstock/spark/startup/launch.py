@@ -28,6 +28,7 @@ from penstock.errors import ConfigError
 from penstock.spark.startup.archive import Archive
 from penstock.spark.startup.java import Java, home_for_scripts
 from penstock.spark.startup.scratch import Scratch
+from penstock.spark.startup.settings import MASTER_VARIABLE
 
 _OPENED = (
     *(
@@ -334,14 +335,15 @@ def forget_gateway() -> None:
 
 
 def worker_variables(master: str, scratch: Scratch) -> contextlib.AbstractContextManager[None]:
-    """While it is open, Spark learns which Python its workers run: this one, unless the user has chosen.
+    """While it is open, Spark's processes learn the master, and which Python workers run: this one, or the user's.
 
     YARN and Kubernetes machines have a Python of their own; only the user knows where.
     """
-    if "PYSPARK_PYTHON" in os.environ or not master.startswith(("local", "spark://")):
-        return contextlib.nullcontext()
-    python = _quiet_python(scratch) if master.startswith("local") else None
-    return _variables({"PYSPARK_PYTHON": python or sys.executable})
+    told = {MASTER_VARIABLE: master}
+    if "PYSPARK_PYTHON" not in os.environ and master.startswith(("local", "spark://")):
+        python = _quiet_python(scratch) if master.startswith("local") else None
+        told["PYSPARK_PYTHON"] = python or sys.executable
+    return _variables(told)
 
 
 def _quiet_python(scratch: Scratch) -> str | None:

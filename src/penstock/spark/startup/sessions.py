@@ -32,7 +32,8 @@ from penstock.spark.startup.settings import UNNAMED, defaults, from_keywords, me
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+"""Variables that make pyspark use Spark Connect."""
 
 _STREAM_STOP = "20s"
 """How long a query may take to stop before the session ends under it, which it survives, but loudly."""
@@ -48,6 +49,7 @@ class _RunningSession:
     def forget(self) -> None:
         self.owner = os.getpid()
         self.jvm: Jvm | None = None
+        self.local = True
         self.scratch: Scratch | None = None
         self.missing: Archive | None = None  # the archive to make when this program has ended
 
@@ -105,6 +107,8 @@ def _session_here(given: dict[str, str | None]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     chosen = str(given["spark.master"])
+    if _running.jvm is not None and chosen.startswith("local") != _running.local:
+        stop()  # what its processes know of the master is true no more
     scratch = _running.scratch or Scratch()
     _running.scratch = scratch
     default = defaults(chosen, scratch)
@@ -126,6 +130,7 @@ def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> N
     try:
         java = javas.find()
         _running.owner = os.getpid()
+        _running.local = wanted["spark.master"].startswith("local")
         if goes_direct(wanted["spark.master"], wanted):
             archive = archive_for(java)
             _running.jvm = launch(java, wanted, scratch, archive=archive)
@@ -175,7 +180,7 @@ def _is_connect(given: dict[str, str | None]) -> bool:
     return (
         str(given["spark.master"]).startswith("sc://")
         or given.get("spark.remote") is not None
-        or any(name in os.environ for name in _CONNECT_VARIABLES)
+        or any(name in os.environ for name in CONNECT_VARIABLES)
     )
 
 

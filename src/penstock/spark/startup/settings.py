@@ -18,6 +18,8 @@ from penstock.spark.startup.scratch import Scratch
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+MASTER_VARIABLE = "PENSTOCK_SPARK_MASTER"
+"""Where `session()` tells the processes that Spark starts which master it has."""
 UNNAMED = {"spark.app.name": "penstock", "spark.master": "local[*]"}
 """What `session()` is called with when the caller says nothing."""
 
