@@ -126,6 +126,10 @@ class Engine(ABC):
     def size(self) -> int:
         """Bytes on disk (of keys and values, in memory)."""
 
+    def requests(self) -> dict[str, dict[str, int]]:
+        """Requests that something bills, since the store was opened: cause → kind → number; none for local files."""
+        return {}
+
     @abstractmethod
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a consistent copy that the same engine can open; refuses to overwrite (ConfigError)."""

@@ -83,6 +83,8 @@ class Description(msgspec.Struct, frozen=True):
     queues: list[str]
     writer_capacity: int
     gates: dict[str, list[str]] = {}
+    requests: dict[str, dict[str, int]] = {}
+    """Requests to an object store since it was opened: cause → kind → number."""
 
 
 class BaseJournal:
@@ -185,6 +187,7 @@ class BaseJournal:
             self.topics(),
             self.queues(),
             self._writer.capacity,
+            requests=engine.requests(),
         )
 
     def flush(self) -> None:

@@ -27,8 +27,8 @@ from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.follower import Follower
 from penstock.engine.slatedb.lease import LEASE_PATH, Lease
 from penstock.engine.slatedb.options import ObjectOptions
-from penstock.engine.slatedb.place import Place
-from penstock.engine.slatedb.preflight import check_store
+from penstock.engine.slatedb.place import Place, check_store
+from penstock.engine.slatedb.requests import count_requests
 from penstock.engine.slatedb.upkeep import back_up, collect, compact
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
@@ -77,6 +77,7 @@ class SlatedbEngine(BaseEngine):
         self._broken: PenstockError | None = None
         self._version = 0
         self._logged = max(0, TABLE_COMMITS - 16)  # opening replays up to as many objects: a table soon
+        self._log_puts = 0
         self._tabling: threading.Thread | None = None
         self._lease: Lease | None = None
         self._database: sl.Db | None = None
@@ -256,6 +257,7 @@ class SlatedbEngine(BaseEngine):
         """One PUT with everything written so far; returns only while nobody can have taken the lease."""
         assert self._database is not None and self._lease is not None
         self._logged += 1
+        self._log_puts += 1
         if self._logged >= TABLE_COMMITS and (self._tabling is None or not self._tabling.is_alive()):
             self._logged = 0
             self._tabling = threading.Thread(target=self._make_table, name="penstock-table", daemon=True)
@@ -297,6 +299,20 @@ class SlatedbEngine(BaseEngine):
         except TimedOut as error:
             raise StorageError(f"{self._name} could not be compacted now: {error}", retryable=True) from error
 
+    def requests(self) -> dict[str, dict[str, int]]:
+        """Requests to the object store since it was opened: cause → kind → number; nothing for a folder."""
+        if self._recorder is None:
+            return {}
+        found: dict[str, dict[str, int]] = {
+            cause: dict(kinds) for cause, kinds in count_requests(self._recorder).items()
+        }
+        if self._lease is not None:
+            found["lease"] = {"put": self._lease.renewals + 1}
+            found.setdefault("database", {})["log"] = self._log_puts
+        if self._follower is not None:
+            found["following"] = {"head": self._follower.looks}
+        return found
+
     def collect(self) -> None:
         """Removes objects that no state refers to, except young ones; it also happens every ten minutes."""
         self._check_writable()
@@ -337,7 +353,9 @@ class SlatedbEngine(BaseEngine):
             if self._database is not None:
                 call(self._database.shutdown(), self._timeout if patient else 1.0)
         except sl.Error as error:
-            failed = error if self._broken is None and patient else None
+            # A writer that was replaced has nothing left to lose: what it acknowledged is the other one's now.
+            replaced = isinstance(explain(error, self._name), Fenced)
+            failed = error if self._broken is None and patient and not replaced else None
         except TimedOut as error:
             failed = error if self._unflushed and patient else None
         finally:

@@ -18,8 +18,9 @@ import slatedb.uniffi as sl
 from penstock.buffer.store.cloud import CloudStore
 from penstock.buffer.store.file import FileStore
 from penstock.buffer.store.opening import cloud_settings, open_cloud
+from penstock.buffer.store.probe import probe_conditional_puts
 from penstock.engine.slatedb.options import ObjectOptions
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StorageError
 
 _PROVIDERS = {"s3": sl.ObjectStoreType.S3, "gs": sl.ObjectStoreType.GCS, "az": sl.ObjectStoreType.AZURE}
 REQUEST_SECONDS = 30
@@ -86,3 +87,20 @@ def _slatedb_store(scheme: str, bucket: str, options: Mapping[str, Any]) -> sl.O
         return builder.build()
     except sl.Error as error:
         raise ConfigError(f"cannot open {url}: {error}") from error
+
+
+def check_store(place: Place, path: str, *, writing: bool) -> None:
+    """Raises what is wrong with the bucket, the credentials or the endpoint; proves conditional puts when `writing`.
+
+    SlateDB would ask a missing bucket, or one that refuses, again for ever.
+    """
+    if place.folder is not None:
+        return
+    try:
+        place.objects.read(path)
+        if writing:
+            probe_conditional_puts(place.objects, path)
+    except StorageError as error:
+        if error.retryable:
+            raise
+        raise ConfigError(f"no journal can be opened at {place.url}: {error}") from error

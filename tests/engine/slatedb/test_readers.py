@@ -1,0 +1,150 @@
+"""Readers on any machine: they follow the writer, keep their snapshots, and survive compaction and collection."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import slatedb.uniffi as sl
+from object_homes import Home
+
+from penstock.engine.slatedb import follower
+from penstock.engine.slatedb.bridge import call
+from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.errors import ReadOnly
+
+DEADLINE = 60.0
+
+
+def eventually(condition: Any) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_reader_follows_the_writer_and_refuses_to_write(home: Home) -> None:
+    writer = home.open()
+    writer.topic("t").append("k", 0)
+    reader = home.open(read_only=True)
+    assert [event.payload for event in reader.topic("t").read()] == [0]
+    for number in range(1, 30):
+        writer.topic("t").append("k", number)
+    eventually(lambda: reader.topic("t").latest == 30)
+    assert [event.payload for event in reader.topic("t").read()] == list(range(30))
+    assert sum(batch.num_rows for batch in reader.topic("t").read_arrow()) == 30
+    with pytest.raises(ReadOnly):
+        reader.topic("t").append("k", "no")
+
+
+def test_a_subscription_on_a_reader_has_no_gap_and_no_duplicate(home: Home) -> None:
+    writer = home.open()
+    writer.topic("t").append("k", 0)
+    reader = home.open(read_only=True)
+    seen: list[int] = []
+
+    def follow() -> None:
+        for event in reader.topic("t").subscribe(after=0):
+            seen.append(event.payload)
+            if event.payload == 40:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    for number in range(1, 41):
+        writer.topic("t").append("k", number)
+        if number % 10 == 0:
+            writer._engine.reclaim()
+    thread.join(DEADLINE)
+    assert seen == list(range(41))
+
+
+def test_readers_see_queues_and_entities_too(folder: Home) -> None:
+    writer = folder.open()
+    writer.queue("work").push({"job": 1})
+    writer.topic("orders").append("placed", {"n": 1}, key="o1")
+    reader = folder.open(read_only=True)
+    assert reader.queues() == ["work"] and reader.queue("work").stats().ready == 1
+    assert [event.payload for event in reader.topic("orders").read(key="o1")] == [{"n": 1}]
+
+
+def test_a_snapshot_stands_still_while_newer_tables_are_opened_under_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(follower, "FOLLOW_BYTES", 1000)
+    writer = home.open()
+    reader = home.open(read_only=True)
+    engine = writer._engine
+    held: list[tuple[Any, int]] = []
+    for number in range(6):
+        with engine.write() as tx:
+            tx.put(b"z%d" % number, b"x" * 400)
+            tx.put(b"zcount", b"%d" % number)
+            tx.delete(b"z%d" % (number - 3))
+        if number % 2:
+            engine.reclaim()
+        eventually(lambda number=number: _get(reader, b"zcount") == b"%d" % number)
+        held.append((reader._engine.read(), number))
+    for snapshot, number in held:
+        assert snapshot.get(b"zcount") == b"%d" % number
+        expected = [b"z%d" % n for n in range(max(0, number - 2), number + 1)] + [b"zcount"]
+        assert [key for key, _ in snapshot.scan(b"z", b"{")] == expected
+        assert [key for key, _ in snapshot.scan(b"z", b"{", reverse=True)] == expected[::-1]
+        snapshot.close()
+
+
+def _get(journal: Any, key: bytes) -> bytes | None:
+    with journal._engine.read() as snapshot:
+        return snapshot.get(key)  # type: ignore[no-any-return]
+
+
+def test_a_reader_that_slept_through_a_collection_of_the_log_finds_its_way(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = home.open()
+    writer.topic("t").append("k", 0)
+    reader = home.open(read_only=True)
+    assert reader.topic("t").latest == 1
+    for number in range(1, 20):
+        writer.topic("t").append("k", number)
+    engine = writer._engine
+    assert isinstance(engine, SlatedbEngine)
+    engine.reclaim()
+    _collect_log(engine)
+    writer.topic("t").append("k", 20)
+    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    eventually(lambda: reader.topic("t").latest == 21)
+    assert [event.payload for event in reader.topic("t").read()] == list(range(21))
+
+
+def _collect_log(engine: SlatedbEngine) -> None:
+    """Removes every object of the log that a table covers, however young: what a reader that slept for hours finds."""
+    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+    age = sl.GarbageCollectorDirectoryOptions(min_age_ms=0, dry_run=False)
+    options = sl.GarbageCollectorOptions(
+        manifest_options=None, wal_options=age, wal_fence_options=None, compacted_options=None,
+        compactions_options=None, detach_options=None,
+    )  # fmt: skip
+    call(admin.run_gc_once(options), DEADLINE)
+
+
+def test_a_reader_follows_from_one_writer_to_the_next(home: Home) -> None:
+    first = home.open()
+    first.topic("t").append("k", 0)
+    reader = home.open(read_only=True)
+    second = home.open(takeover=True)
+    second.topic("t").append("k", 1)
+    eventually(lambda: reader.topic("t").latest == 2)
+    assert [event.payload for event in reader.topic("t").read()] == [0, 1]
+
+
+def test_a_relaxed_commit_reaches_readers_without_a_further_one(folder: Home) -> None:
+    writer = folder.open()
+    reader = folder.open(read_only=True)
+    with writer._engine.write(sync=False) as tx:
+        tx.put(b"zrelaxed", b"1")
+    assert _get(writer, b"zrelaxed") == b"1"
+    eventually(lambda: _get(reader, b"zrelaxed") == b"1")
