@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from server.browser import browser, open_page, shop  # noqa: F401 - fixtures
 from server.serving import ADMIN, TOKENS, Served, serving
 
 

@@ -1,109 +1,21 @@
-"""The page in a real browser: every page, live updates, a seek, a redrive, keys, roles, a silent console.
-
-Needs Debian's chromium (`apt-get install chromium`), or another Chromium named by PENSTOCK_CHROMIUM. Without one these
-tests are skipped, unless PENSTOCK_NEEDS_CHROMIUM is set.
-"""
+"""The page in a real browser: every page, live updates, a seek, a redrive, keys, roles, a silent console."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 import penstock
 from penstock.observe.collect import take_sample
 from penstock.observe.history import History
 from penstock.observe.pipelines import FlowStatus, report
+from server.browser import SLOW, log_in
 from server.serving import ADMIN, READ, TOKENS, Served, serving, wait_until
-
-SLOW = 60_000
-"""Milliseconds the browser may take for what should happen at once, on however loaded a machine."""
-
-expect.set_options(timeout=SLOW)
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-dev-shm-usage",
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if not found:
-        missing = "no Chromium here: apt-get install chromium, or name one with PENSTOCK_CHROMIUM"
-        # Continuous integration must not pass because it has no browser.
-        (pytest.fail if os.environ.get("PENSTOCK_NEEDS_CHROMIUM") else pytest.skip)(missing)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens pages whose console must stay silent: errors, warnings and policy violations fail the test."""
-    complaints: list[str] = []
-    contexts = []
-
-    def complain(message: Any) -> None:
-        # A server that was stopped while the page was open is none of the page's making.
-        if message.type in ("error", "warning") and "net::ERR_" not in message.text:
-            complaints.append(f"{message.type}: {message.text}")
-
-    def refuse(dialog: Dialog) -> None:
-        complaints.append(f"a dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def open_(**options: Any) -> Page:
-        context = browser.new_context(viewport={"width": 1200, "height": 800}, **options)
-        context.set_default_timeout(SLOW)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", complain)
-        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
-        page.on("dialog", refuse)
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-@pytest.fixture
-def shop(journal: penstock.Journal) -> penstock.Receipt:
-    """A small shop: orders, what they caused, consumers, a queue with dead letters."""
-    receipt = None
-    for n in range(30):
-        receipt = journal.topic("orders").append(
-            "order.placed", {"order": n, "total": n * 2.5}, key=f"customer-{n % 7}", headers={"source": "web"}
-        )
-        paid = journal.topic("payments").append("payment.received", {"order": n}, cause=receipt)
-        journal.topic("shipments").append("shipped", {"order": n}, cause=paid)
-    journal.topic("orders").commit("billing", 20)
-    queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
-    queue.push_many([{"to": f"user{n}@example.com"} for n in range(20)])
-    for delivery in queue.take_many(5):
-        delivery.nack(error="SMTPError: 550 mailbox full")
-    queue.take_many(2, consumer="worker-1")
-    plain = journal.queue("plain", max_attempts=1)
-    plain.push("x")
-    delivery = plain.take()
-    assert delivery is not None and receipt is not None
-    delivery.nack(error="ValueError: broken")
-    return receipt
 
 
 def test_every_page_shows_what_it_should(
@@ -137,8 +49,8 @@ def test_every_page_shows_what_it_should(
         expect(page.locator("#consumers")).to_contain_text("billing")
         expect(page.locator("#tail li")).to_have_count(30)
         page.goto(f"{served.url}/topics/orders/events/30")
-        expect(page.locator("pre")).to_contain_text('"order": 29')
-        expect(page.locator("dl.fields")).to_contain_text("web")
+        expect(page.locator(".json")).to_contain_text("order: 29")
+        expect(page.get_by_role("region", name="Headers")).to_contain_text("web")
         page.get_by_role("link", name="What caused what").click()
         expect(page.locator(".graph rect")).to_have_count(3)
         expect(page.locator(".graph path")).to_have_count(2)
@@ -297,9 +209,14 @@ def test_an_event_is_inspected_in_place(open_page: Callable[..., Page], served: 
     page.locator('#tail li[data-seq="7"] .kind').click()
     inspector = page.locator("#inspector")
     expect(inspector).to_be_visible()
-    expect(inspector).to_contain_text('"total": 15')
-    expect(inspector).to_contain_text("Header source")
-    inspector.get_by_role("link", name="what caused what").click()
+    expect(inspector.locator(".json")).to_contain_text("total: 15")
+    expect(inspector.get_by_role("region", name="Headers")).to_contain_text("source")
+    expect(inspector.get_by_role("region", name="Cause and effects")).to_contain_text("caused payments #7")
+    inspector.get_by_role("button", name="Raw").click()
+    expect(inspector.locator("pre.raw")).to_contain_text('"total": 15')
+    inspector.get_by_role("link", name="Newer").click()
+    expect(inspector.locator("h2")).to_have_text("orders #8")
+    inspector.get_by_role("link", name="What caused what").click()
     expect(page.locator(".graph")).to_contain_text("payment.received")
 
 
@@ -437,7 +354,7 @@ def test_nothing_in_the_data_becomes_markup(
     expect(page.locator("#tail li").first).to_contain_text("<script>alert(1)</script>")
     page.locator("#tail li").first.locator(".kind").click()
     expect(page.locator("#inspector")).to_contain_text("onerror=alert(2)")
-    page.locator("#inspector").get_by_role("link").click()
+    page.locator("#inspector").get_by_role("link", name="What caused what").click()
     expect(page.locator(".graph rect")).to_have_count(2)
 
 
@@ -507,13 +424,6 @@ def test_the_page_comes_back_when_the_server_does(
 
 
 # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def log_in(page: Page, served: Served, token: str) -> None:
-    page.goto(served.url)
-    expect(page).to_have_url(f"{served.url}/login")
-    page.locator("[name=token]").fill(token)
-    page.get_by_role("button", name="Log in").click()
-
-
 def test_a_token_opens_the_page_and_logging_out_closes_it(
     browser: Browser, guarded: Served, shop: penstock.Receipt
 ) -> None:
@@ -610,7 +520,7 @@ def test_it_can_be_mounted_in_another_application(
         page.get_by_role("link", name="orders", exact=True).click()
         expect(page.locator("#state")).to_have_text("live")
         page.locator('#tail li[data-seq="7"] .kind').click()
-        expect(page.locator("#inspector")).to_contain_text('"order": 6')
+        expect(page.locator("#inspector .json")).to_contain_text("order: 6")
         page.goto(f"{home}queues/emails")
         page.get_by_role("button", name="Send all back").click()
         page.locator("#confirm-yes").click()

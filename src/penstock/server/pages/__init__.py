@@ -7,6 +7,7 @@ content security policy allows nothing else.
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from importlib.resources import files
 
@@ -14,17 +15,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.server.pages import buffers, charts, health, login, overview, pipelines, queue, topic
+from penstock.server.pages import buffers, charts, event, login, overview, pipelines, queue, schedules, topic
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = frozenset(
-    ("page.css", "page.js", "charts.js", "icon.svg", "vendor/uplot/uPlot.iife.min.js", "vendor/uplot/uPlot.min.css")
+    (
+        "page.css",
+        "page.js",
+        "core.js",
+        "live.js",
+        "events.js",
+        "payload.js",
+        "acts.js",
+        "keyboard.js",
+        "charts.js",
+        "icon.svg",
+        "vendor/uplot/uPlot.iife.min.js",
+        "vendor/uplot/uPlot.min.css",
+    )
 )
 
 
 @cache
-def _contents(name: str) -> bytes:
-    return files("penstock.server").joinpath("static", *name.split("/")).read_bytes()
+def _contents(name: str) -> tuple[bytes, str]:
+    """A file and the tag that its contents are known by."""
+    contents = files("penstock.server").joinpath("static", *name.split("/")).read_bytes()
+    return contents, f'"{hashlib.sha256(contents).hexdigest()[:20]}"'
 
 
 async def static_file(request: Request) -> Response:
@@ -33,8 +49,12 @@ async def static_file(request: Request) -> Response:
     name = request.path_params.get("name", "icon.svg")
     if name not in FILES:
         return Response(status_code=404)
-    headers = {"Cache-Control": "max-age=300"}
-    return Response(_contents(name), media_type=TYPES[name.rpartition(".")[2]], headers=headers)
+    contents, tag = _contents(name)
+    # Asked for anew each time, so that a page and its scripts are of one version; mostly the answer is "as it was".
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(contents, media_type=TYPES[name.rpartition(".")[2]], headers=headers)
 
 
 static_file.open_to_all = True  # type: ignore[attr-defined]
@@ -47,16 +67,18 @@ def page_routes() -> list[BaseRoute]:
         Route("/live/overview", overview.live_overview),
         Route("/topics/{topic}", topic.topic_page),
         Route("/live/topics/{topic}", topic.live_topic),
-        Route("/topics/{topic}/events/{event}", topic.event_page),
-        Route("/graph/{correlation:path}", topic.graph_page),
+        Route("/topics/{topic}/events/{event}", event.event_page),
+        Route("/graph/{correlation:path}", event.graph_page),
         Route("/queues/{queue}", queue.queue_page),
         Route("/live/queues/{queue}", queue.live_queue),
         Route("/charts/overview", charts.overview_charts),
         Route("/charts/topics/{topic}", charts.topic_charts),
         Route("/charts/queues/{queue}", charts.queue_charts),
         Route("/charts/pipelines", charts.pipeline_charts),
-        Route("/health", health.health_page),
-        Route("/live/health", health.live_health),
+        Route("/health", overview.health_page),
+        Route("/live/health", overview.live_health),
+        Route("/schedules", schedules.schedules_page),
+        Route("/live/schedules", schedules.live_schedules),
         Route("/buffers", buffers.buffers_page),
         Route("/live/buffers", buffers.live_buffers),
         Route("/pipelines", pipelines.pipelines_page),

@@ -63,6 +63,8 @@ class Table(msgspec.Struct):
     rows: list[Row]
     numeric: list[int] = []
     empty: str = "nothing yet"
+    sorts: list[tuple[str, str]] = []
+    """For each column the query that puts rows in its order, and how they are in its order now."""
 
 
 class Tile(msgspec.Struct):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
@@ -10,10 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
-from penstock.server.api.queues import groups_of, policy_document, queue_of
-from penstock.server.pages import charts, parts, rendering
+from penstock.queue.policy import QueuePolicy
+from penstock.queue.retry import Retry
+from penstock.server.api.queues import groups_of, queue_of
+from penstock.server.pages import charts, parts, rendering, schedules
 from penstock.server.pages.parts import Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
+from penstock.units import show_duration
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -63,9 +68,9 @@ def pending_table(queue: LocalQueue, group: str) -> Table:
     return Table("pending", columns, rows, [3], "nothing is in flight")
 
 
-def _clock(moment: object) -> str:
+def _clock(moment: datetime) -> str:
     """A time as the script will show it."""
-    return moment.isoformat(timespec="milliseconds")  # type: ignore[attr-defined, no-any-return]
+    return moment.isoformat(timespec="milliseconds")
 
 
 @guarded("read")
@@ -73,12 +78,15 @@ def queue_page(request: Request, service: Service) -> Response:
     queue = queue_of(request, service)
     group = _group(request, queue)
     service.sampler.start()
+    holds_dead = is_dead_letter_queue(service.sampler.newest, queue.name)
     return rendering.page(
         request,
         service,
         "queue.html",
         queue.name,
         live=f"/live/queues/{quote(queue.name)}?{urlencode({'group': group})}",
+        kind="Dead-letter queue" if holds_dead else "Queue",
+        is_dead_letter_queue=holds_dead,
         queue=queue,
         group=group,
         groups=groups_of(queue),
@@ -89,16 +97,60 @@ def queue_page(request: Request, service: Service) -> Response:
         shown=SHOWN,
         pending=pending_table(queue, group),
         next=queue.peek(10, group=group),
-        policy=_policy(queue),
+        policy=policy_words(queue.policy),
+        consumers=consumer_table(queue),
+        schedules=schedules.table(queue.schedules(), rendering.base_of(request)),
     )
 
 
-def _policy(queue: LocalQueue) -> list[tuple[str, str]]:
+def policy_words(policy: QueuePolicy) -> list[tuple[str, str]]:
+    """A policy as people would write it."""
+
+    def bound(value: int | None) -> str:
+        return "no limit" if value is None else parts.number(value)
+
+    lease = show_duration(policy.lease) if policy.lease else "until the process that took it ends"
+    return [
+        ("Mode", policy.mode),
+        ("Lease", lease),
+        ("Attempts", parts.number(policy.max_attempts)),
+        ("Retry", retry_words(policy.retry)),
+        ("Dead letters go to", policy.dead_letter or "nowhere: they stay, failed"),
+        ("Time to live", "for ever" if policy.ttl is None else show_duration(policy.ttl)),
+        ("Most messages", bound(policy.max_size)),
+        ("Most in flight", bound(policy.max_in_flight)),
+        ("Priorities", "yes" if policy.priority else "no"),
+        ("Remembers dedup keys for", show_duration(policy.dedup_window)),
+    ]
+
+
+def retry_words(retry: Retry) -> str:
+    """When a message is tried again, in words."""
+    delays = ", ".join(show_duration(delay) for delay in retry.delays)
+    cap = "" if retry.cap is None else f", at most {show_duration(retry.cap)}"
+    jitter = f", up to {retry.jitter:.0%} less at random" if retry.jitter else ""
+    return {
+        "immediate": "at once",
+        "fixed": f"after {delays}",
+        "linear": f"after {delays}, and that much longer each time{cap}",
+        "exponential": f"after {delays}, {retry.factor:g} times longer each time{cap}{jitter}",
+        "schedule": f"after {delays}, then the last again",
+    }[retry.curve]
+
+
+def is_dead_letter_queue(sample: Sample, name: str) -> bool:
+    return any(group.letters is not None for group in sample.queues.get(name, ()))
+
+
+def consumer_table(queue: LocalQueue) -> Table:
+    """Consumers that gave their name: when they last took something, and how many messages they hold."""
+    held = Counter(one.consumer for one in queue.pending())
     rows = []
-    for name, value in policy_document(queue.policy).items():
-        shown = str(queue.policy.retry) if name == "retry" else "–" if value is None else str(value)
-        rows.append((name.replace("_", " "), shown))
-    return rows
+    for one in sorted(queue.consumers(), key=lambda one: (one.last_seen, one.name), reverse=True)[:SHOWN]:
+        cells = [one.name, one.group, one.state, _clock(one.last_seen), parts.number(held[one.name])]
+        rows.append(Row(f"{one.group}/{one.name}", cells, None, one.state == "gone" and held[one.name] > 0))
+    columns = ["Consumer", "Group", "State", "Last seen", "In hand"]
+    return Table("workers", columns, rows, [4], "no consumer has given its name: queue.take(consumer=…)")
 
 
 @guarded("read")
@@ -108,6 +160,6 @@ async def live_queue(request: Request, service: Service) -> Response:
     group = _group(request, queue)
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(sample, name, group), pending_table(queue, group))
+        return parts.update(tiles(sample, name, group), pending_table(queue, group), consumer_table(queue))
 
     return rendering.stream(request, service, render)

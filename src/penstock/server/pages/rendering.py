@@ -23,13 +23,20 @@ from penstock.server.pages import parts
 from penstock.server.pages.parts import Update
 from penstock.server.service import Service
 
-LINKS = (("/", "Overview"), ("/pipelines", "Pipelines"), ("/buffers", "Buffers"))
+LINKS = (
+    ("/", "Overview"),
+    ("/schedules", "Schedules"),
+    ("/pipelines", "Pipelines"),
+    ("/buffers", "Buffers"),
+)
 
 KEYS = (
     ("/", "search"),
     ("j, k", "next, previous row"),
     ("Enter", "open it"),
+    ("Escape", "close it"),
     ("g o", "overview"),
+    ("g s", "schedules"),
     ("g p", "pipelines"),
     ("g b", "buffers"),
     ("p", "pause or go on with the tail"),
@@ -75,9 +82,16 @@ def can(request: Request, role: str) -> bool:
 
 
 def page(
-    request: Request, service: Service, template: str, title: str, *, live: str | None = None, **values: object
+    request: Request,
+    service: Service,
+    template: str,
+    title: str,
+    *,
+    live: str | None = None,
+    kind: str = "",
+    **values: object,
 ) -> HTMLResponse:
-    """A whole page. `live` is the path of the stream that keeps it fresh."""
+    """A whole page. `live` is the path of the stream that keeps it fresh, `kind` what the title names."""
     base = base_of(request)
     service.sampler.start()
     return _answer(
@@ -86,6 +100,7 @@ def page(
         health=parts.health(service.sampler.newest.findings, base),
         base=base,
         title=title,
+        kind=kind,
         path=request.url.path.removeprefix(base),
         links=LINKS,
         keys=KEYS,
@@ -109,6 +124,11 @@ def stream(request: Request, service: Service, render: Callable[[Sample], Update
         return said
 
     return sse(service, whole)
+
+
+def part(request: Request, template: str, **values: object) -> HTMLResponse:
+    """A part of a page, for the script to put into one."""
+    return _answer(template, 200, base=base_of(request), **values)
 
 
 def bare_page(request: Request, template: str, title: str, *, status: int = 200, **values: str | None) -> HTMLResponse:

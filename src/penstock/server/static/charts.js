@@ -97,7 +97,7 @@
         scales: { x: { time: true, auto: false }, y: { range: (_, low, high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
         axes: [
           { ...axis, values: (_, marks, __, ___, gap) => marks.map((mark) => this.clock(mark, gap)) },
-          { ...axis, size: 52, values: (_, marks) => marks.map(this.write.axis) },
+          { ...axis, size: 62, values: (_, marks) => marks.map(this.write.axis) },
         ],
         series: [{}, ...series],
         hooks: { setCursor: [(plot) => this.values(plot.cursor.idx ?? null)] },

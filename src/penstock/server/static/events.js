@@ -1,0 +1,123 @@
+// Lists of events: the tail that follows a topic, and the event that is opened beside its list.
+import { $, base, localTime, localTimes, make, tell } from "./core.js";
+import { follow } from "./live.js";
+import { dress } from "./payload.js";
+
+const MOST_SHOWN = 200;
+const tail = $("tail");
+
+function shortPayload(event) {
+  if (event.binary) return `${event.payload.length} characters of base64`;
+  const text = JSON.stringify(event.payload) ?? "";
+  return text.length > 300 ? text.slice(0, 300) + "…" : text;
+}
+
+function eventItem(event) {
+  const item = make("li", null, { "data-seq": event.seq });
+  const href = `${base}/topics/${encodeURIComponent(event.topic)}/events/${event.seq}`;
+  const time = make("time", localTime(event.recorded_at), { datetime: event.recorded_at, title: event.recorded_at });
+  item.append(make("a", "#" + event.seq, { href, class: "seq" }), time, make("span", event.kind, { class: "kind", title: event.kind }));
+  if (event.key !== undefined) item.append(make("span", event.key, { class: "key", title: event.key }));
+  item.append(make("code", shortPayload(event), { class: "payload" }));
+  return item;
+}
+
+// ── the inspector ───────────────────────────────────────────────────────────────────────────────────────────────────
+const inspector = $("inspector");
+let opener = null;
+
+export function closeInspector() {
+  if (!inspector || inspector.hidden) return false;
+  inspector.hidden = true;
+  document.body.classList.remove("sheet-open");
+  document.querySelector(".current")?.classList.remove("current");
+  opener?.querySelector("a")?.focus();
+  return true;
+}
+
+export async function inspect(item) {
+  const link = item.querySelector("a");
+  if (!inspector) { location.href = link.href; return; }
+  opener = item;
+  document.querySelector(".current")?.classList.remove("current");
+  item.classList.add("current");
+  await show(item.dataset.event ?? link.href);
+}
+
+async function show(href) {
+  const address = new URL(href, location.href);
+  const title = decodeURIComponent(address.pathname.slice(base.length)).replace(/^\/topics\//, "").replace("/events/", " #");
+  address.searchParams.set("part", "1");
+  const answer = await fetch(address);
+  if (!answer.ok) { tell("That event cannot be shown: it may have been removed", true); return; }
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const article = document.importNode(page.querySelector("article"), true);
+  inspector.querySelector("h2").textContent = title;
+  inspector.querySelector(".inspector-body").replaceChildren(article);
+  dress(article);
+  const fresh = inspector.hidden;
+  inspector.hidden = false;
+  document.body.classList.add("sheet-open");
+  if (fresh && matchMedia("(max-width: 900px)").matches) inspector.querySelector("h2").focus();
+}
+
+inspector?.querySelector("[data-close]").addEventListener("click", closeInspector);
+// Older and newer stay beside the list.
+inspector?.addEventListener("click", (click) => {
+  const step = click.target.closest("[data-step]");
+  if (!step || click.metaKey || click.ctrlKey || click.shiftKey) return;
+  click.preventDefault();
+  show(step.href);
+});
+
+document.addEventListener("click", (click) => {
+  const item = click.target.closest(".events li, tr[data-event]");
+  if (!item || click.metaKey || click.ctrlKey || click.shiftKey || click.target.closest("input, button, label")) return;
+  if (item.matches("tr") && click.target.closest("td")?.querySelector("input")) return;
+  click.preventDefault();
+  inspect(item);
+});
+
+// ── the tail ────────────────────────────────────────────────────────────────────────────────────────────────────────
+let paused = false;
+export function pause(now = !paused) {
+  const button = $("pause");
+  if (!tail || !button) return;
+  paused = now;
+  button.textContent = paused ? "Go on" : "Pause";
+  button.setAttribute("aria-pressed", String(paused));
+  if (!paused) drain();
+}
+
+const waiting = [];
+let drawing = false;
+function drain() {
+  if (drawing || paused) return;
+  drawing = true;
+  // At most a few times a second, however fast events come: a person reads no faster.
+  setTimeout(() => {
+    drawing = false;
+    if (paused || !waiting.length) return;
+    const items = waiting.splice(0).slice(-MOST_SHOWN).reverse().map(eventItem);
+    tail.prepend(...items);
+    while (tail.children.length > MOST_SHOWN) tail.lastElementChild.remove();
+  }, 100);
+}
+
+if (tail) {
+  const query = new URLSearchParams(location.search);
+  const wanted = new URLSearchParams();
+  for (const name of ["kind", "key", "where"]) if (query.get(name)) wanted.set(name, query.get(name));
+  const newest = tail.firstElementChild?.dataset.seq;
+  if (tail.dataset.paused) pause(true);
+  if ($("filter-problem").hidden) {
+    wanted.set("after", tail.dataset.paused || !newest ? "latest" : newest);
+    follow(`${base}/v1/topics/${encodeURIComponent(tail.dataset.topic)}/live?${wanted}`, (event) => {
+      waiting.push(event);
+      if (waiting.length > 2 * MOST_SHOWN) waiting.splice(0, waiting.length - MOST_SHOWN);
+      drain();
+    });
+  }
+  $("pause").addEventListener("click", () => pause());
+}
+localTimes(document);

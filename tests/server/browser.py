@@ -1,0 +1,107 @@
+"""A real Chromium, pages whose console must stay silent, and a small shop to look at.
+
+Needs Debian's chromium (`apt-get install chromium`), or another Chromium named by PENSTOCK_CHROMIUM. Without one the
+tests that use it are skipped, unless PENSTOCK_NEEDS_CHROMIUM is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
+
+import penstock
+from server.serving import Served
+
+SLOW = 60_000
+"""Milliseconds the browser may take for what should happen at once, on however loaded a machine."""
+
+expect.set_options(timeout=SLOW)
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not found:
+        missing = "no Chromium here: apt-get install chromium, or name one with PENSTOCK_CHROMIUM"
+        # Continuous integration must not pass because it has no browser.
+        (pytest.fail if os.environ.get("PENSTOCK_NEEDS_CHROMIUM") else pytest.skip)(missing)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens pages whose console must stay silent: errors, warnings and policy violations fail the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def complain(message: Any) -> None:
+        # A server that was stopped while the page was open is none of the page's making.
+        if message.type in ("error", "warning") and "net::ERR_" not in message.text:
+            complaints.append(f"{message.type}: {message.text}")
+
+    def refuse(dialog: Dialog) -> None:
+        complaints.append(f"a dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def open_(**options: Any) -> Page:
+        context = browser.new_context(viewport={"width": 1200, "height": 800}, **options)
+        context.set_default_timeout(SLOW)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", complain)
+        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+        page.on("dialog", refuse)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def shop(journal: penstock.Journal) -> penstock.Receipt:
+    """A small shop: orders, what they caused, consumers, a queue with dead letters."""
+    receipt = None
+    for n in range(30):
+        receipt = journal.topic("orders").append(
+            "order.placed", {"order": n, "total": n * 2.5}, key=f"customer-{n % 7}", headers={"source": "web"}
+        )
+        paid = journal.topic("payments").append("payment.received", {"order": n}, cause=receipt)
+        journal.topic("shipments").append("shipped", {"order": n}, cause=paid)
+    journal.topic("orders").commit("billing", 20)
+    queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
+    queue.push_many([{"to": f"user{n}@example.com"} for n in range(20)])
+    for delivery in queue.take_many(5):
+        delivery.nack(error="SMTPError: 550 mailbox full")
+    queue.take_many(2, consumer="worker-1")
+    plain = journal.queue("plain", max_attempts=1)
+    plain.push("x")
+    delivery = plain.take()
+    assert delivery is not None and receipt is not None
+    delivery.nack(error="ValueError: broken")
+    return receipt
+
+
+def log_in(page: Page, served: Served, token: str) -> None:
+    page.goto(served.url)
+    expect(page).to_have_url(f"{served.url}/login")
+    page.locator("[name=token]").fill(token)
+    page.get_by_role("button", name="Log in").click()
