@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from penstock.clock import Clock
 from penstock.engine.contract import Durability
-from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.url import open_engine
 from penstock.entity.journal import EntityJournal
 from penstock.entity.topic import EntityTopic
@@ -21,6 +20,7 @@ from penstock.surface.journal import Journal
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
+    from penstock.engine.slatedb.options import ObjectOptions
     from penstock.observe.sample import Sample
 
 
@@ -139,7 +139,11 @@ def open_local(
 def _object_options(**given: Any) -> ObjectOptions | None:
     """What was said about an object store; None when nothing was."""
     said = {name: value for name, value in given.items() if value is not None and value is not False}
-    return ObjectOptions(**said) if said else None
+    if not said:
+        return None
+    from penstock.engine.slatedb.options import ObjectOptions
+
+    return ObjectOptions(**said)
 
 
 def is_served(url: str) -> bool:

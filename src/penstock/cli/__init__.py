@@ -20,6 +20,7 @@ def main() -> None:
     import sys
 
     gc.set_threshold(100_000)  # importing makes thousands of objects that all stay: looking through them is in vain
+    _import_msgspec()
     try:
         from penstock.cli.main import run
     except ModuleNotFoundError as error:
@@ -30,6 +31,19 @@ def main() -> None:
         sys.exit(run(sys.argv[1:]))
     finally:
         gc.freeze()  # and so it is at the end, where the interpreter would look through them several times
+
+
+def _import_msgspec() -> None:
+    """Imports msgspec without typing_extensions, which it would like to have and on this Python does not need."""
+    import sys
+
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-") or "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del sys.modules["typing_extensions"]
 
 
 __all__ = ["main"]

@@ -16,10 +16,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Durability, Engine
-from penstock.engine.slatedb.options import ObjectOptions
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.engine.slatedb.options import ObjectOptions
 
 # One letter before the colon is a Windows drive; a colon after a slash belongs to a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
@@ -96,7 +99,7 @@ def open_engine(
 
         assert issubclass(kind, SlatedbEngine)
         return kind.open(path, read_only=read_only, durability=durability, options=options)
-    if options is not None and options != ObjectOptions():
+    if options is not None and options != type(options)():
         raise ConfigError(
             f"linger, timeout, lease, takeover, standby and store_options are for journals in an object store "
             f"({', '.join(f'{name}:' for name in OBJECT_SCHEMES)}), not for {scheme}:"

@@ -76,17 +76,7 @@ class EventSelection:
         if self.until is not None:
             last = topic.position_at(self.until)
             through = last if through is None else min(last, through)
-        if self.where is None:
-            yield from topic.read(after, limit, through=through, **given)
-            return
-        left = limit
-        for event in topic.read(after, through=through, **given):
-            if left is not None and left <= 0:
-                return
-            if self.where.matches(event):
-                yield event
-                if left is not None:
-                    left -= 1
+        return topic.read(after, limit, through=through, where=self.where, **given)
 
     def wants(self, event: Event) -> bool:
         """Whether a live event is a chosen one."""
