@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -69,6 +70,15 @@ class Story:
             started.append(self._start([sys.executable, "-m", "examples.main_job.producers", *given]))
         return started
 
+    def start_console(self) -> str:
+        """`penstock serve` on a free port; returns its address."""
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--url", self.url, "--port", "0", "--json"]
+        command += ["--buffer", f"orders={self.buffer}"]
+        with (self.folder / "console.log").open("ab") as log:
+            process = self._start(command, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        return str(json.loads(process.stdout.readline())["url"])
+
     def _start(self, command: list[str], **how: Any) -> subprocess.Popen[bytes]:
         self.processes.append(subprocess.Popen(command, **how))
         return self.processes[-1]
@@ -76,9 +86,14 @@ class Story:
     def clear_up(self) -> None:
         """Leaves nothing running, however the story ended."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            if process.poll() is not None:
+                continue
+            if process.stdout is not None:  # the console, which closes its journal when it is asked to end
+                process.terminate()
+                process.communicate()
+                continue
+            process.kill()
+            process.wait()
 
     def watch(self, journal: penstock.Journal, done: threading.Event) -> None:
         """Notes every quarter second how far everybody is, for the picture."""
@@ -115,6 +130,7 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     done = threading.Event()
     total = story.orders // 4 * 4
     story.say(f"a journal in {story.url}: {total:,} orders will come, from three processes and through a buffer")
+    story.say(f"the console is open for as long as this runs: {story.start_console()}")
     pipeline = story.start_pipeline()
     story.say("Spark is starting: revenue by half hour, a state for every customer, alerts for large orders")
     producers = story.start_producers()
@@ -163,6 +179,14 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     return all(check.holds for check in checks)
 
 
+def shown_command() -> str:
+    """How the `penstock` of this interpreter is called from here: by its path, unless a shell would find the same."""
+    script = Path(sys.executable).with_name("penstock")
+    if shutil.which("penstock") == str(script):
+        return "penstock"
+    return os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.main_job", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the result goes")
@@ -187,13 +211,14 @@ def main() -> int:
     verdict = "proven, every one counted exactly once" if proven else "THE BOOKS DO NOT BALANCE"
     story.say(f"{len(raw):,} orders, {cents / 100:,.2f} in all: {verdict}")
     picture, page = chart.draw(proof.windows(raw), story.moments, story.events, story.lines, folder)
+    penstock_here = shown_command()
     print(f"""
 The picture: {picture} (and {page})
 Look around:
-  penstock pipelines --url {story.url}
-  penstock tail revenue -n 5 --url {story.url}
-  penstock queues --url {story.url}
-  penstock serve --url {story.url}
+  {penstock_here} pipelines --url {story.url}
+  {penstock_here} tail revenue -n 5 --url {story.url}
+  {penstock_here} queues --url {story.url}
+  {penstock_here} serve --url {story.url}
 Next: docs/quickstart.md, docs/pipelines.md""")
     return 0 if proven else 1
 

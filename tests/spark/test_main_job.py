@@ -31,7 +31,12 @@ def test_the_main_job_proves_that_every_order_was_counted_once(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kill -9" in done.stdout and "dead letters are sent back" in done.stdout
     assert "400 orders" in done.stdout and "proven, every one counted exactly once" in done.stdout
+    assert re.search(r"the console is open for as long as this runs: http://127\.0\.0\.1:\d+", done.stdout)
     folder = tmp_path / "main-job"
+    for line in re.findall(r"^  (\S*penstock .*)$", done.stdout, re.MULTILINE):
+        if " serve " not in line:
+            looked = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert looked.returncode == 0 and looked.stdout, (line, looked.stderr)
     assert (folder / "orders.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "orders.html").read_text("utf-8")
 

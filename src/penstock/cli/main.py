@@ -37,6 +37,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "operate.watching": "top",
         "operate.check": "check",
         "operate.serving": "serve",
+        "operate.demo": "demo",
         "operate.bench": "bench",
         "operate.doctor": "doctor",
         "operate.shell": "completion help",

@@ -1,0 +1,171 @@
+"""A journal that lives for a while, with the console open on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
+
+if TYPE_CHECKING:
+    from penstock.api import LocalJournal
+    from penstock.cli.commands.operate.shop import DemoShop
+
+Act = tuple[str, str, str]
+"""What happens, the page of the console that shows it, and what to look at there."""
+
+SECONDS = 30.0
+"""How long the demo takes unless told otherwise; its story is told in shares of that."""
+
+
+@command("demo", "penstock demo", "penstock demo --seconds 300 --keep")
+@click.option("--seconds", type=click.FloatRange(1, 86400), default=SECONDS, help="how long it lives")
+@click.option(
+    "--port", metavar="NUMBER", type=click.IntRange(0, 65535), default=0, help="the console's port; 0 for any"
+)
+@click.option("--keep", is_flag=True, help="leave the journal behind, and say where it is")
+@click.option("--no-browser", is_flag=True, help="do not open the console in a browser")
+def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_browser: bool) -> None:
+    """Shows a journal that lives: a shop that sells, workers, failures, and the console open on it.
+
+    It makes a journal of its own in a temporary folder, which it removes at the end. What happens, and what to click
+    in the console, is told as it happens. Ctrl-C ends it early.
+    """
+    import logging
+
+    from penstock.api import open_local
+    from penstock.cli.commands.operate.shop import DemoShop
+    from penstock.server.running import bind
+
+    if context.url is not None:
+        raise click.UsageError("the demo makes a journal of its own: leave --url out; --keep keeps the journal")
+    logging.getLogger("penstock").setLevel(logging.CRITICAL)  # handlers fail on purpose; the console shows it
+    listening = bind("127.0.0.1", port)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    try:
+        with open_local(folder / "shop.db") as journal, _served(journal, listening) as url, _told_to_end() as ended:
+            if not no_browser and context.out.isatty() and _has_browser():
+                click.launch(url)
+            shop = DemoShop(journal, seconds / SECONDS)
+            shop.open()
+            try:
+                _tell(context, shop, url, seconds, ended)
+            finally:
+                shop.close()
+    finally:
+        listening.close()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not keep:
+        context.line("\nEverything was removed. Now yours: penstock append orders placed '{\"total\": 9.5}'")
+    elif context.json:
+        context.document({"kept": str(folder / "shop.db")})
+    else:
+        context.line(f"\nThe journal stays: penstock serve --url {folder / 'shop.db'}")
+
+
+def _has_browser() -> bool:
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@contextmanager
+def _served(journal: LocalJournal, listening: socket.socket) -> Iterator[str]:
+    """The console over a journal, served by a thread of this process."""
+    from penstock.server.running import make_server
+
+    server = make_server(journal)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join()
+
+
+@contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """Set when SIGINT or SIGTERM asks for the end."""
+    ended = threading.Event()
+    before = {one: signal.signal(one, lambda *_: ended.set()) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, ended: threading.Event) -> None:
+    """The story: what happens when, and where to look."""
+    began = time.monotonic()
+
+    def say(text: str, place: str, look: str) -> None:
+        passed = time.monotonic() - began
+        if context.json:
+            context.document({"seconds": round(passed, 1), "says": text, "url": url + place, "look": look})
+        else:
+            context.line(f"{passed:5.1f} s  {text}")
+            context.line(f"         → {url}{place}  {look}", "dim")
+        context.flush()
+
+    say(f"a shop opens for {seconds:g} seconds, and its console with it", "/", "rates, backlogs, lags, live")
+    for share, act in STORY:
+        if ended.wait(max(0.0, began + share * seconds - time.monotonic())):
+            break
+        say(*act(shop))
+    ended.wait(max(0.0, began + seconds - time.monotonic()))
+    orders = shop.journal.topic("orders").latest
+    say(f"the shop closes: {orders:,} orders, {shop.sent:,} emails sent, {shop.given_up():,} given up", "/", "the end")
+
+
+def _orders(shop: DemoShop) -> Act:
+    return "orders come in", "/topics/orders", "click an event: its payload, its causes and effects"
+
+
+def _causes(shop: DemoShop) -> Act:
+    return "each order causes a payment, an invoice and a mail", "/graph/order-1", "the whole chain of one order"
+
+
+def _break_mail(shop: DemoShop) -> Act:
+    shop.mail_works = False
+    return "the mail server breaks: emails fail, and are tried again", "/queues/emails", "watch attempts and ages"
+
+
+def _count_dead(shop: DemoShop) -> Act:
+    text = f"{shop.given_up():,} emails were given up after three attempts: they are dead letters"
+    return text, "/", "the console's first line says what is wrong: click it"
+
+
+def _mend_mail(shop: DemoShop) -> Act:
+    shop.mail_works = True
+    text = "the mail server is mended; what was given up waits for somebody to send it back"
+    return text, "/queues/emails", "read the reasons, then press `Send all back`"
+
+
+def _redrive(shop: DemoShop) -> Act:
+    text = f"the demo sends back what you did not: {int(shop.emails.redrive()):,} emails"
+    return text, "/queues/emails", "some fail again: their mailboxes do not exist"
+
+
+STORY: tuple[tuple[float, Callable[[DemoShop], Act]], ...] = (
+    (0.1, _orders),
+    (0.2, _causes),
+    (0.3, _break_mail),
+    (0.5, _count_dead),
+    (0.6, _mend_mail),
+    (0.8, _redrive),
+)
+"""What happens after which share of the time."""
