@@ -130,7 +130,10 @@ def open_local(
         raise ConfigError(f"pressure must be a share between 0 and 1, not {pressure!r}")
     engine = open_engine(url, read_only=read_only, durability=durability, options=options)
     try:
-        return LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
+        journal = LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
+        if not read_only:
+            journal._housekeeper.begin()
+        return journal
     except BaseException:
         engine.close()
         raise

@@ -100,6 +100,12 @@ TOPIC_DEDUP_WINDOW: Final = 7 * 24 * 3600.0
 """How long a topic remembers a dedup key, unless its settings say otherwise."""
 SUBSCRIPTION_BUFFER: Final = 128
 """Events a subscriber may be behind before on_lag="raise" or "drop" apply; also its read-ahead."""
+RETENTION_SECONDS: Final = 30.0
+"""How often topics with a max_age are looked at, also when nobody appends to them; readers see nothing older anyway."""
+RETENTION_BLOCKS: Final = 64
+"""Blocks that one commit of retention removes at the most, so that nobody waits long behind it."""
+RETENTION_BYTES: Final = 4 << 20
+"""The same in bytes."""
 WORKER_BATCH: Final = 64
 """Events a worker hands to its handler at once, at the most."""
 WORKER_IDLE: Final = 0.01

@@ -25,7 +25,7 @@ from penstock.journal.signal import Hub
 from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic
 from penstock.journal.transaction import BaseTransaction
-from penstock.journal.upkeep.compaction import Hold, cursor_holds
+from penstock.journal.upkeep.compaction import Hold, Trim, cursor_holds
 from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.journal.worker import Worker
 from penstock.limits import INDEX_RUN_EVENTS
@@ -109,6 +109,7 @@ class BaseJournal:
         self._topics: dict[str, BaseTopic] = {}
         self._guards: list[Guard] = []
         self._holds: list[Hold] = [cursor_holds]
+        self._trims: list[Trim] = []
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self.closed = False
         self._closing = threading.Lock()

@@ -61,21 +61,26 @@ EVERYTHING = EventFilter()
 
 
 class TopicView:
-    """One topic in one snapshot."""
+    """One topic in one snapshot; for a reader who says what time it is, without the events that are too old by then."""
 
-    __slots__ = ("name", "number", "record", "snap")
+    __slots__ = ("hidden", "name", "number", "record", "snap")
 
-    def __init__(self, snap: Snapshot, name: str, record: TopicRecord) -> None:
+    def __init__(self, snap: Snapshot, name: str, record: TopicRecord, now_ms: int | None = None) -> None:
         self.snap = snap
         self.name = name
         self.record = record
         self.number = record.number
+        self.hidden = 0
+        """Positions up to here are older than the topic's `max_age`: they may be stored still, readers see none."""
+        max_age = record.settings.max_age
+        if max_age is not None and now_ms is not None:
+            self.hidden = self.position_before(now_ms - int(max_age * 1000))
 
     @classmethod
-    def open(cls, snap: Snapshot, name: str) -> TopicView | None:
+    def open(cls, snap: Snapshot, name: str, now_ms: int | None = None) -> TopicView | None:
         """The topic, or None when nothing was ever appended to it."""
         record = load_record(snap, name)
-        return None if record is None else cls(snap, name, record)
+        return None if record is None else cls(snap, name, record, now_ms)
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def latest(self) -> int:
@@ -87,19 +92,28 @@ class TopicView:
     def oldest(self) -> int:
         """The first position still stored; 0 for none."""
         state = load_state(self.snap, self.number, self.name)
+        if self.hidden > state.trimmed:
+            return next((event.seq for event in self.events(self.hidden, keys.MAX_SEQ, 1)), 0)
         block = self._first_block(state)
         return max(block.first, state.trimmed + 1) if block else 0
 
     def count(self) -> int:
-        return self.latest() - load_state(self.snap, self.number, self.name).removed
+        state = load_state(self.snap, self.number, self.name)
+        stored = self.latest() - state.removed
+        if self.hidden > state.trimmed:
+            stored -= self._count_stored(state.trimmed, self.hidden, state.compacted)
+        return stored
 
     def trimmed(self) -> int:
-        """The position through which compaction has removed everything."""
-        return load_state(self.snap, self.number, self.name).trimmed
+        """The position through which everything was removed, or is too old to be seen."""
+        return max(self.hidden, load_state(self.snap, self.number, self.name).trimmed)
 
     def count_between(self, after: int, through: int) -> int:
         """How many events are stored in after < position ≤ through."""
-        if load_state(self.snap, self.number, self.name).compacted <= after:
+        return self._count_stored(after, through, load_state(self.snap, self.number, self.name).compacted)
+
+    def _count_stored(self, after: int, through: int, compacted: int) -> int:
+        if compacted <= after:
             return through - after
         blocks = self.blocks(after, through)
         return sum(block.row_after(through) - block.row_after(after) for block in blocks)
@@ -204,6 +218,7 @@ class TopicView:
         self, after: int, through: int, limit: int | None, wanted: EventFilter = EVERYTHING, *, reverse: bool = False
     ) -> Iterator[Event]:
         """The wanted events, streamed."""
+        after = max(after, self.hidden)
         left = keys.MAX_SEQ if limit is None else limit
         if left <= 0:
             return
@@ -221,6 +236,8 @@ class TopicView:
             left -= len(rows)
 
     def get(self, seq: int) -> Event | None:
+        if seq <= self.hidden:
+            return None
         block = self.block_holding(seq)
         row = block.row_of(seq) if block else None
         if row is not None and block is not None:
@@ -261,7 +278,7 @@ class TopicView:
         """The event that has an id. Ids increase with positions, so halving finds it."""
         block = self._search(lambda block: block.run_ids[0] <= number)
         row = block.row_of_id(number) if block else None
-        return None if row is None or block is None else Event(block, row)
+        return None if row is None or block is None or block.seq(row) <= self.hidden else Event(block, row)
 
     def position_before(self, ms: int) -> int:
         """The last position recorded before a time; 0 for none."""

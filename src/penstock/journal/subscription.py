@@ -107,7 +107,7 @@ class LocalSubscription(Subscription):
         if self._journal.closed:
             raise Closed("the journal was closed under this subscription")
         with self._journal._engine.read() as snap:
-            view = TopicView.open(snap, self._topic.name)
+            view = TopicView.open(snap, self._topic.name, self._journal.clock.now_ms())
             if view is None:
                 self._live = True
                 return False

@@ -12,7 +12,7 @@ import msgspec
 from penstock.clock import Seconds, seconds, to_ms
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
-from penstock.journal.commit.catalog import Settings, TopicRecord, load_record, save_record
+from penstock.journal.commit.catalog import Settings, TopicRecord, load_record, mark_aged, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
 from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare, prepare_one
@@ -164,7 +164,7 @@ class BaseTopic:
     ) -> Iterator[Event]:
         lookup = None if wanted.key is None else self.journal._index.lookup(self.name)
         with self.journal._engine.read() as snap:
-            view = TopicView.open(snap, self.name)
+            view = TopicView.open(snap, self.name, self.journal.clock.now_ms())
             if view is not None:
                 yield from read_view(view, after, limit, through, wanted, since_ms, reverse, lookup)
 
@@ -202,6 +202,7 @@ class BaseTopic:
             keys.MAX_SEQ if through is None else through,
             batch_rows,
             payload,
+            self.journal.clock.now_ms(),
         )
 
     def get(self, seq: int) -> Event | None:
@@ -300,6 +301,7 @@ class BaseTopic:
             _check_together(name, head.settings, settings)
             if settings != head.settings:
                 save_record(commit.tx, name, TopicRecord(head.number, settings))
+                mark_aged(commit.tx, name, settings)
                 now_ms = max(commit.now_ms, head.recorded_ms)
                 change_window(commit.tx, head.number, head.settings.dedup_window, settings.dedup_window, now_ms)
                 head.settings = settings
@@ -312,16 +314,26 @@ class BaseTopic:
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
         """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
         check_position(through, "through")
-        name, holds = self.name, () if force else self.journal._holds
-        report = self._writer.run(WriteRequest(lambda commit: compact(commit, name, through, holds)))
+        journal, name = self.journal, self.name
+
+        def apply(commit: Commit) -> CompactReport:
+            report = compact(commit, name, through, () if force else journal._holds)
+            for settle in journal._trims if force else ():
+                settle(commit, name, through)
+            return report
+
+        report = self._writer.run(WriteRequest(apply))
         if report.removed:
             self.journal._writer.reclaim()
         return report
 
     def compact_keys(self) -> int:
-        """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
-        name = self.name
-        removed = self._writer.run(WriteRequest(lambda commit: compact_by_key(commit, name)))
+        """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`.
+
+        Messages of a queue that are not settled stay, whatever their key.
+        """
+        name, holds = self.name, self.journal._housekeeper.holds
+        removed = self._writer.run(WriteRequest(lambda commit: compact_by_key(commit, name, holds)))
         if removed:
             self.journal._writer.reclaim()
         return removed
@@ -331,7 +343,11 @@ class BaseTopic:
         """Asks the newest committed state; a topic nobody wrote to answers `otherwise`."""
         with self.journal._engine.read() as snap:
             record = load_record(snap, self.name)
-            return otherwise if record is None else question(TopicView(snap, self.name, record))
+            if record is None:
+                return otherwise
+            aged = record.settings.max_age is not None
+            now_ms = self.journal.clock.now_ms() if aged else None
+            return question(TopicView(snap, self.name, record, now_ms))
 
 
 def read_view(

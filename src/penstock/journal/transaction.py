@@ -120,7 +120,7 @@ class BaseTransaction:
         commit = self._open()
         commit.flush()
         name = self._topic(topic).name
-        view = TopicView.open(commit.tx, name)
+        view = TopicView.open(commit.tx, name, commit.now_ms)
         key = read.get("key")
         return iter(list(_read_in(view, None if key is None else self._journal._index.look_within(name), **read)))
 

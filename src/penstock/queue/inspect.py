@@ -21,7 +21,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import WORK, QueueState, unknown_queue
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, NEVER, read_special
+from penstock.queue.state.records import FAILED, NEVER, MessageRow, read_message, read_special
 from penstock.queue.token import make_token
 
 if TYPE_CHECKING:
@@ -106,14 +106,26 @@ def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
 def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
-        for seq in unsettled_positions(snap, state):
+        for seq in unsettled_positions(snap, state, queue.journal.clock.now_ms()):
             event = blocks.event(snap, seq)
             if event is not None:
                 yield event
 
 
-def unsettled_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
-    """Positions that somebody has not settled, ascending."""
+def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[int]:
+    """Positions that somebody has not settled, ascending; those that outlived their ttl only while they are held."""
+    overdue = state.overdue_through(snap, now_ms)
+    if not overdue:
+        yield from _all_unsettled(snap, state)
+        return
+    groups = state.everyone(snap)
+    flying = {seq for group in groups for seq in flying_in(snap, group)}
+    for seq in _all_unsettled(snap, state):
+        if seq > overdue or seq in flying or has_failed(snap, groups, seq):
+            yield seq
+
+
+def _all_unsettled(snap: Snapshot, state: QueueState) -> Iterator[int]:
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     previous = 0
     streams = [positions(snap, group, latest) for group in state.keeping(snap)]
@@ -135,12 +147,12 @@ def aside(snap: Snapshot, group: Group) -> Iterator[int]:
         yield keys.tail_seq(key)
 
 
-def available(snap: Snapshot, state: QueueState) -> Iterator[Event]:
+def available(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[Event]:
     """Messages that nobody holds and that have not failed, in order."""
     blocks = BlockCache(state.name, state.topic)
     groups = state.everyone(snap)
     flying = {seq for group in groups for seq in flying_in(snap, group)}
-    for seq in unsettled_positions(snap, state):
+    for seq in unsettled_positions(snap, state, now_ms):
         if seq not in flying and not has_failed(snap, groups, seq):
             event = blocks.event(snap, seq)
             if event is not None:
@@ -197,6 +209,7 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
 
 def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: BlockCache, now: int) -> Iterator[int]:
     """What would be taken, in that order."""
+    overdue = state.overdue_through(snap, now)
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     ranked: list[tuple[int, int]] = []
     busy: set[str] = set()
@@ -221,7 +234,7 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
             if seq in special:
                 continue
             event = blocks.event(snap, seq)
-            key = None if event is None else event.key
+            key = None if event is None or seq <= overdue else event.key
             if key is not None:
                 if key in busy or group.occupant(snap, key) is not None:
                     continue
@@ -229,7 +242,8 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
             yield 0, seq
 
     for _, seq in heapq.merge(sorted(ranked), plain()):
-        yield seq
+        if seq > overdue:
+            yield seq
 
 
 def _unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[bytes, bytes]]:
@@ -261,7 +275,15 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
         if not state.fanout:
             in_flight += sum(other.record.in_flight for other in state.left_behind(snap))
         metrics.in_flight.labels(queue=queue.name).set(in_flight)
-        oldest = _oldest_ready(snap, state, group, latest) if plain + ready else None
+        overdue = state.overdue_through(snap, now)
+        if overdue:
+            gone = group.overdue(snap, overdue)
+            late = sum(message.due > now for message in _placed(snap, group, overdue))
+            late += sum(
+                read_special(value, state.name).due > now for _, value in _unabsorbed(snap, group, min(latest, overdue))
+            )
+            delayed, ready = delayed - late, ready - (gone - late)
+        oldest = _oldest_ready(snap, state, group, latest, overdue) if plain + ready else None
         return QueueStats(
             plain + ready,
             in_flight,
@@ -272,11 +294,21 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
         )
 
 
-def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int) -> int | None:
+def _placed(snap: Snapshot, group: Group, through: int) -> Iterator[MessageRow]:
+    """Messages with a row of their own, up to a position, that have not failed."""
+    low, _ = keys.rows(group.topic, group.number, b"e")
+    for _, value in snap.scan(low, keys.message_key(group.topic, group.number, through + 1)):
+        message = read_message(value, group.queue.name)
+        if message.state != FAILED:
+            yield message
+
+
+def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int, overdue: int) -> int | None:
     """When the oldest ready message was recorded."""
-    seqs = list(islice(untouched(snap, group, latest), 1))
+    seqs = list(islice((seq for seq in untouched(snap, group, latest) if seq > overdue), 1))
     for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"y")), READY_SAMPLE):
-        seqs.append(keys.tail_seq(key))
+        if keys.tail_seq(key) > overdue:
+            seqs.append(keys.tail_seq(key))
     if not seqs:
         return None
     event = BlockCache(state.name, state.topic).event(snap, min(seqs))
@@ -286,7 +318,7 @@ def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int) 
 def length(queue: LocalQueue) -> int:
     with looking(queue) as (snap, state):
         latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        return state.count_unsettled(snap, latest)
+        return state.count_unsettled(snap, latest, queue.journal.clock.now_ms())
 
 
 # ── listing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,9 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How many messages a group may have in flight at once; takes find nothing above it."""
     ttl: float | None = None
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
+    retention: Literal["hold", "dead_letter"] = "hold"
+    """What becomes of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes:
+    "hold" keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
     priority: bool = False
     """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
     dedup_window: float | None = DEDUP_WINDOW
@@ -70,6 +73,8 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
         value = fields.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ConfigError(f"{name} must be None or a whole number of at least 1, not {value!r}")
+    if "retention" in fields and fields["retention"] not in ("hold", "dead_letter"):
+        raise ConfigError(f'retention is "hold" or "dead_letter", not {fields["retention"]!r}')
     if "priority" in fields and not isinstance(fields["priority"], bool):
         raise ConfigError(f"priority must be True or False, not {fields['priority']!r}")
     if fields.get("dead_letter") is not None:
@@ -77,6 +82,12 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
     if "retry" in fields:
         fields["retry"] = _retry(fields["retry"])
     return fields
+
+
+def check_together(policy: QueuePolicy, queue: str) -> None:
+    """Refuses settings that need another one which is not there."""
+    if policy.retention == "dead_letter" and policy.dead_letter is None:
+        raise ConfigError(f'queue {queue!r} needs a dead-letter queue for retention="dead_letter": give dead_letter=')
 
 
 def duration(value: Seconds, name: str, *, minimum: float = 0.0) -> float:

@@ -25,7 +25,7 @@ from penstock.queue.operations import moving, repair
 from penstock.queue.operations.choice import Request
 from penstock.queue.operations.groups import add_group, change_mode, remove_group
 from penstock.queue.operations.moving import Redriven
-from penstock.queue.policy import QueuePolicy, checked, duration_ms
+from penstock.queue.policy import QueuePolicy, check_together, checked, duration_ms
 from penstock.queue.run import schedule
 from penstock.queue.run.middleware import Middleware
 from penstock.queue.run.schedule import Schedule
@@ -324,6 +324,7 @@ class LocalQueue(QueueCore, Queue):
             window = commit.ensure(self.name).settings.dedup_window  # the topic may have been given another one
             old = msgspec.structs.replace(state.policy, dedup_window=window)
             new = msgspec.structs.replace(old, **changes)
+            check_together(new, self.name)
             if new == old:
                 return new
             state.record.policy = new

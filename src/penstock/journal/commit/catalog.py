@@ -73,6 +73,14 @@ def save_record(tx: WriteTx, name: str, record: TopicRecord) -> None:
     tx.put(keys.topic_key(name), _encode(record))
 
 
+def mark_aged(tx: WriteTx, name: str, settings: Settings) -> None:
+    """Notes whether a topic has a `max_age`: such topics need a look also when nobody appends to them."""
+    if settings.max_age is not None:
+        tx.put(keys.aged_key(name), b"")
+    else:
+        tx.delete(keys.aged_key(name))
+
+
 def load_state(snap: Snapshot, number: int, name: str) -> TopicState:
     value = snap.get(keys.state_key(number))
     return TopicState() if value is None else _checked(_decode_state, value, name)

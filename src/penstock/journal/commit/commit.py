@@ -18,7 +18,7 @@ import msgspec
 from penstock.engine.contract import WriteTx
 from penstock.errors import ConfigError, Conflict, FenceActive
 from penstock.events import Receipt, format_id
-from penstock.journal.commit.catalog import Barrier, Catalog, Head, create_topic
+from penstock.journal.commit.catalog import Barrier, Catalog, Head, TopicRecord, create_topic
 from penstock.journal.commit.dedup import Original, find_original, remember
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.commit.recent import write_block
@@ -289,7 +289,7 @@ class Commit:
             key, expected = entities[row], expects[row]
             if expected is None or key is None:
                 continue
-            actual = self._entities.generation(self, head, key) if head else 0
+            actual = self._newest(head, key) if head else 0
             if actual != expected:
                 raise Conflict(
                     f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: "
@@ -377,7 +377,18 @@ class Commit:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, name: str, key: str) -> int:
         head = self.head(name)
-        return self._entities.generation(self, head, key) if head else 0
+        return self._newest(head, key) if head else 0
+
+    def _newest(self, head: Head, key: str) -> int:
+        """The position of an entity's newest event, as readers see it: not one that is too old by now."""
+        found = self._entities.generation(self, head, key)
+        if found and head.settings.max_age is not None:
+            from penstock.journal.reading import TopicView
+
+            record = TopicRecord(head.number, head.settings)
+            if found <= TopicView(self.tx, head.name, record, self.now_ms).hidden:
+                return 0
+        return found
 
     def flush(self) -> None:
         """Writes the gathered events into the transaction, so that its reads see them."""

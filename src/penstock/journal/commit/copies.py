@@ -14,6 +14,7 @@ from penstock.journal.commit.catalog import (
     TopicRecord,
     create_topic,
     load_state,
+    mark_aged,
     save_record,
     save_state,
 )
@@ -58,8 +59,10 @@ def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
     head = commit.head(name)
     if head is None:
         commit._new_heads[name] = create_topic(commit.tx, name, settings)
+        mark_aged(commit.tx, name, settings)
     elif not head.latest and head.settings != settings:
         save_record(commit.tx, name, TopicRecord(head.number, settings))
+        mark_aged(commit.tx, name, settings)
         head.settings = settings
 
 

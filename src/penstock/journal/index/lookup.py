@@ -62,21 +62,21 @@ class Lookup:
         self._extra: Memtable | None = None
         self.directory = directory = load_directory(view.snap, view.number, view.name)
         state = load_state(view.snap, view.number, view.name)
-        self._trimmed = state.trimmed
+        self._trimmed = max(state.trimmed, view.hidden)
         tail = self._tail
         stale = tail is not None and tail.epoch != (view.number, directory.epoch, view.record.settings.chained)
         if tail is None or stale or self._limit < max(directory.through, state.sealed):
-            self._begin(view, directory, tail, needed)
+            self._begin(view, directory, tail, needed, state.trimmed)
         elif self._limit < needed and (self._version is None or self._looked_over != self._version):
             self._catch_up(view, tail)
             if directory.through > tail.base and self._version is not None:
                 self._index.adopt(self._name, tail, tail.after(directory.through))
         return self
 
-    def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int) -> None:
+    def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
         """Reads everything the runs do not cover."""
         keyless = view.record.settings.chained
-        base = max(directory.through, self._trimmed)
+        base = max(directory.through, trimmed)
         tail = Memtable((view.number, directory.epoch, keyless), base, keyless=keyless)
         if base >= needed:
             self._tail, self._limit = tail, base

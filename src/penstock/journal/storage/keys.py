@@ -3,6 +3,7 @@
     m                         the store: format, id (msgpack)
     i                         the next topic number
     t name                    a topic: number, settings (msgpack)
+    a name                    a topic whose settings have a max_age
     s topic                   a topic's counters that compaction changes: trimmed, removed, high water (msgpack)
     b topic first             a block: the events first … first+n of one or more commits
     c topic consumer          a cursor: a position
@@ -29,6 +30,7 @@ from penstock.limits import MAX_POSITION
 STORE = b"m"
 NEXT_TOPIC = b"i"
 TOPIC = b"t"
+AGED = b"a"
 STATE = b"s"
 BLOCK = b"b"
 CURSOR = b"c"
@@ -74,6 +76,10 @@ def seals_key(topic: int) -> bytes:
 
 def topic_key(name: str) -> bytes:
     return TOPIC + name.encode()
+
+
+def aged_key(name: str) -> bytes:
+    return AGED + name.encode()
 
 
 def state_key(topic: int) -> bytes:

@@ -68,13 +68,15 @@ def read_batches(
     through: int,
     batch_rows: int,
     payload: PayloadType = "string",
+    now_ms: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The events after < position ≤ through of one snapshot, as record batches."""
     with engine.read() as snap:
-        view = TopicView.open(snap, topic)
+        view = TopicView.open(snap, topic, now_ms)
         if view is None:
             return
         view.check_not_trimmed(after)
+        after = max(after, view.hidden)
         left = limit
         for block in joined(view.blocks(after, through), batch_rows):
             start = block.row_after(after) if block.first <= after else 0

@@ -14,7 +14,10 @@ from penstock.journal.reading import TopicView
 from penstock.journal.sealed.segments import drop_segments
 from penstock.journal.storage import keys
 from penstock.journal.storage.joining import select
+from penstock.limits import RETENTION_BLOCKS, RETENTION_BYTES
 
+Trim = Callable[[Commit, str, int], None]
+"""Hears that a topic's history was removed through a position, whoever needed it."""
 Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
 """Who still needs a topic's history and through which position they are done with it."""
 
@@ -43,12 +46,7 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
     head = commit.head(topic)
     if head is None:
         return CompactReport()
-    stopped_at = None
-    through = min(through, head.latest)
-    for hold in holds:
-        for holder, done in hold(commit, topic):
-            if done < through:
-                through, stopped_at = done, holder
+    through, stopped_at = held_back(commit, topic, min(through, head.latest), holds)
     state = load_state(commit.tx, head.number, topic)
     removed = 0
     if through > state.trimmed:
@@ -66,6 +64,30 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
         )
         save_state(commit.tx, head.number, state)
     return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
+
+
+def held_back(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> tuple[int, str | None]:
+    """How far a topic's history may be removed, and who does not let more of it go."""
+    stopped_at = None
+    for hold in holds:
+        for holder, done in hold(commit, topic):
+            if done < through:
+                through, stopped_at = done, holder
+    return through, stopped_at
+
+
+def one_step(commit: Commit, topic: str, through: int) -> int:
+    """How far one commit should remove a topic's history, so that nobody waits long behind it."""
+    view = TopicView.open(commit.tx, topic)
+    if view is None:
+        return through
+    low, _ = keys.block_range(view.number)
+    size = 0
+    for count, (key, value) in enumerate(commit.tx.scan(low, keys.block_key(view.number, through + 1))):
+        if count == RETENTION_BLOCKS or size > RETENTION_BYTES:
+            return keys.block_first(key) - 1
+        size += len(value)
+    return through
 
 
 def remove_blocks(commit: Commit, topic: str, number: int, state: TopicState, through: int) -> int:
@@ -120,20 +142,24 @@ def _bytes_bound(view: TopicView, limit: int) -> int:
     return 0
 
 
-def compact_by_key(commit: Commit, topic: str) -> int:
-    """Keeps only the newest event of every key (and every event without a key); returns how many went."""
+def compact_by_key(commit: Commit, topic: str, holds: Iterable[Hold]) -> int:
+    """Keeps only the newest event of every key (and every event without a key); returns how many went.
+
+    Nothing goes that somebody holds.
+    """
     head = commit.head(topic)
     view = TopicView.open(commit.tx, topic)
     if head is None or view is None:
         return 0
     state = load_state(commit.tx, head.number, topic)
+    through, _ = held_back(commit, topic, head.latest, holds)
     seen: set[str] = set()
     removed = 0
     for block in view.blocks_back(state.sealed, head.latest):  # changes lie behind the scan, never ahead
         kept: list[int] = []
         for row in range(block.count - 1, -1, -1):
             key = block.key(row)
-            if key is not None and key in seen:
+            if key is not None and key in seen and block.seq(row) <= through:
                 continue
             if key is not None:
                 seen.add(key)
@@ -148,10 +174,8 @@ def compact_by_key(commit: Commit, topic: str) -> int:
             commit.tx.put(keys.block_key(head.number, block.seq(kept[0])), select(block, kept))
     if removed:
         drop_index(commit.tx, head.number, topic)
-    if removed or state.compacted < head.latest:
-        save_state(
-            commit.tx,
-            head.number,
-            msgspec.structs.replace(state, removed=state.removed + removed, compacted=head.latest),
-        )
+    if removed or state.compacted < through:
+        compacted = max(state.compacted, through)
+        changed = msgspec.structs.replace(state, removed=state.removed + removed, compacted=compacted)
+        save_state(commit.tx, head.number, changed)
     return removed

@@ -6,15 +6,24 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 
+from penstock.clock import SystemClock
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import forget_expired
 from penstock.journal.commit.writer import Writer, WriteRequest
-from penstock.journal.upkeep.compaction import compact, compact_by_key, retention_bound
+from penstock.journal.storage import keys
+from penstock.journal.upkeep.compaction import (
+    Hold,
+    compact,
+    compact_by_key,
+    held_back,
+    one_step,
+    retention_bound,
+)
 from penstock.journal.upkeep.merging import settle_tail
-from penstock.limits import MERGE_FAN_IN, SETTLED_BYTES, SMALL_BYTES
+from penstock.limits import MERGE_FAN_IN, RETENTION_SECONDS, SETTLED_BYTES, SMALL_BYTES
 from penstock.observe.logs import Log
 
 log = Log("penstock.housekeeper")
@@ -44,6 +53,13 @@ class Housekeeper:
         self._closed = False
         self.chores: list[Callable[[str], None]] = []
         """What the layers above do for a topic in passing, in the housekeeper's thread."""
+        self.holds: list[Hold] = []
+        """What retention and compaction by key wait for: messages that are not settled, not cursors."""
+        self.before_retention: list[Callable[[Commit, str, int], bool]] = []
+        """Called with the position through which retention wants to remove; True: there is more to do first."""
+        self._aged: set[str] = set()
+        """Topics with a max_age: time alone makes them due."""
+        self._looked_ms = writer.clock.now_ms()
 
     def note(self, topic: str, events: int) -> None:
         """A commit added events to a topic."""
@@ -70,7 +86,11 @@ class Housekeeper:
         """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
         with self._turn:
             self._merge(topic, thorough)
-            if self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True)):
+            freed, more = False, True
+            while more and not self._closed:
+                removed, more = self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True))
+                freed = freed or removed
+            if freed:
                 self._writer.reclaim()
             for chore in self.chores:
                 chore(topic)
@@ -87,27 +107,58 @@ class Housekeeper:
             self._merges[topic] = 0
             settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES)
 
-    def _retain(self, commit: Commit, topic: str) -> bool:
-        """Applies a topic's settings; True when space was freed."""
+    def begin(self) -> None:
+        """Finds the topics that need a look also when nobody appends to them."""
+        with self._engine.read() as snap:
+            aged = [key[1:].decode() for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
+        for topic in aged:
+            self._aged.add(topic)
+            self.request(topic)
+
+    def _retain(self, commit: Commit, topic: str) -> tuple[bool, bool]:
+        """Applies a topic's settings, a part at a time: whether space was freed, and whether there is more."""
         head = commit.head(topic)
         if head is None:
-            return False
+            self._aged.discard(topic)
+            return False, False
         settings = head.settings
         limited = settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None
         (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
+        (self._aged.discard if settings.max_age is None else self._aged.add)(topic)
         freed = False
         forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms))
         if limited:
             bound = retention_bound(commit, topic, settings, commit.now_ms)
             if bound:
-                freed = compact(commit, topic, bound, ()).removed > 0
+                if any(prepare(commit, topic, bound) for prepare in self.before_retention):
+                    return False, True
+                step = one_step(commit, topic, bound)
+                report = compact(commit, topic, step, self.holds)
+                freed = report.removed > 0
+                if step < bound and report.stopped_at is None:
+                    return freed, True
         if settings.by_key:
             state = load_state(commit.tx, head.number, topic)
             live = head.latest - state.removed
+            through, _ = held_back(commit, topic, head.latest, self.holds)
             # As many new events as kept ones: each pass then costs no more than the appends that called for it.
-            if (head.latest - state.compacted) * 2 >= live:
-                freed = compact_by_key(commit, topic) > 0 or freed
-        return freed
+            if through > state.compacted and (through - state.compacted) * 2 >= live:
+                freed = compact_by_key(commit, topic, self.holds) > 0 or freed
+        return freed, False
+
+    def _nap(self) -> float | None:
+        """How long to sleep at the most; for ever when only commits make work."""
+        if not self._aged:
+            return None
+        return RETENTION_SECONDS if isinstance(self._writer.clock, SystemClock) else 0.02
+
+    def _look_at_aged(self) -> None:
+        """What was young enough at the last look may be too old by now."""
+        now = self._writer.clock.now_ms()
+        if self._aged and not 0 <= now - self._looked_ms < RETENTION_SECONDS * 1000:
+            self._looked_ms = now
+            with self._lock:
+                self._due.update(self._aged)
 
     def close(self) -> None:
         with self._lock:
@@ -118,8 +169,9 @@ class Housekeeper:
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
+            self._wanted.wait(self._nap())
             self._wanted.clear()
+            self._look_at_aged()
             while not self._closed:
                 with self._lock:
                     if not self._due:

@@ -94,7 +94,7 @@ class _Letters:
         if limit is not None and limit <= 0:
             return
         with looking(source) as (snap, state):
-            for event in available(snap, state):
+            for event in available(snap, state, source.journal.clock.now_ms()):
                 name = origin(event)
                 if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
                     continue
@@ -218,7 +218,7 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
     with looking(queue) as (snap, looked):
-        seqs = _choose(available(snap, looked), limit, where)
+        seqs = _choose(available(snap, looked, queue.journal.clock.now_ms()), limit, where)
 
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)

@@ -168,8 +168,9 @@ def _count(commit: Commit, state: QueueState, latest: int) -> int:
     """Messages that somebody has not settled, failed ones included."""
     groups = state.keeping(commit.tx)
     if len(groups) == 1 and not state.left_behind(commit.tx):
-        return groups[0].unsettled(latest) + groups[0].record.failed
-    return sum(1 for _ in unsettled_positions(commit.tx, state))
+        overdue = groups[0].overdue(commit.tx, state.overdue_through(commit.tx, commit.now_ms))
+        return groups[0].unsettled(latest) + groups[0].record.failed - overdue
+    return sum(1 for _ in unsettled_positions(commit.tx, state, commit.now_ms))
 
 
 def drop(queue: LocalQueue) -> int:

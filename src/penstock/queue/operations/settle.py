@@ -25,10 +25,12 @@ from penstock.queue.state.owners import is_alive
 from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, MessageRow, indexes_of
 
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
+Reason = Literal["rejected", "attempts exhausted", "expired", "retention"]
 
 REJECTED: Final = "rejected"
 EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
+RETIRED: Final = "retention"
 LEASE_LOST: Final = "the lease ended"
 
 OWNER_CHECK = 0.5
@@ -172,7 +174,7 @@ def give_up(
     queue: QueueState,
     group: Group,
     message: MessageRow,
-    reason: str,
+    reason: Reason,
     error: str | None,
     *,
     homes: list[Group] | None = None,

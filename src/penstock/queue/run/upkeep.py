@@ -16,6 +16,8 @@ from penstock.journal.storage.block import Block
 from penstock.journal.storage.joining import select
 from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact
+from penstock.queue.operations.overdue import give_up_through, trim
+from penstock.queue.operations.settle import EXPIRED, RETIRED
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState
 
@@ -56,6 +58,32 @@ class QueueUpkeep:
         queue = self._cache.find(commit, topic)
         return () if queue is None else [(f"queue {topic}", settled_through(commit, queue))]
 
+    def trimmed(self, commit: Commit, topic: str, through: int) -> None:
+        """A forced compaction has removed messages, settled or not."""
+        queue = self._cache.find(commit, topic)
+        if queue is not None:
+            trim(commit, queue, min(through, queue.latest(commit)))
+
+    def give_way(self, commit: Commit, topic: str, through: int) -> bool:
+        """Where the policy lets retention win: messages that it passes become dead letters, some at a time."""
+        queue = self._cache.find(commit, topic)
+        if queue is None or queue.policy.retention != "dead_letter" or commit.fenced:
+            return False
+        queue.blocks.refresh(commit)
+        through = min(through, queue.latest(commit))
+        return any(give_up_through(commit, queue, group, through, RETIRED) for group in queue.keeping(commit.tx))
+
+    def _expire(self, commit: Commit, topic: str) -> bool:
+        """Gives up some of what has outlived the queue's ttl; True when there is more."""
+        queue = self._cache.find(commit, topic)
+        if queue is None or queue.policy.ttl is None or (commit.fenced and queue.policy.dead_letter is not None):
+            return False
+        queue.blocks.refresh(commit)
+        overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
+        if not overdue:
+            return False
+        return any(give_up_through(commit, queue, group, overdue, EXPIRED) for group in queue.keeping(commit.tx))
+
     def note(self, queue: str, count: int) -> None:
         """Messages of a queue were settled."""
         settled = self._settled.get(queue, 0) + count
@@ -71,7 +99,7 @@ class QueueUpkeep:
             if snap.get(keys.queue_key(topic)) is None:
                 return
         writer = self._journal._writer
-        for step in (self._remove, self._thin, self._forget_consumers):
+        for step in (self._expire, self._remove, self._thin, self._forget_consumers):
             while writer.run(WriteRequest(lambda commit, step=step: step(commit, topic), relaxed=True)):
                 pass
 

@@ -15,7 +15,8 @@ from penstock.errors import UnknownQueue
 from penstock.journal.commit.catalog import TopicRecord, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
-from penstock.queue.policy import QueuePolicy
+from penstock.journal.reading import TopicView
+from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Group
@@ -133,13 +134,21 @@ class QueueState:
 
     def unsettled(self, commit: Commit) -> int:
         """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
-        return self.count_unsettled(commit.tx, commit.latest(self.name))
+        return self.count_unsettled(commit.tx, commit.latest(self.name), commit.now_ms)
 
-    def count_unsettled(self, snap: Snapshot, latest: int) -> int:
-        most = max(group.unsettled(latest) for group in self.delivering(snap))
+    def overdue_through(self, snap: Snapshot, now_ms: int) -> int:
+        """Messages up to here have outlived the queue's ttl; 0 for none."""
+        ttl = self.policy.ttl
+        if ttl is None:
+            return 0
+        return TopicView(snap, self.name, TopicRecord(self.topic)).position_before(now_ms - round(ttl * 1000) + 1)
+
+    def count_unsettled(self, snap: Snapshot, latest: int, now_ms: int) -> int:
+        overdue = self.overdue_through(snap, now_ms)
+        most = max(group.unsettled(latest) - group.overdue(snap, overdue) for group in self.delivering(snap))
         unclaimed = self.unclaimed(snap)
         if unclaimed is not None:
-            most += unclaimed.kept() - unclaimed.record.failed
+            most += unclaimed.kept() - unclaimed.record.failed - unclaimed.overdue(snap, overdue)
         return most + sum(group.record.in_flight for group in self.left_behind(snap))
 
 
@@ -178,11 +187,13 @@ class QueueCache:
         It begins with the topic's first event, unless a queue of this name was dropped: then after its last message.
         """
         self.find(commit, name)  # drops what an earlier epoch left
+        check_together(QueuePolicy(**fields), name)
         known = commit.head(name)
         if known is not None and "dedup_window" not in fields:
             fields = {**fields, "dedup_window": known.settings.dedup_window}
         head = known or commit.ensure(name)
-        record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms)
+        policy = QueuePolicy(**fields)
+        record = QueueRecord(policy, head.number, commit.now_ms)
         lasting = self._lasting.setdefault(head.number, ProcessMemory(name, head.number))
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)

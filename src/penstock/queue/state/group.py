@@ -292,6 +292,21 @@ class Group:
         untouched = latest - record.frontier - record.covered
         return untouched + record.ready + record.held + record.waiting + record.in_flight
 
+    def overdue(self, snap: Snapshot, through: int) -> int:
+        """How many messages up to a position nobody holds and nobody has given up: those that outlived their ttl."""
+        if not through:
+            return 0
+        stop = keys.message_key(self.topic, self.number, through + 1)
+        low, _ = keys.rows(self.topic, self.number, b"e")
+        count = sum(read_message(value, self.queue.name).state != FAILED for _, value in snap.scan(low, stop))
+        last = through if self.record.until < 0 else min(through, self.record.until)
+        untouched = max(0, last - self.record.frontier)
+        for start, end in self.covers(snap) if untouched else ():
+            if start > last:
+                break
+            untouched -= min(end, last) - start + 1
+        return count + untouched
+
     def kept(self) -> int:
         """How many messages the shared group of a fanout queue keeps for groups that may come."""
         record = self.record

@@ -1,0 +1,95 @@
+"""Messages given up without a delivery: those that have outlived their queue's ttl, or that retention passes."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from penstock.journal.commit.commit import Commit
+from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up
+from penstock.queue.state import keys
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
+
+GIVE_UP_STEP = 64
+"""How many messages one commit gives up, so that nobody waits long behind it."""
+
+
+def give_up_through(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason) -> bool:
+    """Gives up some of a group's messages up to a position that nobody holds; True when there may be more."""
+    left = _give_up_placed(commit, queue, group, through, reason, GIVE_UP_STEP)
+    return left <= 0 or _give_up_untouched(commit, queue, group, through, reason, left) <= 0
+
+
+def _give_up_placed(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, step: int) -> int:
+    """Those that have a row of their own."""
+    low, _ = keys.rows(group.topic, group.number, b"e")
+    rows = islice(commit.tx.scan(low, keys.message_key(group.topic, group.number, through + 1)), None)
+    for seq in [keys.tail_seq(key) for key, _ in islice(rows, 4 * step)]:
+        message = group.message(commit.tx, seq)
+        if message is None or (message.state == FAILED and reason != RETIRED):
+            continue
+        group.remove(commit, message)
+        give_up(commit, queue, group, message, reason, message.error, occupied=message.state in (READY, WAITING))
+        step -= 1
+        if step <= 0:
+            break
+    return step
+
+
+def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, step: int) -> int:
+    """Those above the frontier."""
+    tx, record = commit.tx, group.record
+    through = min(through, queue.latest(commit), through if record.until < 0 else record.until)
+    while record.frontier < through and step > 0:
+        seq = record.frontier + 1
+        event = queue.blocks.event(tx, seq)
+        priority = 0
+        if seq > record.absorbed and queue.traits.special >= seq:
+            value = tx.get(keys.special_key(group.topic, seq))
+            priority = 0 if value is None else read_special(value, queue.name).priority
+        group.advance(commit, seq)
+        step -= 1
+        if event is not None and (reason != EXPIRED or queue.policy.dead_letter is not None):
+            over = MessageRow(seq, key=event.key, priority=priority)
+            give_up(commit, queue, group, over, reason, None, occupied=False)
+    return step
+
+
+def trim(commit: Commit, queue: QueueState, through: int) -> None:
+    """Settles everything up to a position for every group: a forced compaction has removed it."""
+    for group in queue.everyone(commit.tx):
+        _trim_leases(commit, group, through)
+        low, _ = keys.rows(group.topic, group.number, b"e")
+        stop = keys.message_key(group.topic, group.number, through + 1)
+        for seq in [keys.tail_seq(key) for key, _ in commit.tx.scan(low, stop)]:
+            message = group.message(commit.tx, seq)
+            if message is not None:
+                group.remove(commit, message)
+                if message.key is not None and message.state in (READY, WAITING):
+                    group.free(commit, message.key)
+        _trim_untouched(commit, group, through)
+
+
+def _trim_leases(commit: Commit, group: Group, through: int) -> None:
+    for number, lease in list(group.leases(commit.tx)):
+        gone = [index for index in lease.held() if lease.seq(index) <= through]
+        busy = [lease.messages[index].key for index in gone] if lease.messages is not None else []
+        if gone:
+            group.let_go(commit, number, lease, sum(1 << index for index in gone))
+        for key in busy:
+            if key is not None:
+                group.free(commit, key)
+
+
+def _trim_untouched(commit: Commit, group: Group, through: int) -> None:
+    record = group.record
+    if record.frontier >= through:
+        return
+    for start, end in list(group.covers(commit.tx)):
+        if start > through:
+            break
+        commit.tx.delete(keys.cover_key(group.topic, group.number, start))
+        record.covered -= end - start + 1
+        through = max(through, end)
+    group.advance(commit, through)
