@@ -399,6 +399,7 @@ def test_when_a_fence_is_open_nothing_of_others_comes_after_it(
             with suppress(FenceActive):
                 work()
             clock.advance(0.001)
+            stop.wait(0.0005)  # or these threads would keep the interpreter from everybody else
 
     def transact() -> None:
         with journal.transaction() as tx:
@@ -415,7 +416,7 @@ def test_when_a_fence_is_open_nothing_of_others_comes_after_it(
         in_threads(keep, work)
     begun.wait(60)
     try:
-        for _ in range(30):
+        for _ in range(10):
             fence = journal.fence()
             before = [journal.topic(name).latest for name in ("jobs", "orders", "ticking")]
             ticket = fence.submit("orders", "fenced")
