@@ -2,6 +2,7 @@
 
 from penstock import errors as errors
 from penstock.api import Transaction as Transaction
+from penstock.api import copy as copy
 from penstock.api import current as current
 from penstock.api import open as open
 from penstock.api import use as use
@@ -22,6 +23,7 @@ from penstock.events import Receipt as Receipt
 from penstock.journal.commit.catalog import Settings as Settings
 from penstock.journal.journal import Description as Description
 from penstock.journal.journal import Pressure as Pressure
+from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep.compaction import CompactReport as CompactReport
 from penstock.journal.worker import Worker as Worker
 from penstock.observe import metrics as metrics

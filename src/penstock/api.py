@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 from penstock.clock import Clock
 from penstock.engine.contract import Durability
-from penstock.engine.url import open_engine
+from penstock.engine.url import OBJECT_SCHEMES, open_engine, parse_url
 from penstock.entity.journal import EntityJournal
 from penstock.entity.topic import EntityTopic
 from penstock.errors import ConfigError
+from penstock.journal.moving import CopyReport, copy_store
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
 from penstock.queue.journal import QueueJournal, QueueTransaction
 from penstock.surface.journal import Journal
@@ -56,8 +57,49 @@ class LocalJournal(EntityJournal, QueueJournal, Journal):
 
         return take_sample(self)
 
+    def copy_to(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        store_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CopyReport:
+        """Copies the whole journal into a new place on any engine, while it is in use, and compares every row.
+
+        Positions, ids, cursors, queues, snapshots and marks come along; the copy is the state at its end. One that was
+        interrupted goes on when called again. `progress` is told how many of how many bytes are done.
+        """
+        self._check_open()
+        target = open_engine(url, options=_object_options(store=store_options))
+        try:
+            return copy_store(self._engine, self._record.id, target, progress)
+        finally:
+            target.close()
+
     def __enter__(self) -> Self:
         return self
+
+
+def copy(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    store_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> CopyReport:
+    """Copies a journal to another place, from a file to a bucket or back; see `Journal.copy_to`.
+
+    `store_options` are for whichever of the two lies in an object store.
+    """
+    remote = _object_options(store=store_options) if _in_object_store(source) else None
+    with open_local(source, read_only=True, options=remote) as journal:
+        return journal.copy_to(
+            target, store_options=store_options if _in_object_store(target) else None, progress=progress
+        )
+
+
+def _in_object_store(url: str | os.PathLike[str]) -> bool:
+    return parse_url(url)[0] in OBJECT_SCHEMES
 
 
 def open(

@@ -25,6 +25,7 @@ class CommandContext:
     def __init__(self) -> None:
         self.url: str | None = None
         self.token: str | None = None
+        self.takeover = False
         self.json = False
         self.out: TextIO = sys.stdout
         self.err: TextIO = sys.stderr
@@ -37,11 +38,15 @@ class CommandContext:
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
-    def journal(self, *, read_only: bool = False) -> Iterator[Journal]:
-        """The journal the command is about, closed at the end; read-only for looking: a mistyped name makes no file."""
+    def journal(self, *, read_only: bool = False, standby: bool = False) -> Iterator[Journal]:
+        """The journal the command is about, closed at the end; read-only for looking: a mistyped name makes no file.
+
+        `standby` waits for as long as another process writes a journal in an object store.
+        """
         from penstock.api import open
 
-        opened = open(self.url, read_only=read_only, token=self.token)
+        takeover = self.takeover and not read_only
+        opened = open(self.url, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
         try:
             yield opened
         finally:

@@ -31,7 +31,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "queues.policy": "configure schedule",
     },
     "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work"},
-    "Whole journals": {"journals.info": "info backup", "journals.copying": "export import"},
+    "Whole journals": {"journals.info": "info backup", "journals.copying": "export import", "journals.moving": "copy"},
     "Pipelines and buffers": {"spark.pipelines": "run pipelines", "buffer.commands": "buffer"},
     "Operating": {
         "operate.watching": "top",

@@ -12,10 +12,11 @@ _BAR = 30
 class ProgressBar:
     """A bar on the error stream where that is a terminal; else a line for every tenth and every minute.
 
-    Called with how many of how many events are done.
+    Called with how many of how many events (or `unit`) are done.
     """
 
-    def __init__(self, context: CommandContext, done: str) -> None:
+    def __init__(self, context: CommandContext, done: str, *, unit: str = "events") -> None:
+        self._unit = unit
         self._context = context
         self._done = done
         self._terminal = context.err.isatty()
@@ -28,7 +29,7 @@ class ProgressBar:
 
     def __call__(self, done: int, total: int) -> None:
         share = done / total if total else 1.0
-        text = f"{done:,} of {total:,} events {self._done}"
+        text = f"{done:,} of {total:,} {self._unit} {self._done}"
         if self._terminal:
             self._context.err.write(f"\r{'━' * int(share * _BAR):{_BAR}} {text}")
             self._context.err.flush()

@@ -126,6 +126,10 @@ class Engine(ABC):
     def size(self) -> int:
         """Bytes on disk (of keys and values, in memory)."""
 
+    def writer(self) -> str | None:
+        """Who writes the store now, for people; None where that is not written down, or where nobody does."""
+        return None
+
     def requests(self) -> dict[str, dict[str, int]]:
         """Requests that something bills, since the store was opened: cause → kind → number; none for local files."""
         return {}

@@ -20,6 +20,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
+from penstock.journal.moving import check_finished
 from penstock.journal.reading import find_event
 from penstock.journal.signal import Hub
 from penstock.journal.storage import keys
@@ -85,6 +86,8 @@ class Description(msgspec.Struct, frozen=True):
     gates: dict[str, list[str]] = {}
     requests: dict[str, dict[str, int]] = {}
     """Requests to an object store since it was opened: cause → kind → number."""
+    writer: str | None = None
+    """Who holds the lease of a journal in an object store."""
 
 
 class BaseJournal:
@@ -123,6 +126,7 @@ class BaseJournal:
     def _claim_store(self) -> StoreRecord:
         """Reads (or, in a new store, writes) the store's own record."""
         with self._engine.read() as snap:
+            check_finished(snap, self._engine.location)
             value = snap.get(keys.STORE)
         if value is None and not self._engine.read_only:
             with interrupts.Shield(interrupts.always), self._engine.write() as tx:
@@ -189,6 +193,7 @@ class BaseJournal:
             self.queues(),
             self._writer.capacity,
             requests=engine.requests(),
+            writer=engine.writer(),
         )
 
     def flush(self) -> None:

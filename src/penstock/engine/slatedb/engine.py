@@ -25,7 +25,7 @@ from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import flush_log, flush_tables, make_cache, open_database
 from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.follower import Follower
-from penstock.engine.slatedb.lease import LEASE_PATH, Lease
+from penstock.engine.slatedb.lease import LEASE_PATH, Lease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
 from penstock.engine.slatedb.requests import count_requests
@@ -298,6 +298,12 @@ class SlatedbEngine(BaseEngine):
             raise explain(error, self._name) from error
         except TimedOut as error:
             raise StorageError(f"{self._name} could not be compacted now: {error}", retryable=True) from error
+
+    def writer(self) -> str | None:
+        """Who holds the lease, or held it last without giving it back."""
+        self._check_usable()
+        holder = read_lease(self._place.objects, self._name)
+        return None if holder is None or holder.released else holder.who()
 
     def requests(self) -> dict[str, dict[str, int]]:
         """Requests to the object store since it was opened: cause → kind → number; nothing for a folder."""

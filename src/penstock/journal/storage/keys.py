@@ -11,6 +11,7 @@
     n name                    a mark: a named number that commits with a transaction
     y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)
     z topic last              a segment: a Parquet file of sealed events first … last
+    u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)
     p …                       projections' snapshots  (entity layer)
@@ -39,6 +40,7 @@ MARK = b"n"
 SEALS = b"y"
 SEGMENT = b"z"
 HISTORY = b"h"
+COPYING = b"u"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")

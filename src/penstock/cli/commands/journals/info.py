@@ -25,6 +25,7 @@ def info(context: CommandContext) -> None:
             "queues": len(described.queues),
             "writer capacity": described.writer_capacity,
             "writer queued": pressure.queued,
+            **({"written by": described.writer} if described.writer else {}),
         }
     )
 

@@ -45,6 +45,9 @@ def _named_url(text: str) -> tuple[str, str]:
 )
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
 @click.option("--read-only", is_flag=True, help="open the journal for reading only")
+@click.option(
+    "--standby", is_flag=True, help="a hot spare: wait while another process writes a journal in an object store"
+)
 def serve(
     context: CommandContext,
     host: str,
@@ -54,6 +57,7 @@ def serve(
     buffer: tuple[tuple[str, str], ...],
     max_body: int,
     read_only: bool,
+    standby: bool,
 ) -> None:
     """Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus.
 
@@ -65,7 +69,9 @@ def serve(
     from penstock.server.running import bind, make_server
 
     tokens = _tokens(token_file)
-    with context.journal(read_only=read_only) as opened:
+    if standby:
+        context.note("standing by: serving begins when the process that writes the journal ends")
+    with context.journal(read_only=read_only, standby=standby) as opened:
         journal = local(opened, "serving")
         server = make_server(
             journal,

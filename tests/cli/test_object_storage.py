@@ -1,0 +1,72 @@
+"""Journals in an object store, from the command line: on a folder, where everything but the network is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import penstock
+from cli.commandline import Cli
+from penstock.cli import failure
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"slatedb:{tmp_path / 'shop'}"
+
+
+def test_a_journal_is_copied_to_another_engine_and_back(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:
+    said = cli("copy", url, f"sqlite:{tmp_path / 'b.db'}", "--json")
+    assert json.loads(said.out)["rows"] > 0
+    cli("copy", f"sqlite:{tmp_path / 'b.db'}", f"slatedb:{tmp_path / 'c'}")
+    before = cli("read", orders, "--json").out
+    assert cli("read", orders, "--json", "--url", f"slatedb:{tmp_path / 'c'}").out == before
+    refused = cli("copy", url, f"sqlite:{tmp_path / 'b.db'}", code=None)
+    assert refused.code != 0 and "new place" in refused.err
+
+
+def test_a_command_does_not_end_the_writer_unless_told_to(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("t").append("k", 1)
+        refused = cli("append", "t", "k", "2", code=None)
+        assert refused.code not in (0, failure.USAGE) and f"process {os.getpid()}" in refused.err
+        assert journal.topic("t").append("k", 3).seq == 2
+        assert f"process {os.getpid()}" in cli("info").out
+        cli("append", "t", "k", "4", "--takeover")
+        with pytest.raises(penstock.errors.Fenced):
+            journal.topic("t").append("k", 5)
+    assert "written by" not in cli("info").out
+    assert cli("read", "t", "--json").out.count("\n") == 3
+
+
+def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -> None:
+    words = [sys.executable, "-m", "penstock.cli", "serve", "--url", url, "--port", "0", "--json"]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    started = [first]
+    try:
+        assert first.stdout is not None
+        served = json.loads(first.stdout.readline())["url"]
+        second = subprocess.Popen([*words, "--standby"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(second)
+        assert second.stdout is not None and second.stderr is not None
+        assert "standing by" in second.stderr.readline()
+        with penstock.open(served) as journal:
+            journal.topic("t").append("k", {"n": 1})
+        first.send_signal(signal.SIGKILL)
+        served = json.loads(second.stdout.readline())["url"]
+        with penstock.open(served) as journal:
+            assert journal.topic("t").append("k", {"n": 2}).seq == 2
+            assert [event.payload["n"] for event in journal.topic("t").read()] == [1, 2]
+        with urllib.request.urlopen(f"{served}/metrics", timeout=30) as page:
+            assert page.status == 200
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()

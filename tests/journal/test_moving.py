@@ -1,0 +1,131 @@
+"""A journal moves between engines: everything comes along, live, resumable, compared."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, StorageError
+from penstock.journal import moving
+from penstock.journal.storage import keys
+
+SCHEMES = ["sqlite", "lmdb", "rocksdb", "file", "slatedb"]
+
+
+def fill(journal: Any) -> None:
+    for number in range(50):
+        journal.topic("orders").append("placed", {"n": number}, key=f"o{number % 7}", dedup=f"d{number}")
+    journal.topic("orders").commit("billing", 20)
+    journal.queue("mail").push_many([{"to": number} for number in range(10)])
+    delivery = journal.queue("mail").take()
+    assert delivery is not None
+    delivery.ack()
+    with journal.transaction() as tx:
+        tx.set_mark("m", 7)
+
+
+def seen(journal: Any) -> Any:
+    return (
+        [event.as_dict() for event in journal.topic("orders").read()],
+        journal.topic("orders").cursors(),
+        journal.mark("m"),
+        journal.queues(),
+        journal.queue("mail").stats(),
+        [event.seq for event in journal.topic("orders").read(key="o3")],
+    )
+
+
+@pytest.mark.parametrize("target", SCHEMES)
+@pytest.mark.parametrize("source", ["sqlite", "slatedb"])
+def test_a_copy_holds_everything_and_goes_on(tmp_path: Path, source: str, target: str) -> None:
+    old, new = f"{source}:{tmp_path / 'old'}", f"{target}:{tmp_path / 'new'}"
+    clock = penstock.ManualClock()
+    with penstock.open(old, clock=clock) as journal:
+        fill(journal)
+        before = seen(journal)
+    told: list[tuple[int, int]] = []
+    report = penstock.copy(old, new, progress=lambda done, total: told.append((done, total)))
+
+    assert report.rows > 50 and report.written == report.rows and told[-1][0] == told[-1][1]
+    with penstock.open(new, clock=clock) as copy:
+        assert seen(copy) == before
+        assert copy.topic("orders").append("placed", {"n": 1}, dedup="d1").duplicate
+        assert copy.topic("orders").append("placed", {"n": 50}).seq == 51
+        assert copy.queue("mail").take() is not None
+
+
+def test_there_and_back_again_is_the_same_journal(tmp_path: Path) -> None:
+    clock = penstock.ManualClock()
+    with penstock.open(tmp_path / "a.db", clock=clock) as journal:
+        fill(journal)
+        before = seen(journal)
+        journal.copy_to(f"slatedb:{tmp_path / 'b'}")
+    penstock.copy(f"slatedb:{tmp_path / 'b'}", tmp_path / "c.db")
+    with penstock.open(tmp_path / "c.db", clock=clock) as back:
+        assert seen(back) == before
+
+
+def test_a_journal_is_copied_while_it_is_in_use(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "a.db") as journal:
+        fill(journal)
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                journal.topic("orders").append("more", 1)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            journal.copy_to(f"slatedb:{tmp_path / 'b'}")
+        finally:
+            stop.set()
+            thread.join(60)
+        latest = journal.topic("orders").latest
+    with penstock.open(f"slatedb:{tmp_path / 'b'}") as copy:
+        seqs = [event.seq for event in copy.topic("orders").read()]
+        assert seqs == list(range(1, len(seqs) + 1)) and 50 <= len(seqs) <= latest
+
+
+def test_an_interrupted_copy_does_not_open_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "BATCH_BYTES", 500)
+    real, left = moving._write, [5]
+
+    def failing(*args: Any) -> int:
+        left[0] -= 1
+        if left[0] == 0:
+            raise StorageError("the disk is full")
+        return real(*args)
+
+    clock = penstock.ManualClock()
+    with penstock.open(tmp_path / "a.db", clock=clock) as journal:
+        fill(journal)
+        before = seen(journal)
+        monkeypatch.setattr(moving, "_write", failing)
+        with pytest.raises(StorageError):
+            journal.copy_to(f"file:{tmp_path / 'b'}")
+        monkeypatch.setattr(moving, "_write", real)
+        with pytest.raises(ConfigError, match="unfinished copy"):
+            penstock.open(f"file:{tmp_path / 'b'}")
+        report = journal.copy_to(f"file:{tmp_path / 'b'}")
+        assert 0 < report.written < report.rows
+    with penstock.open(f"file:{tmp_path / 'b'}", clock=clock) as copy:
+        assert seen(copy) == before
+
+
+def test_a_place_that_holds_something_is_refused(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "a.db") as journal, penstock.open(tmp_path / "b.db") as other:
+        fill(journal)
+        with pytest.raises(ConfigError, match="holds a journal already"):
+            journal.copy_to(tmp_path / "b.db")
+        other.topic("t").append("k")
+        with other._engine.write() as tx:
+            tx.put(keys.COPYING, b"another")
+        with pytest.raises(ConfigError, match="another journal"):
+            journal.copy_to(tmp_path / "b.db")
