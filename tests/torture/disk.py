@@ -246,10 +246,14 @@ class Disk:
             folder = inside
         return folder, name
 
-    def image(self, target: Path, rng: random.Random) -> None:
-        """Writes one of the states the disk may be in after a power cut now."""
-        names = _kept(self.root, self._pending, rng)
-        _materialise(self.root, names, target, rng)
+    def image(self, folder: str, target: Path, rng: random.Random | None) -> None:
+        """Writes one of the states a folder may be in after a power cut now; without chance, as a kill leaves it."""
+        found = self.root.names[folder]
+        assert isinstance(found, Folder)
+        if rng is None:
+            _materialise(found, None, target, None)
+        else:
+            _materialise(found, _kept(self._pending, rng), target, rng)
 
 
 def _store(step: Step) -> None:
@@ -263,7 +267,7 @@ def _store(step: Step) -> None:
 Names = dict[int, dict[str, File | Folder]]
 
 
-def _kept(root: Folder, pending: Sequence[Step], rng: random.Random) -> Names:
+def _kept(pending: Sequence[Step], rng: random.Random) -> Names:
     """The names in each folder that has unsynced ones, with some of those in place: mostly the oldest, in order."""
     how = rng.random()
     if how < 0.15:
@@ -285,12 +289,15 @@ def _kept(root: Folder, pending: Sequence[Step], rng: random.Random) -> Names:
     return changed
 
 
-def _materialise(folder: Folder, changed: Names, target: Path, rng: random.Random) -> None:
+def _materialise(folder: Folder, changed: Names | None, target: Path, rng: random.Random | None) -> None:
     target.mkdir(exist_ok=True)
-    for name, found in sorted(changed.get(id(folder), folder.stored).items()):
+    names = folder.names if changed is None else changed.get(id(folder), folder.stored)
+    for name, found in sorted(names.items()):
         if isinstance(found, Folder):
             _materialise(found, changed, target / name, rng)
         elif found.mapped:
             (target / name).write_bytes(bytes(found.size))
+        elif rng is None:
+            (target / name).write_bytes(_bytes(found.cached, found.size))
         else:
             (target / name).write_bytes(found.after_power_cut(rng))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -60,6 +61,33 @@ class Checker:
             self._process.stdout.close()
 
 
+@dataclass
+class Segment:
+    """The part of a recording that one run of the workload made."""
+
+    folder: str
+    begin: int
+    end: int
+    marks: list[tuple[int, Any]]
+
+
+def segments(recording: Recording) -> list[Segment]:
+    """The runs in a recording, in order."""
+    found: list[Segment] = []
+    for at, call in enumerate(recording.calls):
+        if call.op != MARK:
+            continue
+        said = json.loads(call.one)
+        if "begin" in said:
+            found.append(Segment(str(said["begin"]), at, at, []))
+        elif "end" in said:
+            found[-1].end = at
+        else:
+            found[-1].marks.append((at, said))
+    assert all(segment.end > segment.begin for segment in found), recording.output
+    return found
+
+
 def cut_power(
     recording: Recording,
     root: Path,
@@ -69,35 +97,31 @@ def cut_power(
     seed: int,
     cuts: int,
     synced: bool,
-    after: int = 0,
+    last: int = 0,
 ) -> list[str]:
-    """Cuts the power at `cuts` moments of a recording after a call; what was found wrong, with its moment and seed."""
+    """Cuts the power at moments of every run in a recording, and kills it once at its end; what was found wrong.
+
+    `cuts` moments anywhere in a run, or among its `last` calls.
+    """
     rng = random.Random(seed)
-    moments = sorted(rng.randrange(after, len(recording.calls)) for _ in range(cuts))
     disk = Disk(root)
     image = root.parent / f"{root.name}.image"
     found: list[str] = []
-    marks: list[Any] = []
     done = 0
-    for moment in moments:
-        disk.follow(recording.calls[done:moment])
-        marks += [json.loads(call.one) for call in recording.calls[done:moment] if call.op == MARK]
-        done = moment
-        own = rng.randrange(1 << 30)
-        shutil.rmtree(image, ignore_errors=True)
-        disk.image(image, random.Random(own))
-        wrong = checker.ask(scheme=scheme, folder=str(image), marks=marks, synced=synced)
-        found += [f"power cut before call {moment} (seed {own}): {each}" for each in wrong]
+    for segment in segments(recording):
+        begin = max(segment.begin, segment.end - last) if last else segment.begin
+        moments = sorted(rng.randrange(begin, segment.end) + 1 for _ in range(cuts))
+        for moment, own in [*((moment, rng.randrange(1 << 30)) for moment in moments), (segment.end, None)]:
+            disk.follow(recording.calls[done:moment])
+            done = moment
+            shutil.rmtree(image, ignore_errors=True)
+            disk.image(segment.folder, image, None if own is None else random.Random(own))
+            marks = [said for at, said in segment.marks if at < moment]
+            wrong = checker.ask(scheme=scheme, folder=str(image), marks=marks, synced=synced or own is None)
+            what = "a kill" if own is None else f"a power cut (seed {own})"
+            found += [f"run {segment.folder}, {what} before call {moment}: {each}" for each in wrong]
     shutil.rmtree(image, ignore_errors=True)
     return found
-
-
-def first_mark(recording: Recording, name: str) -> int:
-    """Where in a recording a mark stands."""
-    for at, call in enumerate(recording.calls):
-        if call.op == MARK and name in json.loads(call.one):
-            return at
-    raise AssertionError(f"the recording has no mark {name!r}: {recording.output}")
 
 
 def summary(found: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """Run under the recorder: uses a journal in many ways, and marks in the record what was tried and what acknowledged.
 
-    python workload.py <folder> <scheme> <durability> <seed> <steps> [<kinds>:<at>:<errno>:<more>]
+    python workload.py <folder> <scheme> <durability> <seed> <steps> [<kinds>:<at>:<errno>:<more> …]
 
-The store is <folder>/store. With the last argument, calls fail from the moment the store is open.
+The store is <folder>/0/store. With failures given, there is one run for each, in <folder>/0, <folder>/1, …; calls fail
+from the moment its store is open, and no more before its last few steps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ class Load:
         self.number = 0
 
     def step(self) -> None:
-        # The order is the seed's, the same whether calls fail or not.
         kinds: list[tuple[Callable[[str], None], int]] = [
             (self.append, 6),
             (self.batch, 3),
@@ -104,16 +104,15 @@ class Load:
         mark(backup=path.name, latest=latest)
 
 
-def main() -> None:
-    folder, scheme, durability, seed, steps = Path(sys.argv[1]), *sys.argv[2:6]
-    failing = sys.argv[6] if len(sys.argv) > 6 else ""
+def run(folder: Path, scheme: str, durability: str, seed: int, steps: int, failing: str) -> Journal:
     journal = penstock.open(f"{scheme}:{folder / 'store'}", durability=durability)  # type: ignore[arg-type]
+    load = Load(folder, journal, random.Random(seed))
+    load.append("first")
     mark(opened=True)
-    load = Load(folder, journal, random.Random(int(seed)))
     if failing:
         kinds, at, error, more = failing.split(":")
         arm(kinds, int(at), int(error), more=int(more))
-    for _ in range(int(steps)):
+    for _ in range(steps):
         try:
             load.step()
         except PenstockError as error:
@@ -126,8 +125,22 @@ def main() -> None:
             with suppress(PenstockError):
                 load.append(f"after{load.number}")
             load.number += 1
+    return journal
+
+
+def main() -> None:
+    root, scheme, durability, seed, steps = Path(sys.argv[1]), *sys.argv[2:6]
+    for number, failing in enumerate(sys.argv[6:] or [""]):
+        folder = root / str(number)
+        folder.mkdir()
+        mark(begin=number)
+        journal = run(folder, scheme, durability, int(seed), int(steps), failing)
+        mark(end=number)
+        if failing:  # otherwise ended as a kill would: nothing is closed in good order
+            with suppress(PenstockError):
+                journal.close()
     sys.stdout.flush()
-    os._exit(0)  # as a kill would: nothing is closed in good order
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, StorageError
 from penstock.events import Draft, Event, Receipt
+from penstock.journal.commit import interrupts
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.interrupts import Shield, is_inside
 from penstock.journal.cursors import move_cursor, read_cursor
@@ -37,9 +39,13 @@ class BaseTransaction:
         self._exclusive: Exclusive | None = None
         self._commit: Commit | None = None
         self._spoiled: BaseException | None = None
-        # The body may be interrupted, and then ends here; what must not be interrupted is the ending.
-        endings = [kind.__dict__["__exit__"].__code__ for kind in type(self).__mro__ if "__exit__" in kind.__dict__]
-        self._until_ended = Shield(lambda frame: is_inside(frame, endings))
+        self._committed = False
+        # The body may be interrupted, and then ends here; what must not be interrupted is the ending, and the beginning
+        # from the moment on that others wait for this transaction: its `with` would not call `__exit__`.
+        endings, beginnings = _codes(type(self), "__exit__"), _codes(type(self), "__enter__")
+        self._until_ended = Shield(
+            lambda frame: is_inside(frame, endings) or (self._exclusive is not None and is_inside(frame, beginnings))
+        )
 
     def __enter__(self) -> BaseTransaction:
         if self._exclusive is not None:
@@ -84,6 +90,7 @@ class BaseTransaction:
                 ) from self._spoiled
             else:
                 exclusive.end()
+                self._committed = True
         finally:
             exclusive.release()
 
@@ -146,6 +153,8 @@ class BaseTransaction:
         if self._commit is None or self._exclusive is None:
             raise Closed("the transaction is over (or never began): use it inside its `with` block")
         self._check_thread(self._exclusive)
+        if interrupts.is_waiting():  # it came while the transaction began
+            interrupts.let_through()
         return self._commit
 
     def _check_thread(self, exclusive: Exclusive) -> None:
@@ -168,6 +177,11 @@ class BaseTransaction:
         commit = self._open()
         commit.flush()
         return find_event(commit.tx, id)
+
+
+def _codes(kind: type, name: str) -> list[CodeType]:
+    """A method's code in a class and in those it inherits from."""
+    return [base.__dict__[name].__code__ for base in kind.__mro__ if name in base.__dict__]
 
 
 def _read_in(

@@ -60,7 +60,8 @@ class QueueTransaction(BaseTransaction):
         try:
             super().__exit__(kind, error, trace)
         except BaseException:
-            _reopen(settling)
+            if not self._committed:  # an interrupt that waited for the commit comes after it
+                _reopen(settling)
             raise
 
     def push(self, queue: Queue | str, payload: Any, **options: Any) -> Receipt:

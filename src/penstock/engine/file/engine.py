@@ -30,7 +30,7 @@ from penstock.engine.file.recovery import LogPosition, check_end, follow
 from penstock.engine.file.snapshot import FileRead, FileSnapshot
 from penstock.engine.file.upkeep import Upkeep
 from penstock.engine.overlay import OverlayWrite
-from penstock.errors import ConfigError, Corrupt, PenstockError, StorageError
+from penstock.errors import ConfigError, Corrupt, OutcomeUnknown, PenstockError, StorageError
 
 RESERVE_BYTES = 4 << 20, 64 << 20
 """The least and the most space reserved ahead of the end, an eighth of the file in between."""
@@ -202,6 +202,11 @@ class FileEngine(BaseEngine):
                 self._sync(self._data)
         except BaseException as error:
             self._take_back(begin, error)
+            if isinstance(error, OSError) and self._broken is not None:
+                raise OutcomeUnknown(
+                    f"{self._path} could not be written or synced: {error}; whether the commit was kept shows when the "
+                    "store is next opened"
+                ) from error
             if isinstance(error, OSError):
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 raise StorageError(

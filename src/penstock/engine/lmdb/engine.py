@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -121,7 +122,8 @@ class LmdbRead(_LmdbTransaction):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
 
 
 class LmdbWrite(_LmdbTransaction):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
 V = TypeVar("V")
@@ -59,7 +60,8 @@ class Frozen(Generic[V]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
 
 
 class SortedMap(Generic[V]):

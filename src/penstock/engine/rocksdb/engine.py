@@ -15,6 +15,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -91,7 +92,8 @@ class RocksdbRead:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
 
 
 class RocksdbEngine(BaseEngine):
@@ -109,6 +111,8 @@ class RocksdbEngine(BaseEngine):
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
         self._foreign = True
         self._unflushed = False
+        self._is_closed = True
+        """Whether the database itself is closed, as it is when it could not be opened again."""
         self._refused = False
         """RocksDB takes no write after one failed, whatever the disk does now: it is opened again before the next."""
         self._swap = threading.RLock()  # held while the database is opened again, or a snapshot of it is made
@@ -150,7 +154,7 @@ class RocksdbEngine(BaseEngine):
         self._db = open_database(self._folder)
         # What was in the log is in a file of its own and synced before the database is open.
         self._synced_sequence = self._db.latest_sequence_number()
-        self._unflushed = self._refused = False
+        self._unflushed = self._refused = self._is_closed = False
 
     def _check_folder_is_free(self) -> None:
         if not self._folder.is_dir():
@@ -183,7 +187,18 @@ class RocksdbEngine(BaseEngine):
         self._closed = True
         while self._idle:
             self._idle.pop().close()
-        if not self.read_only and hasattr(self, "_db"):
+        self._close_database()
+
+    def _check_database(self) -> None:
+        if self._is_closed:
+            raise StorageError(
+                f"{self._name} could not be opened again after a write failed; the next write tries again",
+                retryable=True,
+            )
+
+    def _close_database(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
             self._db.close()
 
     # transactions
@@ -196,6 +211,7 @@ class RocksdbEngine(BaseEngine):
                 reading = RocksdbRead(self, RocksdbView(instance.db, self._name), instance)
             else:
                 with self._swap:
+                    self._check_database()
                     reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
         except PenstockError:
             raise
@@ -255,7 +271,7 @@ class RocksdbEngine(BaseEngine):
                     retryable=True,
                 )
             try:
-                self._db.close()
+                self._close_database()
                 self._open_database()
             except PenstockError:
                 raise
@@ -299,6 +315,7 @@ class RocksdbEngine(BaseEngine):
         self._check_usable()
         if not self.read_only:
             with self._swap:
+                self._check_database()
                 return self._db.latest_sequence_number()  # type: ignore[no-any-return]
         with self._watch:
             facts = self._file_facts()
@@ -389,7 +406,7 @@ class RocksdbEngine(BaseEngine):
             shutil.rmtree(partial, ignore_errors=True)
 
     def _rocksdb_objects(self) -> Iterable[object]:
-        if not self.read_only and hasattr(self, "_db"):
+        if not self._is_closed:
             yield self._db
         for secondary in self._idle:
             yield secondary.db
@@ -426,7 +443,7 @@ class RocksdbEngine(BaseEngine):
         for reading in list(self._reads):
             reading.close()
         try:
-            if not self.read_only:
+            if not self._is_closed:
                 self._db.flush_wal(True)
         except Exception as error:
             raise explain(error, self._name) from error

@@ -162,6 +162,8 @@ class PinnedRocksdbView(RocksdbView):
 
 def explain(error: Exception, name: str) -> PenstockError:
     """The penstock error that says what an exception of rocksdict, which has only text, means for a store."""
+    if type(error) is not Exception and not isinstance(error, rocksdict.DbClosedError):
+        raise error  # not rocksdict's: a signal handler's, say
     text = str(error)
     if "lock hold by current process" in text or "While lock file" in text:
         return Locked(

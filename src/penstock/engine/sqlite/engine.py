@@ -20,10 +20,11 @@ import apsw
 
 from penstock.engine.base import BaseEngine, check_backup_target, sync_file, sync_folder
 from penstock.engine.contract import Durability
-from penstock.engine.sqlite.errors import explain
+from penstock.engine.sqlite.errors import explain, write_failed
 from penstock.engine.sqlite.format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
+from penstock.engine.sqlite.log import LogDoubt
 from penstock.engine.sqlite.transaction import SqliteRead, SqliteWrite
-from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
 
 PAGE_BYTES = 4096
 CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
@@ -68,6 +69,7 @@ class SqliteEngine(BaseEngine):
         self._path = Path(path).absolute()
         self._file = str(self._path)
         self._log = Path(self._file + "-wal")
+        self._doubt = LogDoubt(self._file)
         super().__init__(self._file, read_only=read_only, durability=durability)
         self._vfs = vfs
         self._idle: list[apsw.Connection] = []
@@ -151,6 +153,8 @@ class SqliteEngine(BaseEngine):
             run_all(writer, MAKE)
             sync_folder(self._path.parent)
         self._writer_execute = writer.cursor().execute
+        if self._doubt.raised:
+            self._settle_doubt()
         self._allocate_log()
 
     def _allocate_log(self) -> None:
@@ -181,13 +185,13 @@ class SqliteEngine(BaseEngine):
             self._reading.add(connection)
             try:
                 connection.execute(BEGIN_READ).get  # noqa: B018 - the first read fixes the snapshot
+                reading = SqliteRead(self, connection)
             except BaseException:
                 self._reading.discard(connection)
                 connection.close(True)
                 raise
         except apsw.Error as error:
             raise self._explain(error) from error
-        reading = SqliteRead(self, connection)
         if self._closed:
             reading.close()
             raise Closed(f"{self._name} is closed")
@@ -245,6 +249,8 @@ class SqliteEngine(BaseEngine):
                 self._check_usable()
             execute = self._writer_execute
             sync = sync and self.durability == "disk"
+            if self._doubt.raised:
+                self._settle_doubt()
             if sync is not self._syncing:
                 execute(SYNC if sync else NO_SYNC)
                 self._syncing = sync
@@ -263,7 +269,14 @@ class SqliteEngine(BaseEngine):
         try:
             self._writer_execute(COMMIT)
         except BaseException as error:
+            if isinstance(error, apsw.IOError):
+                self._doubt.raise_()
             self._rollback()
+            if isinstance(error, apsw.IOError) and not write_failed(error):
+                raise OutcomeUnknown(
+                    f"{self._file} could not be synced: {error}; whether the commit was kept shows when the store is "
+                    "next opened"
+                ) from error
             if isinstance(error, apsw.Error):
                 raise self._explain(error) from error
             raise
@@ -299,7 +312,7 @@ class SqliteEngine(BaseEngine):
         self._checked_pages, self._unchecked_commits = pages, 0
         with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write
             if pages < LONG_LOG_PAGES:
-                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
             else:
                 self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_RESTART, milliseconds=50)
 
@@ -307,9 +320,25 @@ class SqliteEngine(BaseEngine):
         self._writer.set_busy_timeout(milliseconds)
         try:
             with suppress(apsw.BusyError):
-                self._writer.wal_checkpoint(mode=mode)
+                self._checkpoint(mode)
         finally:
             self._writer.set_busy_handler(_wait_a_little)
+
+    def _checkpoint(self, mode: int) -> None:
+        try:
+            self._writer.wal_checkpoint(mode=mode)
+        except apsw.IOError:
+            self._doubt.raise_()  # it syncs the log first
+            raise
+
+    def _settle_doubt(self) -> None:
+        """Makes the log whole after a sync of it failed, while no process writes to it."""
+        frames = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
+        self._writer.execute(BEGIN_WRITE)
+        try:
+            self._doubt.settle(frames)
+        finally:
+            self._writer.execute(ROLLBACK)
 
     def _rollback(self) -> None:
         try:
@@ -338,12 +367,15 @@ class SqliteEngine(BaseEngine):
     def _sync_log(self) -> None:
         try:
             descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             return
+        except OSError as error:
+            raise OutcomeUnknown(f"{self._log} could not be synced: {error}; it may be lost in a power cut") from error
         try:
             sync_file(descriptor)
         except OSError as error:
-            raise StorageError(f"{self._file}-wal could not be synced: {error}") from error
+            self._doubt.raise_()
+            raise OutcomeUnknown(f"{self._log} could not be synced: {error}; it may be lost in a power cut") from error
         finally:
             os.close(descriptor)
 
@@ -433,10 +465,19 @@ class SqliteEngine(BaseEngine):
             with self._watch:
                 self._watcher.close(True)
             if not self.read_only:
-                self._writer.close(True)
+                self._close_writer()
         finally:
             if not self.read_only:
                 self._end_turn()
+
+    def _close_writer(self) -> None:
+        if self._doubt.raised:
+            try:
+                self._settle_doubt()
+            except (StorageError, apsw.Error):
+                # The last one to close copies the log into the database; from a log with a hole it must not.
+                self._writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._writer.close(True)
 
     def _explain(self, error: apsw.Error) -> PenstockError:
         if self._closed:

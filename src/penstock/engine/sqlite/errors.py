@@ -7,6 +7,12 @@ import apsw
 from penstock.errors import ConfigError, Corrupt, PenstockError, StorageError
 
 
+def write_failed(error: apsw.IOError) -> bool:
+    """Whether a commit failed while its pages were written: then its last one, without which none counts, was not."""
+    # Errors that Python code raises inside SQLite do not have it.
+    return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_WRITE
+
+
 def explain(error: apsw.Error, file: str) -> PenstockError:
     """The penstock error that says what an apsw error means for the store in `file`."""
     match error:

@@ -94,7 +94,8 @@ class SqliteRead(_SqliteTransaction):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
 
 
 class SqliteWrite(_SqliteTransaction):

@@ -3,12 +3,16 @@
 Python runs signal handlers in the main thread, between any two of its instructions. A handler that raises there
 (KeyboardInterrupt, or the SystemExit of a service's SIGTERM handler) could leave a lock taken or a transaction open for
 good. While the main thread is inside a commit, such signals wait until it is done; a second one does not.
+
+However many shields are up, in whichever order they come and go, there is one handler, put in place with the first and
+taken away with the last.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 # The module `signal` wraps each call in several microseconds of enum conversion.
@@ -24,12 +28,62 @@ main_thread = threading.main_thread().ident
 """The thread that signal handlers run in."""
 
 
-def _note_main_thread() -> None:
+class _Handlers:
+    """What the main thread's shields share; nothing here is touched by other threads."""
+
+    __slots__ = ("interrupt", "late", "terminate", "up")
+
+    def __init__(self) -> None:
+        self.up: list[Shield] = []
+        self.late: list[tuple[int, FrameType | None]] = []
+        """Signals that wait; one at most."""
+        self.interrupt: Any = None
+        self.terminate: Any = None
+
+    def install(self) -> None:
+        self.interrupt, self.terminate = getsignal(SIGINT), getsignal(SIGTERM)
+        if callable(self.interrupt):
+            set_handler(SIGINT, receive)
+        if callable(self.terminate):
+            set_handler(SIGTERM, receive)
+
+    def remove(self) -> None:
+        try:
+            self._put_back()
+        except BaseException:  # the first one was in force again, and raised
+            self._put_back()
+            self.late.clear()
+            raise
+
+    def _put_back(self) -> None:
+        # One that is not ours any more was set inside the block: it stays.
+        if getsignal(SIGINT) is receive:
+            set_handler(SIGINT, self.interrupt)
+        if getsignal(SIGTERM) is receive:
+            set_handler(SIGTERM, self.terminate)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Calls the program's own handler."""
+        handler = self.interrupt if number == SIGINT else self.terminate
+        if callable(handler):
+            handler(number, frame)
+
+
+_handlers = _Handlers()
+
+
+def _begin_in_child() -> None:
+    """After a fork: the thread that forked is the main one; shields of another one are not there any more."""
     global main_thread
-    main_thread = threading.main_thread().ident
+    me = threading.main_thread().ident
+    if main_thread != me:
+        main_thread = me
+        _handlers.up.clear()
+        _handlers.late.clear()
+        _handlers.remove()
 
 
-os.register_at_fork(after_in_child=_note_main_thread)
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def always(frame: FrameType | None) -> bool:
@@ -43,49 +97,70 @@ class Shield:
     `busy` is given the frame that was interrupted.
     """
 
-    __slots__ = ("_busy", "_handler", "_interrupt", "_late", "_on", "_terminate")
+    __slots__ = ("busy",)
 
     def __init__(self, busy: Callable[[FrameType | None], bool]) -> None:
-        self._busy = busy
-        self._on = False
-        self._interrupt: Any = None
-        self._terminate: Any = None
-        self._late: list[tuple[int, FrameType | None]] = []
-        self._handler = self._receive
+        self.busy = busy
 
-    # Every commit of the main thread passes through here: written out for both signals, no loop, nothing made.
+    # Every commit of the main thread passes through here: no loop, nothing made.
     def __enter__(self) -> None:
-        if get_ident() != main_thread or self._on:
+        if get_ident() != main_thread:
             return
-        self._interrupt, self._terminate = getsignal(SIGINT), getsignal(SIGTERM)
-        self._on = True
-        if callable(self._interrupt):
-            set_handler(SIGINT, self._handler)
-        if callable(self._terminate):
-            set_handler(SIGTERM, self._handler)
+        up = _handlers.up
+        try:
+            up.append(self)
+            if len(up) == 1:
+                _handlers.install()
+        except BaseException:  # a signal's, before ours is the handler
+            if self in up:
+                up.remove(self)
+            if not up:
+                _handlers.remove()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._on or get_ident() != main_thread:
+        # Signals that come from here on wait too: `receive` knows this function.
+        if get_ident() != main_thread:
             return
-        interrupt, terminate = self._interrupt, self._terminate
-        # One that is not ours any more was set inside the block: it stays.
-        if callable(interrupt) and getsignal(SIGINT) is self._handler:
-            set_handler(SIGINT, interrupt)
-        if callable(terminate) and getsignal(SIGTERM) is self._handler:
-            set_handler(SIGTERM, terminate)
-        self._on = False
-        if self._late:
-            late, self._late = self._late, []
-            for number, frame in late:
-                (interrupt if number == SIGINT else terminate)(number, frame)
+        up = _handlers.up
+        if up and up[-1] is self:
+            del up[-1]
+        elif self in up:
+            up.remove(self)
+        if not up:
+            _handlers.remove()
+        if _handlers.late:
+            let_through()
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self._late and self._busy(frame):
-            self._late.append((number, frame))
-        elif self._on:
-            (self._interrupt if number == SIGINT else self._terminate)(number, frame)
+
+def let_through() -> None:
+    """Lets a signal take effect that waited for a shield, unless another one is still busy."""
+    late = _handlers.late
+    if late and get_ident() == main_thread:
+        frame = sys._getframe(1)
+        if frame.f_code is _EXIT:
+            frame = frame.f_back  # type: ignore[assignment]
+        if not _is_busy(frame):
+            _handlers.pass_on(*late.pop())
+
+
+def is_waiting() -> bool:
+    """Whether a signal waits for a shield."""
+    return bool(_handlers.late)
+
+
+def receive(number: int, frame: FrameType | None) -> None:
+    """The handler while a shield is up."""
+    if not _handlers.late and (_is_busy(frame) or is_inside(frame, _OWN)):
+        _handlers.late.append((number, frame))
+    else:
+        _handlers.pass_on(number, frame)
+
+
+def _is_busy(frame: FrameType | None) -> bool:
+    return any(shield.busy(frame) for shield in _handlers.up)
 
 
 def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
@@ -95,3 +170,7 @@ def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+_EXIT = Shield.__exit__.__code__
+_OWN = (_EXIT, _Handlers.remove.__code__)

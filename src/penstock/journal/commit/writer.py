@@ -25,7 +25,7 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
-from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.journal.commit import interrupts
 from penstock.journal.commit.catalog import Catalog
 from penstock.journal.commit.commit import Commit, EntityHistory
@@ -237,11 +237,11 @@ class Writer:
             self._fail(batch, error)
             raise
         finally:
+            self._wake(batch)  # as the leader, whom no signal keeps from it
             self._leader = None
             self._lead.release()
             if self._pending:
                 self._pass_on()
-            self._wake(batch)
 
     def _gather(self, batch: list[WriteRequest[Any]]) -> None:
         if self.engine.linger and self._pending:
@@ -452,7 +452,7 @@ def _for_others(error: BaseException) -> BaseException:
     elif isinstance(error, Exception):
         own = StorageError(f"the commit failed: {error!r}")
     else:
-        own = StorageError("the thread that was committing was interrupted; whether the commit was kept is not known")
+        own = OutcomeUnknown("the thread that was committing was interrupted; whether the commit was kept is not known")
     own.__cause__ = error
     return own
 
