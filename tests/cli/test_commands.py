@@ -15,9 +15,9 @@ import click
 import pytest
 
 from cli.commandline import Cli
-from penstock.cli.command import SHARED, JournalCommand
+from penstock.cli.command import SHARED, JournalCommand, summary
 from penstock.cli.failure import EXTRAS
-from penstock.cli.main import MODULES, app, summary
+from penstock.cli.main import MODULES, app
 
 ROOT = click.Context(app, info_name="penstock")
 GROUPS = ("buffer",)
@@ -93,6 +93,8 @@ def test_a_mistyped_option_is_suggested(cli: Cli) -> None:
 
 def test_mistakes_are_one_object_with_json(cli: Cli) -> None:
     assert json.loads(cli("topcis", "--json", code=2).err)["error"] == "usage"
+    assert "\n" not in cli("completion", code=2).err.splitlines()[0] and "zsh" in cli("completion", code=2).err
+    assert "penstock: got unexpected" in cli("read", "orders", "more", code=2).err
     assert "'TOPIC'" in json.loads(cli("read", "--json", code=2).err)["message"]
 
 

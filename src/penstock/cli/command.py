@@ -51,6 +51,25 @@ class JournalCommand(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
+class CommandGroup(click.Group):
+    """A group whose help shows each command's whole first paragraph, by section."""
+
+    def sections(self) -> dict[str, list[str]]:
+        """The names of the commands below each heading."""
+        return {"Commands": sorted(self.commands)}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.sections().items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary(self.get_command(ctx, name))) for name in names])
+
+
+def summary(command: click.Command | None) -> str:
+    """The first paragraph of a command's help, on one line."""
+    text = (command and command.help) or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
 def command(name: str, *examples: str) -> Callable[[Callable[..., int | None]], JournalCommand]:
     """Declares a command; its function gets the context and one keyword for each argument and option.
 

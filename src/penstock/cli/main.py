@@ -12,7 +12,7 @@ import click
 
 from penstock import __version__
 from penstock.cli import failure
-from penstock.cli.command import SHARED
+from penstock.cli.command import SHARED, CommandGroup
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 
@@ -53,7 +53,7 @@ MODULES: Final = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """The commands, each imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -68,17 +68,8 @@ class LazyGroup(click.Group):
         found = (value for value in vars(module).values() if isinstance(value, click.Command))
         return next(command for command in found if command.name == cmd_name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, modules in SECTIONS.items():
-            with formatter.section(title):
-                names = " ".join(modules.values()).split()
-                formatter.write_dl([(name, summary(self.get_command(ctx, name))) for name in names])
-
-
-def summary(command: click.Command | None) -> str:
-    """The first paragraph of a command's help, on one line."""
-    text = (command and command.help) or ""
-    return " ".join(text.partition("\n\n")[0].split())
+    def sections(self) -> dict[str, list[str]]:
+        return {title: " ".join(modules.values()).split() for title, modules in SECTIONS.items()}
 
 
 @click.group(
@@ -132,8 +123,9 @@ def run(words: Sequence[str]) -> int:
 
 def _plain(error: click.UsageError) -> str:
     """A sentence of ours as it is; Click's own as one that follows `penstock: `."""
-    message = error.format_message()
-    return message if type(error) is click.UsageError else f"{message[:1].lower()}{message[1:]}".removesuffix(".")
+    message = " ".join(error.format_message().split())
+    ours = type(error) is click.UsageError and not message.startswith("Got ")
+    return message if ours else f"{message[:1].lower()}{message[1:]}".removesuffix(".")
 
 
 def _hint(error: click.UsageError) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
+from penstock.cli.command import CommandGroup
 from penstock.cli.failure import FAILED
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group("buffer")
+@click.group("buffer", cls=CommandGroup)
 def buffer() -> None:
     """Buffers in object storage: look into a manifest, produce, consume, collect garbage."""
 

@@ -198,14 +198,15 @@ def _append_lines(context: CommandContext, topic: Topic, lines: EventLines, file
             if bar is not None:
                 bar.update(size)
     took = time.perf_counter() - started
-    latest = last.seq if last else None
     if context.json:
         done = {"topic": topic.name, "appended": total - duplicates, "duplicates": duplicates}
-        context.document({**done, "latest": latest, "seconds": round(took, 3)})
+        context.document({**done, "latest": last.seq if last else None, "seconds": round(took, 3)})
+        return
+    if last is None:
+        context.note("nothing was appended: no line came in")
         return
     again = f", {duplicates:,} of them known before" if duplicates else ""
-    rate = total / max(took, 1e-9)
-    context.line(f"{total:,} events{again}; the last is {topic.name}#{latest or 0} ({rate:,.0f}/s)")
+    context.line(f"{total:,} events{again}; the last is {topic.name}#{last.seq} ({total / max(took, 1e-9):,.0f}/s)")
 
 
 def _progress(context: CommandContext, file: str | None) -> Any:
