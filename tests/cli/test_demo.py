@@ -69,7 +69,7 @@ def test_a_kept_journal_holds_what_happened(start: Start, tmp_path: Path) -> Non
     with penstock.open(kept, read_only=True) as journal:
         assert {"orders", "payments", "invoices"} <= set(journal.topics())
         assert {"emails", "emails.dead", "reports"} <= set(journal.queues())
-        assert {one.topic for one in journal.correlated("order-1")} == {"orders", "payments", "invoices", "mails"}
+        assert {one.topic for one in journal.correlated("order-1")} >= {"orders", "payments", "invoices", "mails"}
         assert journal.queue("emails").pending() == []
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.conditions import Where
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def size(text: str) -> int:
@@ -114,3 +115,26 @@ queue_names = _names("queues")
 the_topic = click.argument("topic", shell_complete=topic_names, help="the topic")
 any_topic = click.argument("topic", required=False, shell_complete=topic_names, help="one topic only")
 the_queue = click.argument("queue", shell_complete=queue_names, help="the queue")
+with_yes = click.option("--yes", is_flag=True, help="do not ask")
+with_create = click.option("--create", is_flag=True, help="make the queue when it is not there")
+PORT = click.IntRange(0, 65535)
+
+
+# ── parameters of one kind ───────────────────────────────────────────────────────────────────────────────────────────
+def some_topics(metavar: str, *, required: bool = False, help: str) -> Callable[[F], F]:
+    """An argument that takes several topics."""
+    complete = topic_names
+    return click.argument("topics", metavar=metavar, nargs=-1, required=required, shell_complete=complete, help=help)
+
+
+def choice(*names: str, help: str, default: str | None = None) -> Callable[[F], F]:
+    """An option whose value is one of the words of the last name."""
+    return click.option(*names[:-1], type=click.Choice(names[-1].split()), default=default, help=help)
+
+
+def several(*names: str, help: str, **how: Any) -> Callable[[F], F]:
+    """An option that may be given several times."""
+    return click.option(*names, multiple=True, help=f"{help}; may be given several times", **how)
+
+
+the_headers = several("--header", "headers", metavar="NAME=VALUE", type=header, help="a header")

@@ -15,6 +15,7 @@ import click
 
 from penstock.cli.command import CommandGroup
 from penstock.cli.failure import FAILED
+from penstock.cli.values import choice
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 
@@ -143,7 +144,7 @@ def _status(found: Manifest, where: BufferPaths) -> dict[str, Any]:
 @in_store
 @with_prefix
 @click.option("--metadata", default="", help="travels with the entries")
-@click.option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="how batches are packed")
+@choice("--compression", "none zstd", default="none", help="how batches are packed")
 @with_null
 def produce(
     url: str,

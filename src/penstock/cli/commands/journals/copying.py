@@ -11,15 +11,13 @@ from penstock.cli.command import command
 from penstock.cli.commands.topics.selection import EventSelection, selecting
 from penstock.cli.context import CommandContext
 from penstock.cli.progress import ProgressBar
-from penstock.cli.values import position, topic_names
+from penstock.cli.values import choice, position, some_topics
 
 if TYPE_CHECKING:
     from penstock.entity.copying.files import CopyFormat
 
 FORMATS = ("jsonl", "parquet", "arrow", "csv")
-some_topics = click.argument(
-    "topics", metavar="[TOPIC]...", nargs=-1, shell_complete=topic_names, help="all, if none is named"
-)
+format_option = choice("--format", " ".join(FORMATS), help="the format; without it, the file's ending says it")
 
 
 @command(
@@ -28,9 +26,9 @@ some_topics = click.argument(
     "penstock export orders week.parquet --since 7d --where 'payload.total > 10'",
     "penstock export /backups/shop --format parquet",
 )
-@some_topics
+@some_topics("[TOPIC]...", help="all, if none is named")
 @click.argument("place", type=click.Path(), help="a file for one topic, a folder for several; - for standard output")
-@click.option("--format", type=click.Choice(FORMATS), help="the format; without it, the file's ending says it")
+@format_option
 @click.option("--after", type=position, help="start after this position")
 @click.option("--through", type=position, help="stop after this position")
 @selecting
@@ -98,9 +96,9 @@ def _export_folder(context: CommandContext, topics: tuple[str, ...], place: str,
     "penstock import orders orders.jsonl",
     "penstock import copy orders.parquet",
 )
-@some_topics
+@some_topics("[TOPIC]...", help="all, if none is named")
 @click.argument("place", type=click.Path(), help="the file or folder that `export` wrote; - for standard input")
-@click.option("--format", type=click.Choice(FORMATS), help="the format; without it, the file's ending says it")
+@format_option
 def import_(context: CommandContext, topics: tuple[str, ...], place: str, format: CopyFormat | None) -> None:
     """Reads what `export` wrote, with all positions, ids, times and causes.
 

@@ -13,6 +13,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
+from penstock.cli.values import choice
 
 if TYPE_CHECKING:
     from penstock.events import Draft
@@ -35,12 +36,7 @@ PAYLOAD = {"id": 4711, "customer": "c-0042", "total": 129.95, "note": "x" * 40}
 
 
 @command("bench", "penstock bench", "penstock bench --engine lmdb --folder /var/lib")
-@click.option(
-    "--engine",
-    type=click.Choice(["sqlite", "lmdb", "rocksdb", "file", "memory"]),
-    default="sqlite",
-    help="the engine to measure",
-)
+@choice("--engine", "sqlite lmdb rocksdb file memory", default="sqlite", help="the engine to measure")
 @click.option("--folder", metavar="FOLDER", help="where to measure; the disk matters")
 @click.option("--seconds", type=number, default="1", help="about how long each row may take")
 def bench(context: CommandContext, engine: str, folder: str | None, seconds: float) -> None:

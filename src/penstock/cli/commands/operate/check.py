@@ -10,7 +10,7 @@ import click
 from penstock.cli.command import command
 from penstock.cli.commands.operate.watching import sampler_of
 from penstock.cli.context import CommandContext
-from penstock.cli.values import duration, number, queue_names, topic_names
+from penstock.cli.values import duration, number, queue_names, several, topic_names
 from penstock.errors import ConfigError, PenstockError
 from penstock.units import show_duration
 
@@ -54,12 +54,8 @@ def share(text: str) -> float:
 @_limit("--failed", number, "messages any queue may have given up")
 @_limit("--dead", number, "dead letters any queue may have")
 @_limit("--pressure", share, "how full the writer may be")
-@click.option(
-    "--topic", multiple=True, shell_complete=topic_names, help="look at this topic only; may be given several times"
-)
-@click.option(
-    "--queue", multiple=True, shell_complete=queue_names, help="look at this queue only; may be given several times"
-)
+@several("--topic", shell_complete=topic_names, help="look at this topic only")
+@several("--queue", shell_complete=queue_names, help="look at this queue only")
 def check(
     context: CommandContext,
     lag: Threshold | None,

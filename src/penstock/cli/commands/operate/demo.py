@@ -19,6 +19,8 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
+from penstock.cli.stopping import StopSignals
+from penstock.cli.values import PORT
 
 if TYPE_CHECKING:
     from penstock.api import LocalJournal
@@ -33,9 +35,7 @@ SECONDS = 30.0
 
 @command("demo", "penstock demo", "penstock demo --seconds 300 --keep")
 @click.option("--seconds", type=click.FloatRange(1, 86400), default=SECONDS, help="how long it lives")
-@click.option(
-    "--port", metavar="NUMBER", type=click.IntRange(0, 65535), default=0, help="the console's port; 0 for any"
-)
+@click.option("--port", type=PORT, default=0, help="the console's port; 0 for any that is free")
 @click.option("--keep", is_flag=True, help="leave the journal behind, and say where it is")
 @click.option("--no-browser", is_flag=True, help="do not open the console in a browser")
 def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_browser: bool) -> None:
@@ -56,13 +56,13 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
     listening = bind("127.0.0.1", port)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     try:
-        with open_local(folder / "shop.db") as journal, _served(journal, listening) as url, _told_to_end() as ended:
+        with open_local(folder / "shop.db") as journal, _served(journal, listening) as url, StopSignals() as stop:
             if not no_browser and context.out.isatty() and _has_browser():
                 click.launch(url)
             shop = DemoShop(journal, seconds / SECONDS)
             shop.open()
             try:
-                _tell(context, shop, url, seconds, ended)
+                _tell(context, shop, url, seconds, stop)
             finally:
                 shop.close()
     finally:
@@ -96,19 +96,7 @@ def _served(journal: LocalJournal, listening: socket.socket) -> Iterator[str]:
         thread.join()
 
 
-@contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """Set when SIGINT or SIGTERM asks for the end."""
-    ended = threading.Event()
-    before = {one: signal.signal(one, lambda *_: ended.set()) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield ended
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, ended: threading.Event) -> None:
+def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, stop: StopSignals) -> None:
     """The story: what happens when, and where to look."""
     began = time.monotonic()
 
@@ -123,10 +111,10 @@ def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, end
 
     say(f"a shop opens for {seconds:g} seconds, and its console with it", "/", "rates, backlogs, lags, live")
     for share, act in STORY:
-        if ended.wait(max(0.0, began + share * seconds - time.monotonic())):
+        if stop.wait(began + share * seconds - time.monotonic()):
             break
         say(*act(shop))
-    ended.wait(max(0.0, began + seconds - time.monotonic()))
+    stop.wait(began + seconds - time.monotonic())
     orders = shop.journal.topic("orders").latest
     say(f"the shop closes: {orders:,} orders, {shop.sent:,} emails sent, {shop.given_up():,} given up", "/", "the end")
 

@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
-from penstock.cli.values import size
+from penstock.cli.values import PORT, several, size
 
 if TYPE_CHECKING:
     from penstock.server.access import Role
@@ -25,24 +25,10 @@ def _named_url(text: str) -> tuple[str, str]:
 
 @command("serve", "penstock serve", "penstock serve --host 0.0.0.0 --token-file tokens --allow-host journal.example")
 @click.option("--host", default="127.0.0.1", help="the address to serve on; any but this machine's own needs tokens")
-@click.option(
-    "--port", metavar="NUMBER", type=click.IntRange(0, 65535), default=7367, help="the port; 0 for any that is free"
-)
-@click.option(
-    "--token-file",
-    type=click.Path(),
-    help="a file of tokens, one a line: `read TOKEN`, `write TOKEN` or `admin TOKEN` [or PENSTOCK_SERVE_TOKENS]",
-)
-@click.option(
-    "--allow-host", metavar="NAME", multiple=True, help="a name this server answers to; may be given several times"
-)
-@click.option(
-    "--buffer",
-    metavar="NAME=URL",
-    multiple=True,
-    type=_named_url,
-    help="an object-storage buffer to show on the page; may be given several times",
-)
+@click.option("--port", type=PORT, default=7367, help="the port; 0 for any that is free")
+@click.option("--token-file", type=click.Path(), help="a file of tokens: `read|write|admin TOKEN`, one a line")
+@several("--allow-host", metavar="NAME", help="a name this server answers to")
+@several("--buffer", metavar="NAME=URL", type=_named_url, help="an object-storage buffer to show on the page")
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
 @click.option("--read-only", is_flag=True, help="open the journal for reading only")
 @click.option(
@@ -73,14 +59,9 @@ def serve(
         context.note("standing by: serving begins when the process that writes the journal ends")
     with context.journal(read_only=read_only, standby=standby) as opened:
         journal = local(opened, "serving")
+        limits, hosts = Limits(max_body=max_body), allow_host or None
         server = make_server(
-            journal,
-            host=host,
-            port=port,
-            tokens=tokens,
-            hosts=allow_host or None,
-            limits=Limits(max_body=max_body),
-            buffers=dict(buffer),
+            journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer)
         )
         listening = bind(host, port)
         shown = f"[{host}]" if ":" in host else host

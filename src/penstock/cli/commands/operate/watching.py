@@ -136,15 +136,8 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
     groups.sort(key=lambda group: (-group.ready - group.failed - group.dead, group.name))
     queue_rows = [
         (
-            group.name,
-            group.group,
-            round(group.rate, 1),
-            group.ready,
-            group.in_flight,
-            group.delayed,
-            group.failed,
-            group.dead if group.letters is None else group.letters,
-            show_duration(group.oldest_age),
+            *(group.name, group.group, round(group.rate, 1), group.ready, group.in_flight, group.delayed, group.failed),
+            *(group.dead if group.letters is None else group.letters, show_duration(group.oldest_age)),
         )
         for group in groups[:rows]
     ]

@@ -9,7 +9,18 @@ import click
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import NOTHING
-from penstock.cli.values import count, duration, header, json_value, number, queue_names, the_queue, time
+from penstock.cli.values import (
+    choice,
+    count,
+    duration,
+    json_value,
+    number,
+    queue_names,
+    the_headers,
+    the_queue,
+    time,
+    with_create,
+)
 from penstock.errors import StaleDelivery
 
 if TYPE_CHECKING:
@@ -25,9 +36,7 @@ BATCH = 1000
     """penstock push emails '{"to": "ada@example.com"}' --delay 10m --dedup welcome-ada""",
 )
 @click.argument("queue", shell_complete=queue_names, help="the queue; it is made when it is not there")
-@click.argument(
-    "payload", required=False, help="the payload as JSON; - (or nothing) pushes every line of standard input"
-)
+@click.argument("payload", required=False, help="the payload as JSON; - (or nothing) pushes lines of standard input")
 @click.option("--kind", default="message", help="the message's kind")
 @click.option("--key", help="its ordering key: messages of one key are delivered in order, one at a time")
 @click.option("--priority", type=int, default=0, help="its priority, in a queue that has them")
@@ -35,14 +44,7 @@ BATCH = 1000
 @click.option("--not-before", type=time, help="not before this time")
 @click.option("--dedup", help="push once only within the queue's window")
 @click.option("--max-attempts", type=number, help="its own number of deliveries")
-@click.option(
-    "--header",
-    "headers",
-    metavar="NAME=VALUE",
-    multiple=True,
-    type=header,
-    help="a header; may be given several times",
-)
+@the_headers
 @click.option("--cause", metavar="ID", help="the id of the event that caused it")
 @click.option("--text", is_flag=True, help="the payload is text, not JSON")
 def push(context: CommandContext, queue: str, payload: str | None, text: bool, headers: Any, **given: Any) -> None:
@@ -83,13 +85,9 @@ def push(context: CommandContext, queue: str, payload: str | None, text: bool, h
 @click.option("--wait", type=duration, default="0s", help="how long to wait for one")
 @click.option("--lease", type=duration, help="for how long")
 @click.option("--newest", is_flag=True, help="from the other end")
-@click.option(
-    "--settle",
-    type=click.Choice(["ack", "nack", "dead", "release", "none"]),
-    help="what becomes of them, without asking; none leaves them leased, for `penstock settle`",
-)
+@choice("--settle", "ack nack dead release none", help="what becomes of them; none: they stay leased")
 @click.option("--error", help="the error to give with nack or dead")
-@click.option("--create", is_flag=True, help="make the queue when it is not there")
+@with_create
 def take(
     context: CommandContext, queue: str, limit: int, settle: str | None, error: str | None, create: bool, **given: Any
 ) -> int | None:
@@ -168,13 +166,7 @@ def _ask(context: CommandContext, delivery: Delivery) -> None:
 )
 @the_queue
 @click.argument("delivery", help="the delivery's token")
-@click.option(
-    "--as",
-    "how",
-    type=click.Choice(["ack", "nack", "dead", "release", "extend"]),
-    default="ack",
-    help="what becomes of it",
-)
+@choice("--as", "how", "ack nack dead release extend", default="ack", help="what becomes of it")
 @click.option("--error", help="the error to give with nack or dead")
 @click.option("--delay", type=duration, help="how long nack keeps it back, if not the policy's")
 @click.option("--lease", type=duration, help="how long extend keeps it, if not the policy's")

@@ -9,7 +9,7 @@ import click
 from penstock.cli.command import command, given_options
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
-from penstock.cli.values import duration, json_value, number, or_none, the_queue
+from penstock.cli.values import choice, duration, json_value, number, or_none, the_queue, with_create
 
 if TYPE_CHECKING:
     from penstock.queue.retry import Retry
@@ -45,24 +45,21 @@ def retry(text: str) -> Retry:
     "penstock configure emails --lease 2m --max-attempts 5 --retry exponential:1s:60s --dead-letter emails.dead",
 )
 @the_queue
-@click.option("--mode", type=click.Choice(["work", "fanout"]), help="each message to one consumer, or to every group")
+@choice("--mode", "work fanout", help="each message to one consumer, or to every group")
 @click.option("--lease", type=duration, help="how long a consumer may hold a message")
 @click.option("--max-attempts", type=number, help="deliveries before a message is given up")
-@click.option(
-    "--dead-letter", metavar="QUEUE", type=or_none(str), help="where messages given up go (none: they stay, failed)"
-)
-@click.option(
-    "--retry",
-    type=retry,
-    help="delay before the next attempt: immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m, svix",
-)
+@click.option("--dead-letter", metavar="QUEUE", type=or_none(str), help="where those given up go (none: nowhere)")
+@click.option("--retry", type=retry, help="when it is tried again, like exponential:1s:60s")
 @click.option("--max-size", type=or_none(number), help="unsettled messages it may hold (none: any)")
 @click.option("--max-in-flight", type=or_none(number), help="messages a group may have in flight (none: any)")
 @click.option("--ttl", type=or_none(duration), help="messages older than this are not delivered (none: all are)")
 @click.option("--priority", type=bool, metavar="yes|no", help="whether messages have priorities")
 @click.option("--dedup-window", type=duration, help="how long dedup keys are remembered")
 def configure(context: CommandContext, queue: str, **_: Any) -> None:
-    """Shows or changes how a queue delivers; makes it when it is not there."""
+    """Shows or changes how a queue delivers; makes it when it is not there.
+
+    RETRY is one of immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m and svix.
+    """
     import msgspec
 
     changes = given_options()
@@ -89,14 +86,9 @@ def configure(context: CommandContext, queue: str, **_: Any) -> None:
 @click.option("--timezone", default="UTC", help="the cron line's time zone")
 @click.option("--payload", metavar="JSON", default="null", help="the payload as JSON")
 @click.option("--kind", default="message", help="the messages' kind")
-@click.option(
-    "--missed",
-    type=click.Choice(["all", "last", "none"]),
-    default="all",
-    help="what to do about ticks at which no program had the queue open",
-)
+@choice("--missed", "all last none", default="all", help="what to do about ticks while no program was there")
 @click.option("--remove", is_flag=True, help="remove it")
-@click.option("--create", is_flag=True, help="make the queue when it is not there")
+@with_create
 def schedule(
     context: CommandContext,
     queue: str,

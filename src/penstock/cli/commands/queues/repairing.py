@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
-from penstock.cli.values import condition, number, position, queue_names, the_queue
+from penstock.cli.values import condition, number, position, queue_names, the_queue, with_yes
 
 if TYPE_CHECKING:
     from penstock.conditions import Where
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 limited = click.option("-n", "--limit", type=number, help="how many at the most")
 conditional = click.option("--where", type=condition, help="only those for which this holds")
-unasked = click.option("--yes", is_flag=True, help="do not ask")
 
 
 def rate(text: str) -> float:
@@ -83,7 +82,7 @@ def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Wh
 
 @command("purge", "penstock purge emails --yes")
 @the_queue
-@unasked
+@with_yes
 def purge(context: CommandContext, queue: str, yes: bool) -> None:
     """Removes every message of a queue, also those in flight."""
     with context.journal() as journal:
@@ -94,7 +93,7 @@ def purge(context: CommandContext, queue: str, yes: bool) -> None:
 
 @command("drop", "penstock drop old-emails --yes")
 @the_queue
-@unasked
+@with_yes
 def drop(context: CommandContext, queue: str, yes: bool) -> None:
     """Removes a queue with its messages, groups and schedules.
 

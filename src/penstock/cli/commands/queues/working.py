@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +9,8 @@ import click
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
 from penstock.cli.loading import load_named
-from penstock.cli.values import count, duration, number, the_queue
+from penstock.cli.stopping import StopSignals
+from penstock.cli.values import choice, count, duration, number, the_queue, with_create
 
 if TYPE_CHECKING:
     from penstock.surface.queue import Queue
@@ -27,13 +25,8 @@ if TYPE_CHECKING:
 @click.option("--consumer", help="under this name")
 @click.option("--lease", type=duration, help="for how long messages are held")
 @click.option("--until-empty", is_flag=True, help="end when nothing is left to take")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    help="what is logged on the error stream: failures of handlers are warnings",
-)
-@click.option("--create", is_flag=True, help="make the queue when it is not there")
+@choice("--log-level", "debug info warning error", default="warning", help="what is logged: failures are warnings")
+@with_create
 def work(
     context: CommandContext,
     queue: str,
@@ -53,25 +46,16 @@ def work(
 
     function = load_named(handler)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    stop = threading.Event()
-
-    def asked_to_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
     with context.journal() as journal:
         handle = context.existing_queue(journal, queue, create=create)
         worker = handle.worker(function, **given)
-        before = {number: signal.signal(number, asked_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with StopSignals() as stop:
             worker.start()
             context.note(f"working on {queue} with {handler}, {given['concurrency']} at a time; Ctrl-C ends it")
             while worker.alive and not stop.wait(0.1):
                 if until_empty and _is_empty(handle, given["group"]):
                     break
             worker.stop()
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
     context.note("ended")
 
 

@@ -14,7 +14,7 @@ from penstock.cli.command import command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 from penstock.cli.output import table
-from penstock.cli.values import number
+from penstock.cli.values import choice, number, several, with_yes
 from penstock.units import show_duration
 
 if TYPE_CHECKING:
@@ -43,36 +43,26 @@ def _setting(text: str) -> tuple[str, str]:
 @click.option("--continuous", is_flag=True, help="run until stopped (what it does unless told otherwise)")
 @click.option("--dry", is_flag=True, help="check the graph (topics, circles, columns) and run nothing")
 @click.option("--reset", is_flag=True, help="forget how far the flows have come, and begin again; asks first")
-@click.option("--yes", is_flag=True, help="do not ask")
-@click.option("--flow", metavar="NAME", multiple=True, help="only this flow; may be given several times")
+@with_yes
+@several("--flow", metavar="NAME", help="only this flow")
 @click.option("--name", metavar="NAME", help="the pipeline's name, if not the file's")
 @click.option("--master", default="local[*]", help="where Spark runs: local[2], spark://host:7077, yarn, k8s://…")
-@click.option(
-    "--conf", metavar="NAME=VALUE", multiple=True, type=_setting, help="a Spark setting; may be given several times"
-)
+@several("--conf", metavar="NAME=VALUE", type=_setting, help="a Spark setting")
 @click.option("--checkpoints", metavar="FOLDER", help="where progress is kept, if not beside the journal")
 @click.option("--restarts", type=number, default="5", help="how often in a row a flow may fail in passing")
-@click.option(
-    "--log",
-    type=click.Choice(["off", "error", "warn", "info"]),
-    default="off",
-    help="what Spark itself may say on the error stream",
-)
+@choice("--log", "off error warn info", default="off", help="what Spark itself may say on the error stream")
 def run(
     context: CommandContext,
     file: str,
-    once: bool,
     continuous: bool,
     dry: bool,
     reset: bool,
     yes: bool,
     flow: tuple[str, ...],
     name: str | None,
-    master: str,
     conf: tuple[tuple[str, str], ...],
-    checkpoints: str | None,
-    restarts: int,
     log: str,
+    **given: Any,
 ) -> None:
     """Runs a Spark pipeline: a Python file whose functions are flows between topics, queues and more.
 
@@ -80,7 +70,7 @@ def run(
     that fails in passing (a busy store, a lost worker) is started again after a pause; one that fails for a reason
     that stays ends the run with exit code 1. SIGTERM and Ctrl-C let the batch in hand finish; a second one does not.
     """
-    if once and continuous:
+    if given["once"] and continuous:
         raise click.UsageError("give --once or --continuous, not both")
     if dry and reset:
         raise click.UsageError("--dry changes nothing, and --reset does: give one of them")
@@ -91,24 +81,15 @@ def run(
     if flow:
         pipeline = pipeline.only(list(flow))
     with _view(context) as watch:
-        runner = Runner(
-            pipeline,
-            journal_url(context.url),
-            once=once,
-            master=master,
-            conf=dict(conf),
-            checkpoints=checkpoints,
-            restarts=restarts,
-            log=log.upper(),
-            watch=watch,
-        )
+        url = journal_url(context.url)
+        runner = Runner(pipeline, url, conf=dict(conf), log=log.upper(), watch=watch, **given)
         if dry:
             _say_graph(context, runner)
             return
         if reset:
             _reset(context, runner, yes)
         if not context.json:
-            how = "once" if once else "until stopped (Ctrl-C)"
+            how = "once" if given["once"] else "until stopped (Ctrl-C)"
             context.note(f"running {pipeline.name} over {runner.url} {how}")
         runner.run()
 
@@ -127,12 +108,7 @@ def _reset(context: CommandContext, runner: Runner, yes: bool) -> None:
 def _say_graph(context: CommandContext, runner: Runner) -> None:
     columns = runner.check()
     rows = [
-        (
-            flow.name,
-            ", ".join(source.label for source in flow.sources),
-            flow.target.label,
-            ", ".join(columns[flow.name]),
-        )
+        (flow.name, ", ".join(one.label for one in flow.sources), flow.target.label, ", ".join(columns[flow.name]))
         for flow in runner.pipeline.flows
     ]
     context.rows(("Flow", "From", "To", "Columns"), rows)
@@ -191,17 +167,9 @@ def _line(flow: FlowStatus) -> str:
 
 
 def _row(flow: FlowStatus, name: str, state: str) -> tuple[Any, ...]:
-    return (
-        name,
-        state,
-        flow.rows,
-        None if flow.rows_per_second is None else round(flow.rows_per_second),
-        flow.lag,
-        flow.batch,
-        show_duration(flow.batch_seconds),
-        flow.restarts,
-        flow.error,
-    )
+    rate = None if flow.rows_per_second is None else round(flow.rows_per_second)
+    took = show_duration(flow.batch_seconds)
+    return name, state, flow.rows, rate, flow.lag, flow.batch, took, flow.restarts, flow.error
 
 
 def _frame(flows: list[FlowStatus], *, color: bool) -> str:
@@ -224,15 +192,10 @@ def pipelines(context: CommandContext, pipeline: str | None) -> None:
     if pipeline is not None and not found:
         raise Nothing(f"no pipeline {pipeline!r} has run over this journal")
     if context.json:
+        import msgspec
+
         for flow in found:
-            context.document({**_document(flow), "state": flow.believed(now)})
+            context.document({**msgspec.to_builtins(flow), "state": flow.believed(now)})
         return
     rows = [(*_row(flow, flow.key, flow.believed(now))[:-1], flow.reported_at, flow.error) for flow in found]
     context.rows((*_COLUMNS[:-1], "Reported", "Error"), rows, otherwise="no pipeline has run: penstock run pipeline.py")
-
-
-def _document(flow: FlowStatus) -> dict[str, Any]:
-    import msgspec
-
-    document: dict[str, Any] = msgspec.to_builtins(flow)
-    return document

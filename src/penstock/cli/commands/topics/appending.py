@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
-from penstock.cli.values import count, header, json_value, position, topic_names
+from penstock.cli.values import count, json_value, position, the_headers, topic_names
 from penstock.cli.values import time as moment
 from penstock.errors import ConfigError
 
@@ -31,39 +31,22 @@ BATCH_BYTES = 4 << 20
     "penstock append orders --file orders.jsonl --kind placed --key-from id",
 )
 @click.argument("topic", shell_complete=topic_names, help="the topic; it is made when it is not there")
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="[KIND] [PAYLOAD]",
-    help="the event's kind and its payload as JSON; - (or nothing) reads payloads from standard input",
-)
+@click.argument("words", nargs=-1, metavar="[KIND] [PAYLOAD]", help="kind, payload as JSON; - or nothing reads lines")
 @click.option("--kind", help="the events' kind, if not `message`")
 @click.option("--key", help="the entity the event belongs to")
 @click.option("--scope", help="the events' scope")
-@click.option(
-    "--header", "headers", metavar="NAME=VALUE", multiple=True, type=header, help="a header; may be given several times"
-)
+@the_headers
 @click.option("--dedup", help="append once only: a second event with this key gets the first one's receipt")
 @click.option("--cause", metavar="ID", help="the id of the event that caused this one")
 @click.option("--correlation", metavar="ID", help="what the whole chain has in common")
 @click.option("--expect", type=position, help="refuse unless the entity's newest event is at this position")
 @click.option("--occurred-at", type=moment, help="when it happened, if not now")
 @click.option("--text", is_flag=True, help="the payload is text, not JSON")
-@click.option(
-    "--file",
-    type=click.Path(),
-    help="append every line of a JSON Lines file (- for standard input), with a progress bar",
-)
-@click.option(
-    "--events", is_flag=True, help="lines are whole events (kind, payload, key, …) as `read --json` prints them"
-)
+@click.option("--file", type=click.Path(), help="append every line of a file of JSON Lines, with a progress bar")
+@click.option("--events", is_flag=True, help="lines are whole events, as `read --json` prints them, not payloads")
 @click.option("--kind-from", metavar="FIELD", help="take the kind from this field of the payload")
 @click.option("--key-from", metavar="FIELD", help="take the key from this field of the payload")
-@click.option(
-    "--dedup-from",
-    metavar="FIELD",
-    help="take the dedup key from this field of the payload, or (with --events) of the event",
-)
+@click.option("--dedup-from", metavar="FIELD", help="take the dedup key from this field (with --events: of the event)")
 @click.option("--batch", type=count, default="1000", help="lines per commit")
 def append(
     context: CommandContext,

@@ -73,11 +73,7 @@ def _behind(journal: Journal, topic: Topic, seq: int, latest: int) -> float | No
 @the_topic
 @the_consumer
 @click.argument("position", required=False, type=a_position, help="the position: it goes on with the next one")
-@click.option(
-    "--to-time",
-    type=time,
-    help="to this time (2024-05-01T12:00Z) or so long ago (1h): it goes on with what was recorded since",
-)
+@click.option("--to-time", type=time, help="to a time (2024-05-01T12:00Z) or so long ago (1h); what came since comes")
 @click.option("--to-start", is_flag=True, help="to the start: everything stored comes again")
 @click.option("--to-end", is_flag=True, help="to the end: only what comes from now on")
 def seek(

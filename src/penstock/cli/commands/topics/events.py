@@ -11,7 +11,7 @@ from penstock.cli.command import command
 from penstock.cli.commands.topics.selection import EventSelection, selecting
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
-from penstock.cli.values import number, position, the_topic, topic_names
+from penstock.cli.values import number, position, some_topics, the_topic
 
 if TYPE_CHECKING:
     from penstock.events import Event
@@ -77,14 +77,7 @@ def read(
     "penstock tail orders -n 3",
     "penstock tail orders 'payments.*' -f",
 )
-@click.argument(
-    "topics",
-    metavar="TOPIC...",
-    nargs=-1,
-    required=True,
-    shell_complete=topic_names,
-    help="the topics, or patterns of names like 'orders.*'",
-)
+@some_topics("TOPIC...", required=True, help="the topics, or patterns of names like 'orders.*'")
 @click.option("-n", "--lines", type=number, help="how many of the newest to begin with")
 @click.option("-f", "--follow", is_flag=True, help="go on with those that come")
 @selecting

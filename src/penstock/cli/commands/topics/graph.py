@@ -13,6 +13,7 @@ from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 from penstock.cli.output import paint
 from penstock.cli.show import event_line
+from penstock.cli.values import choice
 
 if TYPE_CHECKING:
     from penstock.events import Event
@@ -24,12 +25,7 @@ if TYPE_CHECKING:
     "penstock graph order-17 --format svg --out order.svg",
 )
 @click.argument("correlation", help="the correlation's id, or the id of any event of it")
-@click.option(
-    "--format",
-    type=click.Choice(["tree", "dot", "mermaid", "svg"]),
-    default="tree",
-    help="a tree for the terminal, or text for Graphviz, Mermaid, a browser",
-)
+@choice("--format", "tree dot mermaid svg", default="tree", help="a tree for reading, or a picture's source")
 @click.option("--out", type=click.Path(), help="write it to this file")
 def graph(context: CommandContext, correlation: str, format: Any, out: str | None) -> None:
     """Shows the chain of causes and effects that a correlation holds together."""

@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 @click.option("--max-events", type=or_none(number), help="keep about this many (none: all)")
 @click.option("--max-bytes", type=or_none(size), help="keep about this much (none: all)")
 @click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
-@click.option(
-    "--by-key", type=bool, metavar="yes|no", help="keep only the newest event of every key in settled history"
-)
-@click.option(
-    "--chained",
-    type=bool,
-    metavar="yes|no",
-    help="let every event carry the hash of its predecessor in its entity's stream",
-)
+@click.option("--by-key", type=bool, metavar="yes|no", help="keep only the newest event of a key in settled history")
+@click.option("--chained", type=bool, metavar="yes|no", help="let events carry the hash of the one before, by entity")
 def settings(context: CommandContext, topic: str, **_: Any) -> None:
     """Shows or changes what a topic keeps and for how long."""
     import msgspec

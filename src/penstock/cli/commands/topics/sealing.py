@@ -17,12 +17,7 @@ from penstock.units import show_size
     "seal", "penstock seal orders --lake /data/lake", "penstock seal orders --lake s3://bucket/lake --older-than 30d"
 )
 @the_topic
-@click.option(
-    "--lake",
-    metavar="PLACE",
-    envvar="PENSTOCK_LAKE",
-    help="where the files go: a folder, s3://bucket/prefix, … [or PENSTOCK_LAKE]",
-)
+@click.option("--lake", metavar="PLACE", envvar="PENSTOCK_LAKE", help="where the files go: a folder, s3://…")
 @click.option("--through", type=position, help="seal everything through this position")
 @click.option("--older-than", type=time, help="seal what was recorded longer ago than this")
 @click.option("--master", metavar="MASTER", help="let Spark write the files, with this master")
@@ -36,8 +31,9 @@ def seal(
 ) -> None:
     """Moves settled history into Parquet files, which reads then cross into unnoticed.
 
-    Without --through and --older-than, everything but the newest block is sealed. A file is read back and compared
-    before the journal drops what it holds. Run it again to go on, also after it was interrupted.
+    PENSTOCK_LAKE stands in for --lake. Without --through and --older-than, everything but the newest block is sealed.
+    A file is read back and compared before the journal drops what it holds. Run it again to go on, also after it was
+    interrupted.
     """
     if lake is None:
         raise click.UsageError("say where the files go: --lake, or PENSTOCK_LAKE")
