@@ -32,6 +32,7 @@ class StoreProxy:
         """Requests that reach the store twice; the first answer counts."""
         self.deny = False
         """Every request gets 403."""
+        self._tasks: set[asyncio.Task[None]] = set()
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()
@@ -64,12 +65,16 @@ class StoreProxy:
         self._thread.join(10)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)  # the loop itself only knows them weakly
         try:
             while await self._serve_one(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
+            self._tasks.discard(task)
             writer.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

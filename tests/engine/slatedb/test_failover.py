@@ -147,6 +147,7 @@ def test_a_stopped_writer_woken_after_takeover_and_collection_acknowledges_nothi
     try:
         assert [writer.append(word) for word in "ab"] == ["1", "2"]
         os.kill(writer.process.pid, signal.SIGSTOP)
+        os.waitpid(writer.process.pid, os.WUNTRACED)
         second = home.open(lease=2.0)  # waits for the lease: a stopped process is not found alive
         for number in range(20):
             second.topic("t").append("k", number)

@@ -95,18 +95,6 @@ class FileStore:
             if not entry.name.startswith(".") and entry.is_file():
                 yield f"{prefix}/{entry.name}"
 
-    def sizes(self) -> Iterator[tuple[str, int]]:
-        """Every object in the directory, however deep, and its bytes."""
-        for folder, _, names in os.walk(self._root):
-            for name in names:
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    place = Path(folder) / name
-                    yield str(place.relative_to(self._root)), place.stat().st_size
-
-    def exists(self, path: str) -> bool:
-        """Whether there is an object at `path`."""
-        return self._place(path).exists()
-
     def delete(self, paths: Sequence[str]) -> int:
         failed = 0
         for path in paths:

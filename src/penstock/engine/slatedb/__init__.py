@@ -4,9 +4,9 @@ place       from a url and options to SlateDB's store, and to the one the lease 
 bridge      SlateDB's asynchronous Python, called from synchronous code, with deadlines
 view        reading: get and scan over a snapshot
 lease       one writer at a time, by a conditional put; the object says who it is
-writer      the open database of the writing process
+database    opening SlateDB: its settings, and the requests it makes
 follower    the reading side: tables as they are, and the newest rows of the log over them
+folder      conditional puts in a folder, without locks
 upkeep      compaction, collection, backup
-requests    how many requests were made, and why
 engine      all of it behind the engine contract
 """

@@ -1,8 +1,9 @@
-"""Opening SlateDB: its settings, and what of them is ours to decide."""
+"""Opening SlateDB: its settings, what of them is ours to decide, and the requests it makes, by cause."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import slatedb.uniffi as sl
@@ -23,6 +24,11 @@ SNAPSHOT_SECONDS = 900
 
 _LOG = sl.FlushOptions(flush_type=sl.FlushType.WAL)
 _TABLES = sl.FlushOptions(flush_type=sl.FlushType.MEM_TABLE)
+
+
+_COUNT = "slatedb.object_store.request_count"
+_CAUSES = {"db": "database", "compactor": "compaction", "gc": "collection", "reader": "reading"}
+_KINDS = {"list_with_offset": "list", "list_with_delimiter": "list", "get_range": "get", "get_ranges": "get"}
 
 
 def make_cache() -> sl.DbCache:
@@ -108,3 +114,17 @@ def _settings(lease: float, *, local: bool) -> dict[str, Any]:
 
 def _seconds(value: float) -> str:
     return f"{round(value * 1000)}ms"
+
+
+def count_requests(recorder: sl.DefaultMetricsRecorder | None) -> dict[str, Counter[str]]:
+    """SlateDB's own requests since it was opened: cause → kind (put, get, head, list, delete) → number."""
+    found: dict[str, Counter[str]] = {}
+    for metric in recorder.metrics_by_name(_COUNT) if recorder is not None else ():
+        labels = {label.key: label.value for label in metric.labels}
+        number = metric.value[0]
+        if number:
+            api = labels["api"]
+            kind = "put" if api.startswith("multipart") else _KINDS.get(api, api)
+            cause = _CAUSES.get(labels["component"], labels["component"])
+            found.setdefault(cause, Counter())[kind] += number
+    return found

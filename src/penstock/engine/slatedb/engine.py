@@ -22,13 +22,12 @@ from penstock.engine.base import BaseEngine
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.overlay import END, OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call
-from penstock.engine.slatedb.database import flush_log, flush_tables, make_cache, open_database
+from penstock.engine.slatedb.database import count_requests, flush_log, flush_tables, make_cache, open_database
 from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.follower import Follower
 from penstock.engine.slatedb.lease import LEASE_PATH, Lease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
-from penstock.engine.slatedb.requests import count_requests
 from penstock.engine.slatedb.upkeep import back_up, collect, compact
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
@@ -120,14 +119,12 @@ class SlatedbEngine(BaseEngine):
             raise ConfigError(f"there is no store at {folder}; open it for writing once to make it")
 
     def _open_to_read(self) -> None:
-        self._place.make()
         check_store(self._place, LEASE_PATH, writing=False)
         self._follower = Follower(self._place, self._name, make_cache(), self._recorder, self._timeout)
         self._follower.open()
         self._check_format(self._follower.view())
 
     def _open_to_write(self) -> None:
-        self._place.make()
         check_store(self._place, LEASE_PATH, writing=True)
         lease = Lease(self._place.objects, self._name, self.options.lease)
         lease.take(takeover=self.options.takeover, standby=self.options.standby, timeout=self._timeout)

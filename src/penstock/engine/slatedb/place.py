@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import slatedb.uniffi as sl
 
 from penstock.buffer.store.cloud import CloudStore
-from penstock.buffer.store.file import FileStore
 from penstock.buffer.store.opening import cloud_settings, open_cloud
 from penstock.buffer.store.probe import probe_conditional_puts
+from penstock.engine.slatedb.folder import FolderStore
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.errors import ConfigError, StorageError
 
@@ -33,13 +33,14 @@ class Place:
     def __init__(self, url: str, options: ObjectOptions) -> None:
         """`url` is s3://…, gs://…, az://…, or the path of a folder."""
         self.url = url
-        self.objects: CloudStore | FileStore
+        self.objects: CloudStore | FolderStore
         if "://" not in url:
             self.folder: Path | None = Path(url)
             self.path = url
             if options.store:
                 raise ConfigError(f"a folder takes no store options, not {', '.join(map(repr, options.store))}")
             self.store = sl.ObjectStore.resolve("file:///")
+            self.objects = FolderStore(self.folder)
             return
         self.folder = None
         parts = urlsplit(url)
@@ -63,11 +64,6 @@ class Place:
         }
         quick = {"timeout": timedelta(seconds=patience), **options.store}
         self.objects = open_cloud(url, quick, retry)
-
-    def make(self) -> None:
-        """Makes the folder, if it is one and is not there."""
-        if self.folder is not None:
-            self.objects = FileStore(self.folder)
 
 
 def _slatedb_store(scheme: str, bucket: str, options: Mapping[str, Any]) -> sl.ObjectStore:
@@ -94,7 +90,7 @@ def check_store(place: Place, path: str, *, writing: bool) -> None:
 
     SlateDB would ask a missing bucket, or one that refuses, again for ever.
     """
-    if place.folder is not None:
+    if isinstance(place.objects, FolderStore):
         return
     try:
         place.objects.read(path)
