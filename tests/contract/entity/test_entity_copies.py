@@ -240,3 +240,57 @@ def test_states_folded_from_a_copy_are_the_same(journal: Journal, other: Journal
     other.import_(tmp_path / "copy")
     for key in ("k0", "k1", "k2", "k3", None):
         assert other.topic("orders").project(Count, key) == journal.topic("orders").project(Count, key)
+
+
+# ── one topic, one file ──────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize("name", ["orders", "audit"])
+def test_a_topics_file_brings_every_event_as_it_was(
+    journal: Journal, other: Journal, tmp_path: Path, ending: str, name: str
+) -> None:
+    fill(journal)
+    told: list[tuple[int, int]] = []
+    file = tmp_path / f"{name}.{ending}"
+    report = journal.export(file, topics=[name], progress=lambda done, total: told.append((done, total)))
+    assert (report.topics, report.events) == (1, 60) and told[-1] == (60, 60)
+    other.topic(name).configure(chained=journal.topic(name).settings.chained)
+    assert other.import_(file, topics=[name]).imported == 60
+    assert everything(other)[name][0] == everything(journal)[name][0]
+    assert other.import_(file, topics=[name]).present == 60
+    copied = other.import_(file, topics=["copy"])
+    assert copied.imported == 60
+    assert [event.id for event in other.topic("copy").read()] == [event.id for event in journal.topic(name).read()]
+
+
+def test_a_file_goes_on_where_the_topic_ends(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    for number in range(10):
+        journal.topic("t").append("k", number)
+    journal.export(tmp_path / "t.jsonl", topics=["t"])
+    other.import_(tmp_path / "t.jsonl", topics=["t"])
+    journal.topic("t").append("k", 10)
+    journal.export(tmp_path / "t.jsonl", topics=["t"])
+    again = other.import_(tmp_path / "t.jsonl", topics=["t"])
+    assert (again.imported, again.present) == (1, 10)
+    other.topic("t").append("k", "mine")
+    journal.topic("t").append("k", 11)
+    journal.export(tmp_path / "t.jsonl", topics=["t"])
+    with pytest.raises(ConfigError, match="holds other events"):
+        other.import_(tmp_path / "t.jsonl", topics=["t"])
+    assert [event.payload for event in other.topic("t").read()] == [*range(11), "mine"]
+
+
+def test_what_a_file_cannot_be_is_said(journal: Journal, tmp_path: Path) -> None:
+    fill(journal)
+    with pytest.raises(ConfigError, match="one topic's file, and 2 topics"):
+        journal.export(tmp_path / "all.jsonl")
+    with pytest.raises(ConfigError, match="jsonl, csv, parquet, arrow"):
+        journal.export(tmp_path / "t.jsonl", topics=["orders"], format="xml")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no topic 'ordres'"):
+        journal.export(tmp_path / "t.jsonl", topics=["ordres"])
+    assert list(tmp_path.glob("*.json*")) == []
+    journal.export(tmp_path / "orders.csv", topics=["orders"])
+    with pytest.raises(ConfigError, match="CSV does not say"):
+        journal.import_(tmp_path / "orders.csv", topics=["copy"])
+    with pytest.raises(ConfigError, match="name the one topic"):
+        journal.import_(tmp_path / "orders.csv")
+    assert "copy" not in journal.topics()

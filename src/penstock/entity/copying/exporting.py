@@ -79,6 +79,8 @@ def export(
             raise ConfigError(
                 f"{folder} is one topic's file, and {len(names)} topics are to be exported: name a folder"
             )
+        if names[0] not in journal.topics():
+            raise ConfigError(f"there is no topic {names[0]!r} to export")
         topic = journal.topic(names[0])
         return ExportReport(1, write_file(topic.read(), folder, format or ending, progress=progress, total=len(topic)))
     format = format or "jsonl"

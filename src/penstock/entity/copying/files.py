@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import msgspec
 
-from penstock.document import event_document, event_json
+from penstock.document import event_json
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,14 +91,19 @@ def _write_csv(batches: Iterator[list[Event]], out: BinaryIO) -> None:
     table = csv.writer(text)
     table.writerow(_CSV_COLUMNS)
     for batch in batches:
-        for event in batch:
-            document = msgspec.to_builtins(event_document(event), builtin_types=(msgspec.Raw,))
-            if isinstance(document["payload"], msgspec.Raw):
-                document["payload"] = bytes(document["payload"]).decode()
-            if document.get("headers"):
-                document["headers"] = msgspec.json.encode(document["headers"]).decode()
-            table.writerow([document.get(column, "") for column in _CSV_COLUMNS])
+        table.writerows(_csv_row(event) for event in batch)
     text.detach()
+
+
+def _csv_row(event: Event) -> list[str | int | None]:
+    payload = None if event.binary else as_text(event.raw)
+    return [
+        *(event.seq, event.topic, event.kind, event.id),
+        *(moment.isoformat().replace("+00:00", "Z") for moment in (event.recorded_at, event.occurred_at)),
+        *(event.key, event.scope, event.correlation_id, event.causation_id),
+        msgspec.json.encode(event.headers).decode() if event.headers else None,
+        base64.b64encode(event.raw).decode() if payload is None else payload,
+    ]
 
 
 def _write_parquet(batches: Iterator[list[Event]], out: BinaryIO) -> None:

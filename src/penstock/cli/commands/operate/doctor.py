@@ -22,8 +22,8 @@ OLDEST_SAFE_SQLITE = (3, 51, 3)
 OLDEST_JAVA = 17
 
 
-class Finding:
-    """Something the doctor looked at."""
+class Diagnosis:
+    """Something the doctor looked at, and what to do about it."""
 
     def __init__(self, what: str, found: str, advice: str | None = None, *, bad: bool = False) -> None:
         self.what = what
@@ -56,29 +56,29 @@ def doctor(context: CommandContext) -> int:
     return FAILED if any(finding.bad for finding in findings) else DONE
 
 
-def _python() -> Finding:
+def _python() -> Diagnosis:
     bad = sys.version_info < (3, 11)
-    return Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", bad=bad)
+    return Diagnosis("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", bad=bad)
 
 
-def _penstock() -> Finding:
+def _penstock() -> Diagnosis:
     from penstock import __version__
 
-    return Finding("penstock", __version__)
+    return Diagnosis("penstock", __version__)
 
 
-def _sqlite() -> Finding:
+def _sqlite() -> Diagnosis:
     import apsw
 
     version = apsw.sqlite_lib_version()
     numbers = tuple(int(part) for part in version.split(".")[:3])
     if numbers < OLDEST_SAFE_SQLITE:
         advice = "this SQLite can corrupt a store that several processes write: pip install -U apsw"
-        return Finding("sqlite", version, advice, bad=True)
-    return Finding("sqlite", f"{version} (apsw {apsw.apsw_version()})")
+        return Diagnosis("sqlite", version, advice, bad=True)
+    return Diagnosis("sqlite", f"{version} (apsw {apsw.apsw_version()})")
 
 
-def _extras() -> list[Finding]:
+def _extras() -> list[Diagnosis]:
     from importlib import metadata
 
     names = {"ulid": "python-ulid"}
@@ -87,16 +87,16 @@ def _extras() -> list[Finding]:
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             advice = f'for it: pip install "penstock[{extra}]"'
-            findings.append(Finding(f"extra {extra}", f"not installed ({', '.join(missing)} missing)", advice))
+            findings.append(Diagnosis(f"extra {extra}", f"not installed ({', '.join(missing)} missing)", advice))
             continue
         found = [f"{package} {metadata.version(names.get(package, package))}" for package in packages]
-        findings.append(Finding(f"extra {extra}", ", ".join(found)))
+        findings.append(Diagnosis(f"extra {extra}", ", ".join(found)))
     return findings
 
 
-def _java() -> Finding:
+def _java() -> Diagnosis:
     if importlib.util.find_spec("pyspark") is None:
-        return Finding("java", "not needed without Spark")
+        return Diagnosis("java", "not needed without Spark")
     candidates = []
     if os.environ.get("JAVA_HOME"):
         candidates.append((f"{os.environ['JAVA_HOME']}/bin/java", "JAVA_HOME"))
@@ -111,9 +111,9 @@ def _java() -> Finding:
         if version is None:
             continue
         if version < OLDEST_JAVA:
-            return Finding("java", f"{version} from {where}", f"Spark needs Java {OLDEST_JAVA} or newer", bad=True)
-        return Finding("java", f"{version} from {where} ({path})")
-    return Finding("java", "none found", 'Spark needs one: pip install "penstock[spark]", or set JAVA_HOME')
+            return Diagnosis("java", f"{version} from {where}", f"Spark needs Java {OLDEST_JAVA} or newer", bad=True)
+        return Diagnosis("java", f"{version} from {where} ({path})")
+    return Diagnosis("java", "none found", 'Spark needs one: pip install "penstock[spark]", or set JAVA_HOME')
 
 
 def _java_version(path: str) -> int | None:
@@ -128,7 +128,7 @@ def _java_version(path: str) -> int | None:
     return None
 
 
-def _journal(context: CommandContext) -> list[Finding]:
+def _journal(context: CommandContext) -> list[Diagnosis]:
     """The journal, if there is one, and the disk it lies on."""
     from penstock.units import show_size
 
@@ -136,16 +136,16 @@ def _journal(context: CommandContext) -> list[Finding]:
         with context.journal(read_only=True) as journal:
             described = journal.describe()
     except PenstockError as error:
-        return [Finding("journal", f"none: {error}".splitlines()[0]), _disk(Path.cwd())]
+        return [Diagnosis("journal", f"none: {error}".splitlines()[0]), _disk(Path.cwd())]
     found = f"{described.engine}, {described.location}, {show_size(described.size_bytes)}"
     found += f", durability {described.durability}"
-    findings = [Finding("journal", f"{found}, {len(described.topics)} topics, {len(described.queues)} queues")]
+    findings = [Diagnosis("journal", f"{found}, {len(described.topics)} topics, {len(described.queues)} queues")]
     if described.location is not None and not described.location.startswith("http"):
         findings.append(_disk(Path(described.location).resolve().parent))
     return findings
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Diagnosis:
     """How long the disk takes to keep something."""
     try:
         with tempfile.TemporaryDirectory(prefix=".penstock-doctor-", dir=folder) as place:
@@ -160,13 +160,13 @@ def _disk(folder: Path) -> Finding:
             finally:
                 os.close(descriptor)
     except OSError as error:
-        return Finding("disk sync", f"{folder} cannot be written: {error.strerror}", bad=True)
+        return Diagnosis("disk sync", f"{folder} cannot be written: {error.strerror}", bad=True)
     waits.sort()
     middle, worst = waits[len(waits) // 2] * 1000, waits[-2] * 1000
     found = f"{middle:.2f} ms (p50), {worst:.2f} ms (p98) in {folder}"
     if middle < 0.02:
-        return Finding("disk sync", found, "too fast for a disk: memory, or a disk that only promises to keep things")
+        return Diagnosis("disk sync", found, "too fast for a disk: memory, or a disk that only promises to keep things")
     if middle > 20:
         advice = 'slow: append in batches, or durability="process" where a power cut may cost the last moments'
-        return Finding("disk sync", found, advice)
-    return Finding("disk sync", found)
+        return Diagnosis("disk sync", found, advice)
+    return Diagnosis("disk sync", found)
