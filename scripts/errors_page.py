@@ -29,7 +29,7 @@ Made from `src/penstock/errors.py` by `python scripts/errors_page.py`.
 def page() -> str:
     """The page as it should be."""
     from penstock import errors
-    from penstock.server.api.problems import status_of
+    from penstock.protocol.problems import status_of
 
     tree = inspect.cleandoc(errors.__doc__ or "").split("\n\n")[1]
     lines = [INTRODUCTION, "```text", *inspect.cleandoc(tree).splitlines(), "```"]

@@ -29,7 +29,7 @@ Made from the OpenAPI document by `python scripts/http_page.py`.
 
 def page() -> str:
     """The page as it should be."""
-    from penstock.server.api.openapi import document
+    from penstock.protocol.openapi import document
 
     said = json.loads(document())
     lines = [INTRODUCTION]
@@ -55,7 +55,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> list[str]:
     body = operation.get("requestBody")
     if body:
         lines += ["", f"Takes {_kind(body['content']['application/json']['schema'])}."]
-    content = operation["responses"]["200"]["content"]
+    content = next(said for status, said in operation["responses"].items() if status.startswith("2"))["content"]
     kinds = [
         f"{_kind(schema['schema'])}" if schema.get("schema") else f"`{media}`" for media, schema in content.items()
     ]

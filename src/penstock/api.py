@@ -51,6 +51,11 @@ class LocalJournal(EntityJournal, QueueJournal, Journal):
     def transaction(self) -> Transaction:
         return cast(Transaction, super().transaction())
 
+    @property
+    def id(self) -> str:  # type: ignore[override]
+        """The store's own name: the same wherever, and under whatever address, the store is opened."""
+        return self._record.id
+
     def stats(self) -> Sample:
         """Every topic and queue with its backlogs and lags, at one time."""
         from penstock.observe.collect import take_sample

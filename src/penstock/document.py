@@ -9,58 +9,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from penstock.decoding import decoded
 from penstock.errors import ConfigError, PoisonMessage
 from penstock.events import Draft, Event, Receipt
-
-PROBLEM_ATTRIBUTES = (
-    "expected",
-    "actual",
-    "oldest",
-    "retry_after",
-    "last_seq",
-    "token",
-    "epoch",
-    "retryable",
-    "topic",
-    "seq",
-    "reason",
-)
-"""What errors carry for programs, and problems pass on."""
 
 _encode = msgspec.json.Encoder().encode
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class EventDocument(msgspec.Struct, omit_defaults=True):
-    """An event as JSON says it."""
-
-    seq: int
-    topic: str
-    kind: str
-    id: str
-    recorded_at: datetime
-    occurred_at: datetime
-    payload: Any
-    key: str | None = None
-    scope: str | None = None
-    headers: Mapping[str, str] = {}
-    correlation_id: str | None = None
-    causation_id: str | None = None
-    binary: bool = False
-    poison: bool = False
-    """The stored payload does not decode: what is shown is its bytes as base64."""
-    link: str | None = None
-    """In a topic that keeps hash chains: the event's link, in hexadecimal."""
-
-
-class RawEvent(msgspec.Struct):
-    """An event's document as it is read: its payload as it came."""
+    """An event as JSON says it; its payload is spliced in, and taken out, as it is."""
 
     seq: int
     topic: str
@@ -76,11 +40,13 @@ class RawEvent(msgspec.Struct):
     causation_id: str | None = None
     binary: bool = False
     poison: bool = False
+    """The stored payload does not decode: what is shown is its bytes as base64."""
     link: str | None = None
+    """In a topic that keeps hash chains: the event's link, in hexadecimal."""
 
 
-class DraftDocument(msgspec.Struct):
-    """A draft as JSON says it. Fields of an event that a draft has no use for are accepted and ignored."""
+class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A draft as JSON says it. An event's document is one too: what a draft has no use for is ignored."""
 
     kind: str
     payload: Any = None
@@ -90,11 +56,24 @@ class DraftDocument(msgspec.Struct):
     occurred_at: datetime | None = None
     dedup: str | None = None
     cause: str | int | None = None
-    causation_id: str | None = None
+    """The id of the event that caused it, or, in a batch, the index of a draft before it."""
     correlation: str | None = None
-    correlation_id: str | None = None
     expect: int | None = None
+    """The position of its entity's newest event; a Conflict when that is another."""
     binary: bool = False
+    """The payload is base64 text."""
+    topic: str | None = None
+    """Where it goes, in a batch over several topics."""
+    causation_id: str | None = None
+    """An event's name for `cause`."""
+    correlation_id: str | None = None
+    """An event's name for `correlation`."""
+    seq: int | None = None
+    """Of an event; ignored, as are the fields below."""
+    id: str | None = None
+    recorded_at: datetime | None = None
+    poison: bool = False
+    link: str | None = None
 
     def draft(self) -> Draft:
         """The draft this document describes."""
@@ -130,16 +109,15 @@ def event_document(event: Event) -> EventDocument:
     raw = event.raw
     binary = event.binary
     poison = False
-    payload: Any
     if binary:
-        payload = base64.b64encode(raw).decode()
+        payload = base64_json(raw)
     else:
         try:
             payload = _is_json(raw)
             if b"\n" in raw:  # documents are lines
                 payload = msgspec.Raw(_encode(event.payload))
         except (msgspec.DecodeError, PoisonMessage):
-            payload, binary, poison = base64.b64encode(raw).decode(), True, True
+            payload, binary, poison = base64_json(raw), True, True
     return EventDocument(
         event.seq,
         event.topic,
@@ -157,6 +135,11 @@ def event_document(event: Event) -> EventDocument:
         poison,
         event.link,
     )
+
+
+def base64_json(data: bytes) -> msgspec.Raw:
+    """Bytes as JSON says them: base64 text."""
+    return msgspec.Raw(b'"%b"' % base64.b64encode(data))
 
 
 def event_json(event: Event) -> bytes:
@@ -213,7 +196,5 @@ _decode_draft = msgspec.json.Decoder(DraftDocument).decode
 
 def draft_from_json(line: bytes | str) -> Draft:
     """The draft one line of JSON describes; ConfigError when it describes none."""
-    try:
-        return _decode_draft(line).draft()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"this is no event: {error}") from error
+    data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
+    return decoded(data, _decode_draft, DraftDocument, "this line").draft()

@@ -40,10 +40,10 @@ class PenstockError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The usual way calls the class with the message alone, which errors with required details refuse.
-        return _restored, (type(self), self.args, self.__dict__)
+        return restored, (type(self), self.args, self.__dict__)
 
 
-def _restored(kind: type[PenstockError], args: tuple[Any, ...], details: dict[str, Any]) -> PenstockError:
+def restored(kind: type[PenstockError], args: tuple[Any, ...], details: dict[str, Any]) -> PenstockError:
     """An error copied or unpickled, with all its details."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(details)

@@ -4,10 +4,11 @@ import json
 import re
 
 from openapi_spec_validator import validate
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 import penstock
-from penstock.server.api.openapi import OPERATIONS, document
+from penstock.protocol.openapi import document
+from penstock.protocol.table import OPERATIONS
 from penstock.server.application import make_app
 from server.serving import Served
 
@@ -16,16 +17,29 @@ def test_the_document_is_valid_openapi() -> None:
     validate(json.loads(document()))
 
 
-def test_every_route_is_documented_with_the_role_it_needs_and_nothing_else_is(journal: penstock.Journal) -> None:
+def test_what_is_served_under_v1_is_the_table_and_nothing_else(journal: penstock.Journal) -> None:
     offered = {}
     for route in make_app(journal).routes:
-        found = route.routes if isinstance(route, Mount) and route.path == "/v1" else [route]
-        for one in found:
-            if isinstance(one, Route) and (one is not route or one.path == "/v1"):
-                path = "" if one is route else re.sub(r":\w+}", "}", one.path)
-                for method in (one.methods or set()) - {"HEAD"}:
-                    offered[method.lower(), path] = getattr(one.endpoint, "needs", "read")
+        if isinstance(route, Route) and route.path.startswith("/v1"):
+            path = re.sub(r":\w+}", "}", route.path).removeprefix("/v1")
+            for method in (route.methods or set()) - {"HEAD"}:
+                offered[method, path] = route.endpoint.needs  # type: ignore[attr-defined]
     assert offered == {(one.method, one.path): one.role for one in OPERATIONS}
+
+
+def test_names_of_operations_are_words_and_stand_once() -> None:
+    names = [one.name for one in OPERATIONS]
+    assert len(set(names)) == len(names) and all(re.fullmatch("[a-z_]+", name) for name in names)
+    said = json.loads(document())["paths"]
+    assert {one["operationId"] for path in said.values() for one in path.values()} == set(names)
+
+
+def test_every_success_has_the_status_that_is_declared() -> None:
+    said = json.loads(document())["paths"]
+    for one in OPERATIONS:
+        responses = said["/v1" + one.path][one.method.lower()]["responses"]
+        assert str(one.status) in responses
+        assert not [status for status in responses if status.startswith("2") and status != str(one.status)]
 
 
 def test_it_is_served(served: Served) -> None:

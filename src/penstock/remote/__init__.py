@@ -1,10 +1,11 @@
 """A journal on another machine: `penstock.open("http://…")` gives the surface of a local one, where it makes sense.
 
-    http.py       requests over kept connections, problems turned back into the errors they were
-    events.py     events and receipts out of documents
-    journal.py, topic.py, queue.py      the surface; delivery.py: a message in hand
-    queue_documents.py                  what is said of queues, both ways
-    subscription.py                     following a topic: server-sent events, resumed where they broke off
+    client        requests over kept connections, problems turned back into the errors they were
+    events        events, receipts and drafts out of documents, and into them
+    journal, topic, queue, delivery      the surface; local_only: the part of it that is refused
+    pushing       what a push sends
+    subscription  following a topic: server-sent events, resumed where they broke off
+    worker, queue_worker                 handlers over topics and queues
 
 What needs the store itself is not here: transactions, fences, gates, backups, maintenance. Those raise ConfigError that
 says what to do instead. Everything is bounded by a timeout; a request that may or may not have been done says so.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from penstock.clock import Seconds, seconds
-from penstock.errors import ConfigError
+from penstock.clock import Seconds
 from penstock.events import Event
+from penstock.protocol import deliveries as operations
+from penstock.protocol.deliveries import DeliveryDocument, ExtendRequest, NackRequest
+from penstock.queue.delivery import check_nack
+from penstock.queue.policy import duration
 from penstock.remote.events import event_of
-from penstock.remote.queue_documents import HeldDocument
 from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RemoteDelivery(Delivery):
     event: Event
     _settled: bool
 
-    def __init__(self, queue: RemoteQueue, found: HeldDocument) -> None:
+    def __init__(self, queue: RemoteQueue, found: DeliveryDocument) -> None:
         self.queue = queue
         self.token = found.token
         self.attempt = found.attempt
@@ -43,29 +43,23 @@ class RemoteDelivery(Delivery):
         self.event = event_of(found.event)
         self._settled = False
 
-    def _do(self, what: str, body: Any = None) -> bytes:
-        return self.queue._send("POST", "deliveries", self.token, what, body=body)
-
     def ack(self) -> None:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
-        self._do("ack")
+        self.queue._change(operations.ACK_DELIVERY, self.token)
         self._settled = True
 
     def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
         """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
-        if error is not None and not isinstance(error, str):
-            raise ConfigError(f"error must be text, not {error!r:.80}")
-        wait = None if delay is None else seconds(delay, "delay")
-        self._do("nack", {"delay": wait, "error": error, "dead": dead})
+        body = NackRequest(check_nack(delay, error), error, dead)
+        self.queue._change(operations.NACK_DELIVERY, self.token, body=body)
         self._settled = True
 
     def extend(self, lease: Seconds | None = None) -> None:
         """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
-        body = {"lease": None if lease is None else seconds(lease, "lease")}
-        answer = msgspec.json.decode(self._do("extend", body))
-        self.deadline = datetime.fromisoformat(answer["deadline"])
+        body = ExtendRequest(None if lease is None else duration(lease, "lease"))
+        self.deadline = self.queue._change(operations.EXTEND_DELIVERY, self.token, body=body).deadline
 
     def release(self) -> None:
         """Gives the message back at once without counting the attempt: for shutting down."""
-        self._do("release")
+        self.queue._change(operations.RELEASE_DELIVERY, self.token)
         self._settled = True

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import RawEvent, ReceiptDocument
+from penstock.document import DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.prepare import prepare
 from penstock.journal.storage.payload import encode_payload, is_binary
@@ -20,7 +20,7 @@ class DocumentRows:
 
     __slots__ = ("_documents", "topic")
 
-    def __init__(self, topic: str, documents: list[RawEvent]) -> None:
+    def __init__(self, topic: str, documents: list[EventDocument]) -> None:
         self.topic = topic
         self._documents = documents
 
@@ -83,13 +83,13 @@ class DocumentRows:
         return build_block(columns, self.seq(row), self.recorded_ms(row), self.id_number(row))
 
 
-def events_of(documents: Iterable[RawEvent]) -> Iterator[Event]:
+def events_of(documents: Iterable[EventDocument]) -> Iterator[Event]:
     """Events, each a row of its own."""
     for document in documents:
         yield event_of(document)
 
 
-def event_of(document: RawEvent) -> Event:
+def event_of(document: EventDocument) -> Event:
     return Event(DocumentRows(document.topic, [document]), 0)
 
 
@@ -99,46 +99,49 @@ def receipt_of(document: ReceiptDocument) -> Receipt:
     )
 
 
-def draft_documents(drafts: Iterable[Draft], topic: str) -> list[dict[str, Any]]:
-    """What is sent of drafts for one topic: only what they say, checked as a local append would."""
+def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
+    """What is sent of drafts for one topic: checked as a local append would."""
     rows = list(drafts)
-    batch = prepare(rows, topic, None)
-    columns = batch.columns
-    documents: list[dict[str, Any]] = []
+    columns = prepare(rows, topic, None).columns
+    documents = []
     for row, draft in enumerate(rows):
+        binary = columns.binary is not None and columns.binary[row]
         raw = columns.payloads[row]
-        document: dict[str, Any] = {"kind": columns.kinds[row]}
-        if columns.binary is not None and columns.binary[row]:
-            document |= {"payload": base64.b64encode(raw).decode(), "binary": True}
-        else:
-            document["payload"] = msgspec.Raw(raw)
-        if columns.headers is not None and columns.headers[row]:
-            document["headers"] = dict(columns.headers[row] or {})
-        for name in ("key", "scope", "occurred_at", "dedup", "correlation", "expect"):
-            value = getattr(draft, name)
-            if value is not None:
-                document[name] = value
+        headers = None if columns.headers is None else columns.headers[row]
         cause = draft.cause
-        if cause is not None:
-            document["cause"] = cause.id if isinstance(cause, Event | Receipt) else cause
-        documents.append(document)
+        documents.append(
+            DraftDocument(
+                kind=columns.kinds[row],
+                payload=base64_json(raw) if binary else msgspec.Raw(raw),
+                binary=binary,
+                key=draft.key,
+                scope=draft.scope,
+                headers=dict(headers) if headers else None,
+                occurred_at=draft.occurred_at,
+                dedup=draft.dedup,
+                cause=cause.id if isinstance(cause, Event | Receipt) else cause,
+                correlation=draft.correlation,
+                expect=draft.expect,
+            )
+        )
     return documents
 
 
-def draft_document(draft: Draft, topic: str) -> dict[str, Any]:
+def draft_document(draft: Draft, topic: str) -> DraftDocument:
     """One draft that names its topic. A cause that is an index is left to the batch it belongs to."""
     cause = draft.cause
     if isinstance(cause, int):
         draft = msgspec.structs.replace(draft, cause=None)
     (document,) = draft_documents((draft,), topic)
     if isinstance(cause, int):
-        document["cause"] = cause
-    return {**document, "topic": topic}
+        document.cause = cause
+    document.topic = topic
+    return document
 
 
 def payload_fields(payload: Any) -> dict[str, Any]:
     """A payload as a document says it."""
     encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as a local append would
     if is_binary(payload):
-        return {"payload": base64.b64encode(encoded).decode(), "binary": True}
+        return {"payload": base64_json(encoded), "binary": True}
     return {"payload": msgspec.Raw(encoded)}

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from penstock.clock import Clock, SystemClock
-from penstock.document import RawEvent, ReceiptDocument
+from penstock.document import DraftDocument
 from penstock.entity.staging.plan import stage
 from penstock.errors import Closed, ReadOnly
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.journal import Description, Pressure
 from penstock.names import check_name
+from penstock.protocol import journal as operations
+from penstock.protocol.journal import JournalDocument
+from penstock.protocol.queues import LIST_QUEUES
+from penstock.protocol.topics import LIST_TOPICS
+from penstock.remote.client import Client
 from penstock.remote.events import draft_document, events_of, receipt_of
-from penstock.remote.http import Http
 from penstock.remote.local_only import JournalElsewhere
 from penstock.remote.queue import RemoteQueue
 from penstock.remote.topic import RemoteTopic
@@ -38,43 +40,11 @@ SUBMITTERS = 1
 """Threads that carry submissions nobody waits for; one, so that they are written in the order they were made."""
 
 
-class _Pressure(msgspec.Struct):
-    queued: int
-    capacity: int
-
-
-class _About(msgspec.Struct):
-    version: str
-    engine: str
-    location: str | None
-    size_bytes: int
-    durability: str
-    read_only: bool
-    topics: list[str]
-    queues: list[str]
-    writer_capacity: int
-    pressure: _Pressure
-    gates: dict[str, list[str]] = {}
-
-
-class _Receipts(msgspec.Struct):
-    receipts: list[ReceiptDocument]
-
-
-class _Events(msgspec.Struct):
-    events: list[RawEvent]
-
-
-_decode_about = msgspec.json.Decoder(_About).decode
-_decode_receipts = msgspec.json.Decoder(_Receipts).decode
-_decode_events = msgspec.json.Decoder(_Events).decode
-
-
 class RemoteJournal(JournalElsewhere):
     """A set of topics and queues served elsewhere. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
-        self._http = Http(url, token, timeout)
+        self._client = Client(url, token, timeout)
         self._read_only = read_only
         self.clock: Clock = SystemClock()
         self.closed = False
@@ -84,16 +54,16 @@ class RemoteJournal(JournalElsewhere):
         self._subscriptions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ThreadPoolExecutor | None = None
         try:
-            self._about()  # a wrong address or token is found now
+            self.id = self._about().id  # a wrong address or token is found now
         except BaseException:
-            self._http.close()  # nobody else will: there is no journal to close
+            self._client.close()  # nobody else will: there is no journal to close
             raise
 
     def __repr__(self) -> str:
-        return f"<journal at {self._http.url}{' (closed)' if self.closed else ''}>"
+        return f"<journal at {self._client.url}{' (closed)' if self.closed else ''}>"
 
-    def _about(self) -> _About:
-        return _decode_about(self._http.get())
+    def _about(self) -> JournalDocument:
+        return self._client.call(operations.DESCRIBE_JOURNAL)
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str) -> RemoteTopic:
@@ -105,7 +75,7 @@ class RemoteJournal(JournalElsewhere):
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return list(msgspec.json.decode(self._http.get("topics"))["topics"])
+        return self._client.call(LIST_TOPICS).topics
 
     def queue(self, name: str, **policy: Any) -> RemoteQueue:
         """A queue; it is made on first use. A policy other than the stored one raises PolicyMismatch."""
@@ -118,7 +88,7 @@ class RemoteJournal(JournalElsewhere):
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
-        return list(msgspec.json.decode(self._http.get("queues"))["queues"])
+        return self._client.call(LIST_QUEUES).queues
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def outbox(self) -> RemoteOutbox:
@@ -127,7 +97,7 @@ class RemoteJournal(JournalElsewhere):
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, causes before their effects."""
-        return events_of(_decode_events(self._http.get("correlated", correlation_id)).events)
+        return events_of(self._client.call(operations.READ_CORRELATED, correlation_id).events)
 
     def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
         """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
@@ -146,7 +116,7 @@ class RemoteJournal(JournalElsewhere):
         about = self._about()
         return Description(
             about.engine,
-            self._http.url,
+            self._client.url,
             about.size_bytes,
             about.durability,
             about.read_only or self._read_only,
@@ -158,20 +128,18 @@ class RemoteJournal(JournalElsewhere):
 
     def stats(self) -> Sample:
         """The server's newest sample: every topic and queue with its rates, backlogs and lags."""
-        from penstock.remote.stats import decode_sample
-
-        return decode_sample(self._http.get("stats"))
+        return self._client.call(operations.READ_STATS)
 
     def flush(self) -> None:
         """Returns when everything submitted so far, here and at the server, is on disk."""
         if self._pool is not None:
             self._drain_pool()
-        self._http.send("POST", "flush")
+        self._client.call(operations.FLUSH_JOURNAL)
 
     def maintain(self) -> None:
         """Does all housekeeping at the server now: merges small blocks, applies retention."""
         self._check_writable()
-        self._http.send("POST", "maintain")
+        self._client.call(operations.MAINTAIN_JOURNAL)
 
     def _drain_pool(self) -> None:
         pool, self._pool = self._pool, None
@@ -192,7 +160,7 @@ class RemoteJournal(JournalElsewhere):
         self.closed = True
         for subscription in list(self._subscriptions):
             subscription._journal_closed()
-        self._http.close()
+        self._client.close()
         if failures:
             raise failures[0]
 
@@ -201,8 +169,8 @@ class RemoteJournal(JournalElsewhere):
         if self.closed:
             raise Closed("the journal is closed")
 
-    def _append_several(self, documents: list[dict[str, Any]]) -> list[Receipt]:
-        answer = _decode_receipts(self._http.send("POST", "append", body=documents))
+    def _append_several(self, documents: list[DraftDocument]) -> list[Receipt]:
+        answer = self._client.call(operations.APPEND_SEVERAL, body=documents)
         return [receipt_of(document) for document in answer.receipts]
 
     def _check_writable(self) -> None:
@@ -258,7 +226,7 @@ class RemoteOutbox(Outbox):
         self._staged.clear()
         return self._journal._submit(lambda: self._journal._append_several(documents) if documents else [])
 
-    def _documents(self) -> list[dict[str, Any]]:
+    def _documents(self) -> list[DraftDocument]:
         self._journal._check_open()
         self._journal._check_writable()
         return [draft_document(draft, topic) for topic, draft in self._staged]

@@ -5,45 +5,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.clock import Seconds, seconds
-from penstock.conditions import EventChoice, Where
-from penstock.errors import ConfigError, PenstockError
-from penstock.events import Draft, Event, Receipt
+from penstock.conditions import EventChoice, Where, predicate
+from penstock.errors import ConfigError
+from penstock.events import Event, Receipt
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
+from penstock.protocol import deliveries as messages
+from penstock.protocol import queues as operations
+from penstock.protocol.deliveries import (
+    AckRequest,
+    ClaimRequest,
+    DeadLetterQuery,
+    FailedQuery,
+    FailureDocument,
+    PageQuery,
+    PeekQuery,
+    PendingQuery,
+    PushRequest,
+    TakeRequest,
+)
+from penstock.protocol.fields import PolicyFields, policy_fields, policy_of
+from penstock.protocol.operation import Operation
+from penstock.protocol.queues import (
+    DiscardRequest,
+    GroupQuery,
+    MoveRequest,
+    NewGroup,
+    NewSchedule,
+    QueueDocument,
+    RedriveRequest,
+)
 from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
-from penstock.queue.policy import QueuePolicy
+from penstock.queue.operations.moving import Redriven
+from penstock.queue.policy import QueuePolicy, checked, duration
 from penstock.queue.run.schedule import Schedule
 from penstock.remote.delivery import RemoteDelivery
-from penstock.remote.events import draft_documents, event_of, events_of, payload_fields, receipt_of
+from penstock.remote.events import event_of, events_of, payload_fields, receipt_of
 from penstock.remote.local_only import refused
-from penstock.remote.queue_documents import (
-    QueueDocument,
-    condition,
-    decode_consumers,
-    decode_deliveries,
-    decode_delivery,
-    decode_event,
-    decode_events,
-    decode_failures,
-    decode_pending,
-    decode_policy,
-    decode_queue,
-    decode_receipt,
-    decode_receipts,
-    decode_schedule,
-    decode_schedules,
-    decode_stats,
-    failures_of,
-    policy_body,
-    push_fields,
-)
+from penstock.remote.pushing import push_request
 from penstock.surface.delivery import Delivery
-from penstock.surface.queue import Queue
+from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -51,8 +55,12 @@ if TYPE_CHECKING:
     from penstock.remote.journal import RemoteJournal
     from penstock.remote.queue_worker import RemoteQueueWorker
 
+A = TypeVar("A")
+
 WAIT = 30.0
 """Seconds one request waits for a message; a longer wait is several requests."""
+LISTED = 10_000
+"""Rows asked for at a time."""
 
 
 class RemoteQueue(Queue):
@@ -63,33 +71,33 @@ class RemoteQueue(Queue):
     def __init__(self, journal: RemoteJournal, name: str) -> None:
         self.journal = journal
         self.name = name
-        self._http = journal._http
+        self._client = journal._client
 
     @classmethod
     def open(cls, journal: RemoteJournal, name: str, policy: dict[str, Any]) -> RemoteQueue:
         """The queue, made at the server when it is not there (and this journal may write)."""
-        body = policy_body(policy, name)
+        fields = _policy(policy, name)
         queue = cls(journal, name)
         if journal._read_only:
-            queue._look()
+            queue._document()
         else:
-            journal._http.send("PUT", "queues", name, body=body)
+            queue._change(operations.OPEN_QUEUE, body=fields)
         return queue
 
-    def _get(self, *path: str, **query: Any) -> bytes:
-        return self._http.get("queues", self.name, *path, **query)
+    def _ask(self, operation: Operation[A], *names: str, query: Any = None) -> A:
+        return self._client.call(operation, self.name, *names, query=query)
 
-    def _send(self, method: str, *path: str, body: Any = None, wait: float = 0.0) -> bytes:
+    def _change(self, operation: Operation[A], *names: str, body: Any = None, wait: float = 0.0) -> A:
         self.journal._check_writable()
-        return self._http.send(method, "queues", self.name, *path, body=body, wait=wait)
+        return self._client.call(operation, self.name, *names, body=body, wait=wait)
 
-    def _look(self) -> QueueDocument:
-        return decode_queue(self._get())
+    def _document(self) -> QueueDocument:
+        return self._ask(operations.READ_QUEUE)
 
     @property
     def policy(self) -> QueuePolicy:
         """How the queue delivers, as stored."""
-        return self._look().policy
+        return policy_of(self._document().policy)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(
@@ -118,37 +126,30 @@ class RemoteQueue(Queue):
             "headers": headers,
             "cause": cause,
         }
-        body = {**push_fields(options), **payload_fields(payload)}
-        return receipt_of(decode_receipt(self._send("POST", "messages", body=body)))
+        return self._push(push_request(self.name, [payload], options, many=False))[0]
 
     def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once."""
         self.journal._check_writable()
-        fields = push_fields(options)  # here: the caller's trace context does not follow into another thread
-        return self.journal._submit(lambda: self.push(payload, **fields))
+        # Made here: the caller's trace context does not follow into another thread.
+        request = push_request(self.name, [payload], options, many=False)
+        return self.journal._submit(lambda: self._push(request)[0])
 
     def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
-        shared = push_fields(options)
-        if shared.pop("dedup", None) is not None:
-            raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
-        own = {name: shared.get(name) for name in ("key", "headers", "cause")}
-        kind = shared.get("kind", "message")
-        messages = [item if isinstance(item, Draft) else Draft(kind, item, **own) for item in payloads]
-        if not messages:
+        return self._push(push_request(self.name, payloads, options, many=True))
+
+    def _push(self, request: PushRequest | None) -> list[Receipt]:
+        if request is None:
             return []
-        for name in ("key", "headers", "cause", "kind"):
-            shared.pop(name, None)
-        answer = decode_receipts(
-            self._send("POST", "messages", body={**shared, "messages": draft_documents(messages, self.name)})
-        )
+        answer = self._change(messages.PUSH_MESSAGES, body=request)
         return [receipt_of(document) for document in answer.receipts]
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(
         self,
         *,
-        group: str = "default",
+        group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         wait: Seconds = 0,
         lease: Seconds | None = None,
@@ -162,34 +163,36 @@ class RemoteQueue(Queue):
         self,
         limit: int,
         *,
-        group: str = "default",
+        group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
     ) -> list[RemoteDelivery]:
-        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
+        """Up to `limit` messages, as many as there are (and fit into an answer); `wait`: how long for the first."""
         if check_limit(limit) is None:
             raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
         left = seconds(wait, "wait")
-        wish: dict[str, Any] = {"limit": limit, "group": check_consumer(group, "group"), "newest": newest}
-        if consumer is not None:
-            wish["consumer"] = check_consumer(consumer)
-        if lease is not None:
-            wish["lease"] = seconds(lease, "lease")
+        request = TakeRequest(
+            limit=limit,
+            group=check_consumer(group, "group"),
+            consumer=None if consumer is None else check_consumer(consumer),
+            lease=None if lease is None else duration(lease, "lease"),
+            newest=newest,
+        )
         if not limit:
             return []
         while True:
-            step = min(left, WAIT)
-            answer = decode_deliveries(self._send("POST", "take", body={**wish, "wait": step}, wait=step))
-            left -= step
+            request.wait = min(left, WAIT)
+            answer = self._change(messages.TAKE_MESSAGES, body=request, wait=request.wait)
+            left -= request.wait
             if answer.deliveries or left <= 0:
                 return [RemoteDelivery(self, found) for found in answer.deliveries]
 
     async def take_async(
         self,
         *,
-        group: str = "default",
+        group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         wait: Seconds = 0,
         lease: Seconds | None = None,
@@ -203,7 +206,7 @@ class RemoteQueue(Queue):
         self,
         limit: int,
         *,
-        group: str = "default",
+        group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         wait: Seconds = 0,
         lease: Seconds | None = None,
@@ -214,110 +217,113 @@ class RemoteQueue(Queue):
             lambda: self.take_many(limit, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
         )
 
+    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
         """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held."""
         tokens = []
-        handles = list(deliveries)
-        for handle in handles:
+        mine: list[RemoteDelivery] = []
+        for handle in deliveries:
             if isinstance(handle, RemoteDelivery):
                 if handle.queue.name != self.name:
                     raise ConfigError(f"a delivery of queue {handle.queue.name!r} was given to queue {self.name!r}")
                 tokens.append(handle.token)
+                mine.append(handle)
             elif isinstance(handle, str):
                 tokens.append(handle)
             else:
                 raise ConfigError(f"ack_many takes deliveries or their tokens, not {handle!r:.80}")
         if not tokens:
             return 0
-        count = int(msgspec.json.decode(self._send("POST", "ack", body={"tokens": tokens}))["acknowledged"])
-        for handle in handles:
-            if isinstance(handle, RemoteDelivery):
-                handle._settled = True
+        count = self._change(messages.ACK_DELIVERIES, body=AckRequest(tokens)).acknowledged
+        for delivery in mine:
+            delivery._settled = True
         return count
 
     def delivery(self, token: str) -> RemoteDelivery:
-        """The delivery a token names; StaleDelivery when nobody holds it any more."""
-        return RemoteDelivery(self, decode_delivery(self._get("deliveries", token)))
+        """The delivery a token names; StaleDelivery when its lease is gone."""
+        return RemoteDelivery(self, self._ask(messages.READ_DELIVERY, token))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int) -> Event | None:
         """The message at a position, without taking it; None when it is settled or never was."""
-        check_position(seq, "seq")
-        try:
-            return event_of(decode_event(self._get("messages", str(seq))))
-        except PenstockError as error:
-            if "UnknownEvent" in str(error):
-                return None
-            raise
+        found = self._client.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
+        return None if found is None else event_of(found)
 
-    def peek(self, limit: int = 1, *, group: str = "default") -> list[Event]:
+    def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
         """The messages that would be taken next, without taking them."""
         check_limit(limit)
-        return list(events_of(decode_events(self._get("peek", limit=limit, group=group)).events))
+        return list(events_of(self._ask(messages.PEEK_MESSAGES, query=PeekQuery(limit, group)).events))
 
     def __iter__(self) -> Iterator[Event]:
-        after = 0
-        while True:
-            page = decode_events(self._get("messages", after=after))
+        """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
+        after: int | None = 0
+        while after is not None:
+            page = self._ask(messages.LIST_MESSAGES, query=PageQuery(after))
             yield from events_of(page.events)
-            if page.next is None:
-                return
             after = page.next
 
     def __len__(self) -> int:
-        return self._look().length
+        return self._document().length
 
-    def stats(self, group: str = "default") -> QueueStats:
+    def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
         """How many messages are in which state."""
-        return decode_stats(self._get("stats", group=check_consumer(group, "group")))
+        return self._ask(operations.READ_QUEUE_STATS, query=GroupQuery(check_consumer(group, "group")))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
-        return decode_pending(self._get("pending", group=group, limit=10_000)).pending
+        return self._ask(messages.LIST_PENDING, query=PendingQuery(group, LISTED)).pending
 
-    def failed(self, group: str = "default") -> Iterator[Event]:
+    def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
         return (failure.event for failure in self.failures(group))
 
-    def failures(self, group: str = "default") -> Iterator[FailedMessage]:
+    def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
-        return failures_of(decode_failures(self._get("failed", group=group, limit=10_000)).failed)
+        after: int | None = 0
+        while after is not None:
+            page = self._ask(messages.LIST_FAILED, query=FailedQuery(group, after, LISTED))
+            yield from map(_failure, page.failed)
+            after = page.next
 
     def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters, with the reason each was given up for."""
-        return failures_of(decode_failures(self._get("dead", limit=10_000)).dead)
+        skip: int | None = 0
+        while skip is not None:
+            page = self._ask(messages.LIST_DEAD_LETTERS, query=DeadLetterQuery(skip, LISTED))
+            yield from map(_failure, page.dead)
+            skip = page.next
 
     def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
-        return decode_consumers(self._get("consumers")).consumers
+        return self._ask(messages.LIST_CONSUMERS).consumers
 
     def schedules(self) -> list[Schedule]:
         """The queue's periodic messages, by name."""
-        return decode_schedules(self._get("schedules")).schedules
+        return self._ask(operations.LIST_SCHEDULES).schedules
 
     def groups(self) -> list[str]:
         """The names of the queue's groups, sorted."""
-        return self._look().groups
+        return self._document().groups
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     def claim(
         self,
         *,
         min_idle: Seconds,
-        group: str = "default",
+        group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         limit: int = 1,
         lease: Seconds | None = None,
     ) -> list[RemoteDelivery]:
         """Takes over deliveries that nobody has extended for `min_idle`."""
-        wish = {
-            "min_idle": seconds(min_idle, "min_idle"),
-            "group": group,
-            "consumer": consumer,
-            "limit": limit,
-            "lease": None if lease is None else seconds(lease, "lease"),
-        }
-        found = decode_deliveries(self._send("POST", "claim", body=wish)).deliveries
+        request = ClaimRequest(
+            min_idle=seconds(min_idle, "min_idle"),
+            group=group,
+            consumer=consumer,
+            limit=limit,
+            lease=None if lease is None else duration(lease, "lease"),
+        )
+        found = self._change(messages.CLAIM_DELIVERIES, body=request).deliveries
         return [RemoteDelivery(self, delivery) for delivery in found]
 
     def redrive(
@@ -327,57 +333,61 @@ class RemoteQueue(Queue):
         limit: int | None = None,
         where: EventChoice | None = None,
         dry_run: bool = False,
-    ) -> int:
-        """Sends dead letters and failed messages back to their queue. `where` is a condition, asked by the server."""
+    ) -> Redriven:
+        """Sends dead letters and failed messages back to their queue. A condition is asked by the server."""
         check_limit(limit)
-        self._check_own(to)
-        body: dict[str, Any] = {"to": None if to is None else to.name, "limit": limit, "dry_run": dry_run}
-        if callable(where) and not isinstance(where, Where):
+        request = RedriveRequest(to=None if to is None else self._own(to), limit=limit, dry_run=dry_run)
+        chooser = predicate(where)
+        if chooser is None or isinstance(chooser, Where):
+            request.where = None if chooser is None else chooser.text
+        else:
             # A function cannot travel: what it wants is found here, and named.
-            groups = self.groups() if self.policy.mode == "fanout" else ["default"]
+            groups = self.groups() if self.policy.mode == "fanout" else [DEFAULT_GROUP]
             given_up = [failure.event for group in groups for failure in self.failures(group)]
             given_up += [letter.event for letter in self.dead_letters()]
-            body["ids"] = sorted({event.id for event in given_up if where(event)})
-        else:
-            body["where"] = condition(where)
+            request.ids = sorted({event.id for event in given_up if chooser(event)})
         if not dry_run:
             self.journal._check_writable()
-        answer = msgspec.json.decode(self._http.send("POST", "queues", self.name, "redrive", body=body))
-        return int(answer["would_redrive" if dry_run else "redriven"])
+        answer = self._client.call(operations.REDRIVE_QUEUE, self.name, body=request)
+        count = answer.would_redrive if dry_run else answer.redriven
+        return Redriven(count or 0, answer.left)
 
-    def _check_own(self, to: Any) -> None:
-        if to is not None and (not isinstance(to, RemoteQueue) or to.journal is not self.journal):
-            raise ConfigError(f"a queue of this journal is needed, not of another journal: {to!r:.80}")
+    def _own(self, queue: Any) -> str:
+        if not isinstance(queue, RemoteQueue) or queue.journal is not self.journal:
+            raise ConfigError(f"a queue of this journal is needed, not of another journal: {queue!r:.80}")
+        return queue.name
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
         """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
-        self._check_own(to)
-        if to.name == self.name:
+        request = MoveRequest(to=self._own(to), limit=check_limit(limit))
+        if request.to == self.name:
             raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
-        body: dict[str, Any] = {"to": to.name, "limit": check_limit(limit)}
-        if callable(where) and not isinstance(where, Where):
-            body["ids"] = [event.id for event in self if where(event)]
+        chooser = predicate(where)
+        if chooser is None or isinstance(chooser, Where):
+            request.where = None if chooser is None else chooser.text
         else:
-            body["where"] = condition(where)
-        return int(msgspec.json.decode(self._send("POST", "move", body=body))["moved"])
+            request.ids = [event.id for event in self if chooser(event)]
+        return self._change(operations.MOVE_MESSAGES, body=request).moved
 
     def discard(self, seqs: Iterable[int]) -> int:
-        """Refused: not served yet."""
-        raise refused("discarding messages by position", "do it where the store is, or take and ack them")
+        """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged."""
+        request = DiscardRequest([check_position(seq, "seq") for seq in seqs])
+        return self._change(operations.DISCARD_MESSAGES, body=request).discarded
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many."""
-        return int(msgspec.json.decode(self._send("POST", "purge"))["removed"])
+        return self._change(operations.PURGE_QUEUE).removed
 
     def drop(self) -> int:
         """Removes the queue with its messages; returns how many those were."""
         self.journal._queues.pop(self.name, None)
-        return int(msgspec.json.decode(self._send("DELETE"))["removed"])
+        return self._change(operations.DROP_QUEUE).removed
 
     def configure(self, **policy: Any) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
-        return decode_policy(self._send("PATCH", body=policy_body(policy, self.name)))
+        return policy_of(self._change(operations.CONFIGURE_QUEUE, body=_policy(policy, self.name)))
 
+    # ── groups, schedules, workers ───────────────────────────────────────────────────────────────────────────────────
     def every(
         self,
         interval: Seconds | str,
@@ -392,39 +402,37 @@ class RemoteQueue(Queue):
         priority: int = 0,
     ) -> Schedule:
         """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields."""
-        when = {"cron": interval} if isinstance(interval, str) else {"interval": seconds(interval, "interval")}
-        body = {
-            "name": check_consumer(name, "schedule"),
-            **when,
+        request = NewSchedule(
+            name=check_consumer(name, "schedule"),
+            interval=None if isinstance(interval, str) else seconds(interval, "interval"),
+            cron=interval if isinstance(interval, str) else None,
+            timezone=timezone,
+            missed=missed,
+            kind=kind,
+            headers=None if headers is None else dict(headers),
+            key=key,
+            priority=priority,
             **payload_fields(payload),
-            "timezone": timezone,
-            "missed": missed,
-            "kind": kind,
-            "headers": None if headers is None else dict(headers),
-            "key": key,
-            "priority": priority,
-        }
-        return decode_schedule(self._send("POST", "schedules", body=body))
+        )
+        return self._change(operations.ADD_SCHEDULE, body=request)
 
     def unschedule(self, name: str) -> bool:
         """Removes a periodic message; False when there is none of that name."""
-        answer = self._send("DELETE", "schedules", check_consumer(name, "schedule"))
-        return bool(msgspec.json.decode(answer)["removed"])
+        return self._change(operations.REMOVE_SCHEDULE, check_consumer(name, "schedule")).removed
 
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
         """Registers a group that gets what comes after a position."""
-        self._send("POST", "groups", body={"name": check_consumer(name, "group"), "after": after})
+        self._change(operations.ADD_GROUP, body=NewGroup(check_consumer(name, "group"), after))
 
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
-        answer = self._send("DELETE", "groups", check_consumer(name, "group"))
-        return bool(msgspec.json.decode(answer)["removed"])
+        return self._change(operations.REMOVE_GROUP, check_consumer(name, "group")).removed
 
     def worker(
         self,
         handler: Callable[[Any], Any],
         *,
-        group: str = "default",
+        group: str = DEFAULT_GROUP,
         concurrency: int = 1,
         consumer: str | None = None,
         ahead: int | None = None,
@@ -441,3 +449,12 @@ class RemoteQueue(Queue):
         worker = RemoteQueueWorker(self, handler, group=group, concurrency=concurrency, consumer=consumer, lease=lease)
         self.journal._workers.add(worker)
         return worker
+
+
+def _policy(policy: dict[str, Any], queue: str) -> PolicyFields:
+    """A policy, checked here as a queue in this process would, as it travels."""
+    return policy_fields(checked(policy, queue))
+
+
+def _failure(one: FailureDocument) -> FailedMessage:
+    return FailedMessage(event_of(one.event), one.queue, one.attempts, one.reason, one.error, one.at)

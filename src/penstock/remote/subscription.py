@@ -6,8 +6,6 @@ broken connection is opened again after the last event that arrived, so nothing 
 
 from __future__ import annotations
 
-import http.client
-import socket
 import threading
 import time
 from collections import deque
@@ -15,20 +13,25 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+import urllib3
+from urllib3.exceptions import HTTPError
 
 from penstock.clock import Seconds, seconds
-from penstock.document import RawEvent
+from penstock.document import EventDocument
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
 from penstock.journal.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.protocol.operation import SSE
+from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
 from penstock.surface.subscription import Subscription
 
 if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic
 
-_decode = msgspec.json.Decoder(RawEvent).decode
+_decode = msgspec.json.Decoder(EventDocument).decode
 
 SILENCE = 60.0
 """Seconds without a sign of life (the server gives one every 15) after which a connection counts as broken."""
@@ -61,7 +64,7 @@ class RemoteSubscription(Subscription):
         self._room = threading.Condition()
         self._closed = False
         self._failure: PenstockError | None = None
-        self._connection: http.client.HTTPConnection | None = None
+        self._answer: urllib3.BaseHTTPResponse | None = None
         self._thread: threading.Thread | None = None
         self.missed = 0
         """Always 0: over http nothing is skipped."""
@@ -152,10 +155,10 @@ class RemoteSubscription(Subscription):
                     self._thread.start()
 
     def _hang_up(self) -> None:
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+        answer = self._answer
+        if answer is not None:
+            with suppress(OSError, ValueError, RuntimeError):
+                answer.shutdown()  # wakes the thread that reads from it
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -170,7 +173,7 @@ class RemoteSubscription(Subscription):
             except PenstockError as error:
                 self._fail(error)
                 return
-            except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            except (OSError, HTTPError, ValueError, AttributeError):
                 pass  # broken off, or hung up by us while reading; the loop knows which
             if self._received > before:
                 pause = FIRST_PAUSE
@@ -185,19 +188,24 @@ class RemoteSubscription(Subscription):
 
     def _read(self) -> None:
         """Reads one connection until it ends."""
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self._received)}
-        path = ("topics", self._topic.name, "live")
-        connection, response = self._topic._http.stream(path, {"after": self._received}, headers, SILENCE)
-        self._connection = connection
+        answer = self._topic._client.stream(
+            FOLLOW_TOPIC,
+            self._topic.name,
+            query=LiveQuery(after=self._received),
+            accept=SSE,
+            headers={"Last-Event-ID": str(self._received)},
+            timeout=SILENCE,
+        )
+        self._answer = answer
         try:
-            for line in response:
+            for line in lines_of(answer):
                 if self._closed:
                     return
                 if line.startswith(b"data: "):
                     self._arrived(event_of(_decode(line[6:])))
         finally:
-            self._connection = None
-            connection.close()
+            self._answer = None
+            answer.close()
 
     def _arrived(self, event: Event) -> None:
         if event.seq <= self._received:

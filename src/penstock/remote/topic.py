@@ -7,20 +7,32 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+from urllib3.exceptions import HTTPError
 
 from penstock.clock import Seconds, to_ms
 from penstock.conditions import Where
-from penstock.document import RawEvent, ReceiptDocument
+from penstock.document import DraftDocument, EventDocument
 from penstock.entity.projection.projection import Projection
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.topic import _checked_settings, _filter
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position
+from penstock.protocol import topics as operations
+from penstock.protocol.fields import SettingsFields
+from penstock.protocol.operation import ARROW, LINES
+from penstock.protocol.problems import Problem, error_of_problem
+from penstock.protocol.topics import (
+    CompactRequest,
+    CursorChange,
+    CursorDocument,
+    PositionQuery,
+    ReadQuery,
+    TopicDocument,
+)
 from penstock.remote.events import draft_documents, event_of, receipt_of
-from penstock.remote.http import error_of
 from penstock.remote.local_only import TopicElsewhere
 from penstock.remote.subscription import RemoteSubscription
 from penstock.surface.subscription import OnLag
@@ -39,38 +51,14 @@ PAGE = 1000
 """Events asked for at a time when the number wanted is small or reading goes backwards."""
 
 
-class _Topic(msgspec.Struct):
-    name: str
-    events: int
-    oldest: int
-    latest: int
-    cursors: dict[str, int]
-    settings: Settings
+class _FailureLine(msgspec.Struct):
+    """The last line of a stream that could not go on."""
+
+    problem: Problem
 
 
-class _Receipts(msgspec.Struct):
-    receipts: list[ReceiptDocument]
-
-
-class _Page(msgspec.Struct):
-    events: list[RawEvent]
-    next: int | None
-    latest: int
-
-
-class _Cursor(msgspec.Struct):
-    consumer: str
-    position: int | None
-    lag: int
-
-
-_decode_topic = msgspec.json.Decoder(_Topic).decode
-_decode_receipts = msgspec.json.Decoder(_Receipts).decode
-_decode_page = msgspec.json.Decoder(_Page).decode
-_decode_cursor = msgspec.json.Decoder(_Cursor).decode
-_decode_event = msgspec.json.Decoder(RawEvent).decode
-_decode_settings = msgspec.json.Decoder(Settings).decode
-_decode_report = msgspec.json.Decoder(CompactReport).decode
+_decode_event = msgspec.json.Decoder(EventDocument).decode
+_decode_failure = msgspec.json.Decoder(_FailureLine).decode
 
 
 class RemoteTopic(TopicElsewhere):
@@ -81,13 +69,13 @@ class RemoteTopic(TopicElsewhere):
     def __init__(self, journal: RemoteJournal, name: str) -> None:
         self.journal = journal
         self.name = name
-        self._http = journal._http
+        self._client = journal._client
 
     def __repr__(self) -> str:
         return f"<topic {self.name!r} of {self.journal!r}>"
 
-    def _look(self) -> _Topic:
-        return _decode_topic(self._http.get("topics", self.name))
+    def _document(self) -> TopicDocument:
+        return self._client.call(operations.READ_TOPIC, self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
@@ -111,29 +99,29 @@ class RemoteTopic(TopicElsewhere):
     try_submit = submit
     try_submit_many = submit_many
 
-    def _documents(self, drafts: Iterable[Draft]) -> list[dict[str, Any]]:
+    def _documents(self, drafts: Iterable[Draft]) -> list[DraftDocument]:
         self.journal._check_writable()
         return draft_documents(drafts, self.name)
 
-    def _send(self, documents: list[dict[str, Any]]) -> list[Receipt]:
+    def _send(self, documents: list[DraftDocument]) -> list[Receipt]:
         if not documents:
             return []
-        answer = _decode_receipts(self._http.send("POST", "topics", self.name, "events", body=documents))
+        answer = self._client.call(operations.APPEND_EVENTS, self.name, body=documents)
         return [receipt_of(document) for document in answer.receipts]
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def latest(self) -> int:
         """The highest position ever assigned (0: none); compaction never lowers it."""
-        return self._look().latest
+        return self._document().latest
 
     @property
     def oldest(self) -> int:
         """The first position still stored (0: none)."""
-        return self._look().oldest
+        return self._document().oldest
 
     def __len__(self) -> int:
-        return self._look().events
+        return self._document().events
 
     def read(
         self,
@@ -156,49 +144,51 @@ class RemoteTopic(TopicElsewhere):
         check_limit(limit)
         if through is not None:
             check_position(through, "through")
-        wanted = _filter(key, kind, scope)
+        chosen = _filter(key, kind, scope)
         if since is not None:
             to_ms(since, "since")
-        if limit == 0 or (wanted.kinds is not None and not wanted.kinds):
+        if limit == 0 or (chosen.kinds is not None and not chosen.kinds):
             return iter(())
-        query: dict[str, Any] = {
-            "after": after,
-            "through": through,
-            "key": key,
-            "kind": None if wanted.kinds is None else sorted(wanted.kinds),
-            "scope": scope,
-            "since": None if since is None else since.isoformat(),
-            "where": where.text if isinstance(where, Where) else where,
-        }
+        query = ReadQuery(
+            after=after,
+            through=through,
+            key=key,
+            kind=[] if chosen.kinds is None else sorted(chosen.kinds),
+            scope=scope,
+            since=None if since is None else since.isoformat(),
+            where=where.text if isinstance(where, Where) else where,
+            limit=limit,
+            reverse=reverse,
+        )
         if reverse or (limit is not None and limit <= PAGE):
-            return self._pages(query, limit, reverse)
-        return self._stream(query, limit)
+            return self._pages(query)
+        return self._stream(query)
 
-    def _pages(self, query: dict[str, Any], limit: int | None, reverse: bool) -> Iterator[Event]:
+    def _pages(self, query: ReadQuery) -> Iterator[Event]:
         """A page at a time; the newest position of the first page is the end of all."""
-        left = limit
-        path = ("topics", self.name, "events")
-        query = {**query, "reverse": "true" if reverse else None}
+        left, reverse = query.limit, query.reverse
         while left is None or left > 0:
-            size = PAGE if left is None else min(left, PAGE)
-            page = _decode_page(self._http.get(*path, **query, limit=size))
+            query.limit = PAGE if left is None else min(left, PAGE)
+            page = self._client.call(operations.READ_EVENTS, self.name, query=query)
             for document in page.events:
                 yield event_of(document)
             left = None if left is None else left - len(page.events)
             if page.next is None:
                 return
-            if query["through"] is None:
-                query["through"] = page.latest
-            query["through" if reverse else "after"] = page.next
-            if reverse and page.next <= query["after"]:
+            if query.through is None:
+                query.through = page.latest
+            if not reverse:
+                query.after = page.next
+            elif page.next <= query.after:
                 return
+            else:
+                query.through = page.next
 
-    def _stream(self, query: dict[str, Any], limit: int | None) -> Iterator[Event]:
-        path = ("topics", self.name, "events")
-        for line in self._http.pieces(path, {**query, "limit": limit}, "application/x-ndjson"):
+    def _stream(self, query: ReadQuery) -> Iterator[Event]:
+        for line in self._client.lines(operations.READ_EVENTS, self.name, query=query, accept=LINES):
             if line.startswith(b'{"problem":'):
-                problem = msgspec.json.decode(line)["problem"]
-                raise error_of(problem["status"], msgspec.json.encode(problem))
+                problem = _decode_failure(line).problem
+                raise error_of_problem(problem.status, problem)
             yield event_of(_decode_event(line))
 
     def read_arrow(
@@ -221,22 +211,23 @@ class RemoteTopic(TopicElsewhere):
             raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         if limit == 0:
             return iter(())
-        return self._batches({"after": after, "through": through, "limit": limit, "payload": payload}, batch_rows)
+        return self._batches(ReadQuery(after=after, through=through, limit=limit, payload=payload), batch_rows)
 
-    def _batches(self, query: dict[str, Any], rows: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, query: ReadQuery, rows: int) -> Iterator[pa.RecordBatch]:
         try:
             import pyarrow as pa
         except ImportError as error:
             raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
-        accept = {"Accept": "application/vnd.apache.arrow.stream"}
-        connection, response = self._http.stream(("topics", self.name, "events"), query, accept)
+        answer = self._client.stream(operations.READ_EVENTS, self.name, query=query, accept=ARROW)
         try:
-            with pa.ipc.open_stream(pa.PythonFile(response, "r")) as reader:
+            with pa.ipc.open_stream(pa.PythonFile(answer, "r")) as reader:
                 for batch in reader:
                     for start in range(0, batch.num_rows, rows):
                         yield batch.slice(start, rows)
+        except HTTPError as error:
+            raise self._client.broken("GET", error) from error
         finally:
-            connection.close()
+            answer.close()
 
     def get(self, seq: int) -> Event | None:
         """The event at a position, or None."""
@@ -250,18 +241,14 @@ class RemoteTopic(TopicElsewhere):
         return None if parse_id(id) is None else self._one(id)
 
     def _one(self, name: str) -> Event | None:
-        try:
-            return event_of(_decode_event(self._http.get("topics", self.name, "events", name)))
-        except PenstockError as error:
-            if "UnknownEvent" in str(error):
-                return None
-            raise
+        found = self._client.find(operations.READ_EVENT, self.name, name)
+        return None if found is None else event_of(found)
 
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
         to_ms(time, "time")
-        answer = self._http.get("topics", self.name, "position", time=time.isoformat())
-        return int(msgspec.json.decode(answer)["position"])
+        query = PositionQuery(time.isoformat())
+        return self._client.call(operations.FIND_POSITION, self.name, query=query).position
 
     def subscribe(
         self,
@@ -288,18 +275,17 @@ class RemoteTopic(TopicElsewhere):
         self.journal._check_writable()
         check_consumer(consumer)
         check_position(seq, "seq")
-        self._http.send("PUT", "topics", self.name, "cursors", consumer, body={"position": seq, "seek": seek})
+        self._client.call(operations.MOVE_CURSOR, self.name, consumer, body=CursorChange(position=seq, seek=seek))
 
     def forget(self, consumer: str) -> bool:
         """Drops a consumer's cursor; False when there was none."""
         self.journal._check_writable()
         check_consumer(consumer)
-        answer = self._http.send("DELETE", "topics", self.name, "cursors", consumer)
-        return bool(msgspec.json.decode(answer)["forgotten"])
+        return self._client.call(operations.FORGET_CURSOR, self.name, consumer).forgotten
 
-    def _cursor(self, consumer: str) -> _Cursor:
+    def _cursor(self, consumer: str) -> CursorDocument:
         check_consumer(consumer)
-        return _decode_cursor(self._http.get("topics", self.name, "cursors", consumer))
+        return self._client.call(operations.READ_CURSOR, self.name, consumer)
 
     def cursor(self, consumer: str) -> int | None:
         """How far a consumer has come, or None when it never committed."""
@@ -307,7 +293,7 @@ class RemoteTopic(TopicElsewhere):
 
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
-        return self._look().cursors
+        return self._document().cursors
 
     def lag(self, consumer: str) -> int:
         """How many positions a consumer is behind the newest event."""
@@ -334,26 +320,24 @@ class RemoteTopic(TopicElsewhere):
     @property
     def settings(self) -> Settings:
         """What the topic keeps and for how long."""
-        return self._look().settings
+        return self._document().settings
 
     def configure(self, **changes: Any) -> Settings:
         """Changes the topic's settings."""
         self.journal._check_writable()
-        changes = _checked_settings(changes)
-        return _decode_settings(self._http.send("PATCH", "topics", self.name, "settings", body=changes))
+        fields = SettingsFields(**_checked_settings(changes))
+        return self._client.call(operations.CONFIGURE_TOPIC, self.name, body=fields)
 
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
         """Removes events through a position, inclusive; stops at the slowest cursor unless forced."""
         self.journal._check_writable()
         check_position(through, "through")
-        body = {"through": through, "force": force}
-        return _decode_report(self._http.send("POST", "topics", self.name, "compact", body=body))
+        return self._client.call(operations.COMPACT_TOPIC, self.name, body=CompactRequest(through=through, force=force))
 
     def compact_keys(self) -> int:
         """Keeps only the newest event of every key, now; returns how many went."""
         self.journal._check_writable()
-        answer = self._http.send("POST", "topics", self.name, "compact", body={"keys": True})
-        return int(msgspec.json.decode(answer)["removed"])
+        return self._client.call(operations.COMPACT_TOPIC, self.name, body=CompactRequest(keys=True)).removed
 
     # ── entities and causes ──────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, key: str) -> int:

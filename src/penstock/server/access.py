@@ -13,17 +13,13 @@ import hmac
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from penstock.errors import ConfigError
+from penstock.protocol.operation import ROLES, Role
 from penstock.server.api.problems import Refused
-
-Role = Literal["read", "write", "admin"]
-ROLES: tuple[Role, ...] = ("read", "write", "admin")
-"""Each may do what the ones before it may: look; append, push, take and settle; configure, redrive, compact, purge."""
 
 COOKIE = "penstock_session"
 SESSION_SECONDS = 12 * 3600

@@ -1,4 +1,4 @@
-"""How large, how long, how many: what one request may ask of a server."""
+"""How large, how long, how many: what one request may ask of a server, and what the server holds for all of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,28 @@ USUAL_EVENTS: Final = 1_000
 """Events in a page when the request names no number."""
 MOST_TAKEN: Final = 10_000
 """Messages one take may ask for."""
-PAGE_BYTES: Final = 32 << 20
-"""Payload bytes after which a page of a read ends early."""
+FIRST_TAKEN: Final = 64
+"""Messages a take asks for before it knows how large they are."""
+PAGE_BYTES: Final = 8 << 20
+"""Payload bytes after which a page of a read, or a take, ends early."""
 STREAM_EVENTS: Final = 2_000
 """Events a stream reads at a time; between readings it holds nothing of the store."""
+STREAM_BYTES: Final = 1 << 20
+"""Payload bytes after which such a reading ends early."""
 STREAM_ROWS: Final = 65_536
 """Rows of a record batch in an Arrow stream."""
+ARROW_BYTES: Final = 8 << 20
+"""Bytes of record batches an Arrow stream reads at a time."""
+SEND_BYTES: Final = 64 << 10
+"""Bytes handed to a connection at a time: what a slow reader's connection holds beside what is shared."""
 PING_SECONDS: Final = 15.0
 """A live stream with nothing to say says at least this often that it is there."""
 LIVE_BUFFER: Final = 4096
 """Events of a topic kept in memory for its listeners; who is further behind reads the log."""
+LIVE_BYTES: Final = 32 << 20
+"""Bytes of such events, of all topics together."""
+SCANNED: Final = 200_000
+"""Events a page looks at for a condition that few fulfil, before it says how far it came."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -31,11 +43,19 @@ class Limits(msgspec.Struct, frozen=True):
 
     max_body: int = 32 << 20
     """Bytes of a request's body."""
+    max_held: int = 256 << 20
+    """Bytes of bodies that arrive and answers that are sent, all requests together; above it the answer is 503."""
     body_timeout: float = 30.0
     """Seconds for a request's body to arrive."""
+    header_timeout: float = 30.0
+    """Seconds for a connection's first request, and for the rest of a request that has begun, to arrive."""
     write_timeout: float = 30.0
     """Seconds a write waits for the writer before the answer is 503 with Retry-After."""
     max_listeners: int = 2_000
     """Live streams open at once."""
     max_waiting: int = 2_000
     """Requests waiting for a message at once."""
+    max_connections: int = 5_000
+    """Connections open at once; above it new ones are answered with 503."""
+    login_guesses: int = 10
+    """Wrong tokens an address may send in a minute before it must wait."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.server.access import Role
+from penstock.protocol.operation import Role
 from penstock.server.application import make_app
 from penstock.server.limits import Limits
 

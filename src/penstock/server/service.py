@@ -11,12 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.access import Access, Role
+from penstock.protocol.operation import Role
+from penstock.server.access import Access
 from penstock.server.limits import Limits
+from penstock.server.memory import MemoryBudget
 
 if TYPE_CHECKING:
     from penstock.api import LocalJournal
-    from penstock.server.api.live import Lives
+    from penstock.server.api.live import LiveTopics
     from penstock.server.pages.buffers import Buffers
     from penstock.server.sampler import Sampler
 
@@ -28,7 +30,8 @@ class Service:
         self.journal = journal
         self.access = access
         self.limits = limits
-        self.lives: Lives
+        self.budget = MemoryBudget(limits.max_held)
+        self.live: LiveTopics
         self.sampler: Sampler
         self.buffers: Buffers
         self.waiting = 0
@@ -48,7 +51,7 @@ class Service:
 
     def _stop(self) -> None:
         self.closing.set()
-        self.lives.wake()
+        self.live.wake()
         for waker in list(self.wakers):
             waker.set()
 

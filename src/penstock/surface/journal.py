@@ -32,6 +32,8 @@ class Journal(ABC):
 
     clock: Clock
     closed: bool
+    id: str
+    """The store's own name: the same wherever, and under whatever address, the store is opened."""
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod

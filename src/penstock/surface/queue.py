@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.journal.worker import Worker
     from penstock.observe.sample import FailedMessage
     from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+    from penstock.queue.operations.moving import Redriven
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.run.middleware import Middleware
     from penstock.queue.run.schedule import Schedule
@@ -207,7 +208,7 @@ class Queue(ABC):
         limit: int | None = None,
         where: EventChoice | None = None,
         dry_run: bool = False,
-    ) -> int:
+    ) -> Redriven:
         """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
 
         Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own

@@ -45,7 +45,7 @@ class Hall:
         service.stop()
         service.sampler.stop()
         deadline = time.monotonic() + 60
-        while service.lives.listeners or service.waiting:
+        while service.live.listeners or service.waiting:
             assert time.monotonic() < deadline, "a stream does not end"
             time.sleep(0.002)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import RawEvent, decode_binary
+from penstock.document import EventDocument, decode_binary
 from penstock.entity.copying.exporting import ExportManifest, TopicEntry, load_manifest, parts_of
 from penstock.entity.copying.files import CopyFormat, Progress, file_format
 from penstock.errors import ConfigError, FenceActive
@@ -40,7 +40,7 @@ class ImportReport(msgspec.Struct, frozen=True):
     """Events that were there already, from an earlier run."""
 
 
-_decode = msgspec.json.Decoder(RawEvent).decode
+_decode = msgspec.json.Decoder(EventDocument).decode
 
 
 def import_(
@@ -173,7 +173,7 @@ def _line_rows(lines: Iterable[bytes], place: str, topic: str | None) -> Iterato
             raise ConfigError(f"{place}, line {number}: {error}") from error
 
 
-def _row(copy: RawEvent, topic: str | None) -> Copies:
+def _row(copy: EventDocument, topic: str | None) -> Copies:
     if topic is not None and copy.topic != topic:
         raise ConfigError(f"an event of topic {copy.topic!r} among those of {topic!r}")
     number = parse_id(copy.id)
@@ -218,12 +218,12 @@ def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) ->
         raise ConfigError(f"{place} is not what an export writes: {error}") from error
 
 
-def _copy_of(row: dict[str, Any]) -> RawEvent:
+def _copy_of(row: dict[str, Any]) -> EventDocument:
     import base64
 
     text, other = row["payload"], row["payload_bytes"]
     payload = text.encode() if text is not None else b'"' + base64.b64encode(other or b"") + b'"'
-    return RawEvent(
+    return EventDocument(
         row["seq"],
         row["topic"],
         row["kind"],

@@ -1,50 +1,40 @@
-"""Deliveries over HTTP: taken with a long poll, settled by their tokens, claimed from who forgot them."""
+"""Deliveries over HTTP: taken with a long poll, settled by their tokens, claimed from consumers that are gone."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
 
-from penstock.document import EventDocument, event_document
+from penstock.clock import seconds
+from penstock.document import event_document
 from penstock.errors import ConfigError, StaleDelivery
+from penstock.protocol import deliveries as operations
+from penstock.protocol.deliveries import (
+    Acknowledged,
+    AckRequest,
+    ClaimRequest,
+    DeliveryDocument,
+    DeliveryList,
+    Extended,
+    ExtendRequest,
+    NackRequest,
+    Settled,
+    TakeRequest,
+)
 from penstock.queue.run.waiting import take_waiting_async
-from penstock.server.api import parameters
+from penstock.server.api.binding import Call, serves
 from penstock.server.api.problems import Refused
-from penstock.server.api.queues import queue_of
-from penstock.server.api.topics import json
-from penstock.server.limits import LONGEST_WAIT, MOST_TAKEN
-from penstock.server.service import Service, guarded
+from penstock.server.api.queues import called
+from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN, PAGE_BYTES
+from penstock.server.service import Service
 
 if TYPE_CHECKING:
     from penstock.queue.delivery import LocalDelivery
     from penstock.queue.queue import LocalQueue
-
-
-class Wish(msgspec.Struct, forbid_unknown_fields=True):
-    """What a taker wants."""
-
-    limit: int = 1
-    group: str = "default"
-    consumer: str | None = None
-    wait: float = 0
-    lease: float | None = None
-    newest: bool = False
-
-
-class DeliveryDocument(msgspec.Struct):
-    token: str
-    attempt: int
-    deadline: datetime
-    group: str
-    consumer: str | None
-    event: EventDocument
 
 
 def delivery_document(delivery: LocalDelivery) -> DeliveryDocument:
@@ -59,26 +49,10 @@ def delivery_document(delivery: LocalDelivery) -> DeliveryDocument:
     )
 
 
-@guarded("write")
-async def take(request: Request, service: Service) -> Response:
-    """Messages under a lease; waits for the first up to `wait` seconds. Who goes away meanwhile gets none."""
-    wish = await parameters.struct(request, service.limits, Wish)
-    queue = await run_in_threadpool(queue_of, request, service)
-    if not 0 <= wish.limit <= MOST_TAKEN:
-        raise ConfigError(f"limit is a number from 0 to {MOST_TAKEN}, not {wish.limit}")
-    if not wish.wait >= 0:
-        raise ConfigError(f"wait is a number of seconds of at least 0, not {wish.wait}")
-    _check_lease(queue, wish.lease)
-    if wish.limit == 0:
-        return json({"deliveries": []})
-    if wish.wait and service.waiting >= service.limits.max_waiting:
-        raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
-    service.waiting += 1
-    try:
-        taken = await _take_while_there(request, service, queue, wish)
-    finally:
-        service.waiting -= 1
-    return json({"deliveries": [delivery_document(delivery) for delivery in taken]})
+def _check(queue: LocalQueue, limit: int, lease: float | None) -> None:
+    if not 0 <= limit <= MOST_TAKEN:
+        raise ConfigError(f"limit is a number from 0 to {MOST_TAKEN}, not {limit}")
+    _check_lease(queue, lease)
 
 
 def _check_lease(queue: LocalQueue, lease: float | None) -> None:
@@ -87,15 +61,34 @@ def _check_lease(queue: LocalQueue, lease: float | None) -> None:
         raise ConfigError("a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds")
 
 
-async def _take_while_there(request: Request, service: Service, queue: LocalQueue, wish: Wish) -> list[LocalDelivery]:
+# ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(operations.TAKE_MESSAGES)
+async def take_messages(call: Call[None, TakeRequest]) -> DeliveryList:
+    """Messages under a lease; waits for the first up to `wait` seconds. A client that goes away meanwhile gets none."""
+    service, wanted = call.service, call.body
+    queue = await run_in_threadpool(called, call)
+    wait = min(seconds(wanted.wait, "wait"), LONGEST_WAIT)
+    _check(queue, wanted.limit, wanted.lease)
+    if wanted.limit == 0:
+        return DeliveryList([])
+    if wait and service.waiting >= service.limits.max_waiting:
+        raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
+    service.waiting += 1
+    try:
+        taken = await _take_while_there(call.request, service, queue, wanted, wait)
+    finally:
+        service.waiting -= 1
+    return DeliveryList([delivery_document(delivery) for delivery in taken])
+
+
+async def _take_while_there(
+    request: Request, service: Service, queue: LocalQueue, wanted: TakeRequest, wait: float
+) -> list[LocalDelivery]:
     """Takes; when the client goes away or the server stops before the answer, what was taken is given back."""
     stopping = threading.Event()
-    wanted = queue._request(wish.limit, wish.group, wish.consumer, wish.lease, wish.newest)
-    taking = asyncio.ensure_future(take_waiting_async(queue, wanted, min(wish.wait, LONGEST_WAIT), stopping))
-    if not wish.wait:
-        taken = await taking
-        queue._counters.delivered.inc(len(taken))
-        return taken
+    taking = asyncio.ensure_future(_take_bounded(queue, wanted, wait, stopping))
+    if not wait:
+        return await taking
     gone = asyncio.ensure_future(_gone(request))
     closing = asyncio.ensure_future(service.closing.wait())
     try:
@@ -107,11 +100,38 @@ async def _take_while_there(request: Request, service: Service, queue: LocalQueu
     finally:
         gone.cancel()
         closing.cancel()
-    queue._counters.delivered.inc(len(taken))
     if gone.done() and not gone.cancelled() and taken:
         await run_in_threadpool(queue._release, taken)
         return []
     return taken
+
+
+async def _take_bounded(
+    queue: LocalQueue, wanted: TakeRequest, wait: float, stopping: threading.Event
+) -> list[LocalDelivery]:
+    """Up to `limit` messages, but no more bytes than a page has: what is left is for the next take.
+
+    How large messages are is known once some are taken; then the rest is asked for in one go.
+    """
+    taken: list[LocalDelivery] = []
+    size = 0
+    step = min(wanted.limit, FIRST_TAKEN)
+    while step:
+        request = queue._request(step, wanted.group, wanted.consumer, wanted.lease, wanted.newest)
+        found = await take_waiting_async(queue, request, 0 if taken else wait, stopping)
+        queue._counters.delivered.inc(len(found))
+        taken += found
+        size += sum(len(delivery.event.raw) for delivery in found)
+        step = _next_step(step, found, taken, size, wanted.limit)
+    return taken
+
+
+def _next_step(step: int, found: list[LocalDelivery], taken: list[LocalDelivery], size: int, limit: int) -> int:
+    """How many more messages to ask for, when `step` were asked for and `found`; 0: that is all."""
+    if len(found) < step or size >= PAGE_BYTES:
+        return 0
+    fitting = (PAGE_BYTES - size) * len(taken) // max(1, size)
+    return min(limit - len(taken), fitting)
 
 
 async def _gone(request: Request) -> None:
@@ -122,94 +142,64 @@ async def _gone(request: Request) -> None:
             return
 
 
-class Tokens(msgspec.Struct, forbid_unknown_fields=True):
-    tokens: list[str]
+@serves(operations.CLAIM_DELIVERIES)
+def claim_deliveries(call: Call[None, ClaimRequest]) -> DeliveryList:
+    queue, wanted = called(call), call.body
+    _check(queue, wanted.limit, wanted.lease)
+    taken: list[LocalDelivery] = []
+    size = 0
+    step = wanted.limit if wanted.min_idle == 0 else min(wanted.limit, FIRST_TAKEN)
+    while step:
+        found = queue.claim(
+            min_idle=wanted.min_idle, group=wanted.group, consumer=wanted.consumer, limit=step, lease=wanted.lease
+        )
+        taken += found
+        size += sum(len(delivery.event.raw) for delivery in found)
+        # With min_idle=0 what was just claimed could be claimed again.
+        step = 0 if wanted.min_idle == 0 else _next_step(step, found, taken, size, wanted.limit)
+    return DeliveryList([delivery_document(delivery) for delivery in taken])
 
 
-class Nack(msgspec.Struct, forbid_unknown_fields=True):
-    delay: float | None = None
-    error: str | None = None
-    dead: bool = False
+# ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(operations.ACK_DELIVERIES)
+def ack_deliveries(call: Call[None, AckRequest]) -> Acknowledged:
+    return Acknowledged(called(call).ack_many(list(call.body.tokens)))
 
 
-class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    lease: float | None = None
+def _delivery(call: Call[object, object]) -> LocalDelivery:
+    return called(call).delivery(call.name("token"))
 
 
-@guarded("write")
-async def ack_many(request: Request, service: Service) -> Response:
-    given = await parameters.struct(request, service.limits, Tokens)
-    queue = await run_in_threadpool(queue_of, request, service)
-    return json({"acknowledged": await run_in_threadpool(lambda: queue.ack_many(list(given.tokens)))})
+@serves(operations.READ_DELIVERY)
+def read_delivery(call: Call[None, None]) -> DeliveryDocument:
+    return delivery_document(_delivery(call))
 
 
-@guarded("write")
-def ack(request: Request, service: Service) -> Response:
-    queue_of(request, service).delivery(request.path_params["token"]).ack()
-    return json({"settled": "ack"})
+@serves(operations.ACK_DELIVERY)
+def ack_delivery(call: Call[None, None]) -> Settled:
+    _delivery(call).ack()
+    return Settled("ack")
 
 
-@guarded("write")
-async def nack(request: Request, service: Service) -> Response:
-    given = await parameters.struct(request, service.limits, Nack)
-
-    def settle() -> None:
-        delivery = queue_of(request, service).delivery(request.path_params["token"])
-        delivery.nack(delay=given.delay, error=given.error, dead=given.dead)
-
-    await run_in_threadpool(settle)
-    return json({"settled": "nack"})
+@serves(operations.NACK_DELIVERY)
+def nack_delivery(call: Call[None, NackRequest]) -> Settled:
+    _delivery(call).nack(delay=call.body.delay, error=call.body.error, dead=call.body.dead)
+    return Settled("nack")
 
 
-@guarded("write")
-async def extend(request: Request, service: Service) -> Response:
-    given = await parameters.struct(request, service.limits, Extension)
-
-    def prolong() -> datetime:
-        queue = queue_of(request, service)
-        _check_lease(queue, given.lease)
-        delivery = queue.delivery(request.path_params["token"])
-        delivery.extend(given.lease)
-        return delivery.deadline
-
-    return json({"deadline": await run_in_threadpool(prolong)})
+@serves(operations.EXTEND_DELIVERY)
+def extend_delivery(call: Call[None, ExtendRequest]) -> Extended:
+    _check_lease(called(call), call.body.lease)
+    delivery = _delivery(call)
+    delivery.extend(call.body.lease)
+    return Extended(delivery.deadline)
 
 
-@guarded("write")
-def release(request: Request, service: Service) -> Response:
+@serves(operations.RELEASE_DELIVERY)
+def release_delivery(call: Call[None, None]) -> Settled:
     """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
     try:
-        queue_of(request, service).delivery(request.path_params["token"]).release()
+        _delivery(call).release()
     except StaleDelivery:
-        return json({"settled": "nothing"})
-    return json({"settled": "release"})
-
-
-@guarded("read")
-def show_delivery(request: Request, service: Service) -> Response:
-    return json(delivery_document(queue_of(request, service).delivery(request.path_params["token"])))
-
-
-class Claim(msgspec.Struct, forbid_unknown_fields=True):
-    min_idle: float
-    group: str = "default"
-    consumer: str | None = None
-    limit: int = 1
-    lease: float | None = None
-
-
-@guarded("write")
-async def claim(request: Request, service: Service) -> Response:
-    wish = await parameters.struct(request, service.limits, Claim)
-    if not 0 <= wish.limit <= MOST_TAKEN:
-        raise ConfigError(f"limit is a number from 0 to {MOST_TAKEN}, not {wish.limit}")
-
-    def take_over() -> list[DeliveryDocument]:
-        queue = queue_of(request, service)
-        _check_lease(queue, wish.lease)
-        found = queue.claim(
-            min_idle=wish.min_idle, group=wish.group, consumer=wish.consumer, limit=wish.limit, lease=wish.lease
-        )
-        return [delivery_document(delivery) for delivery in found]
-
-    return json({"deliveries": await run_in_threadpool(take_over)})
+        return Settled("nothing")
+    return Settled("release")

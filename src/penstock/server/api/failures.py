@@ -9,7 +9,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock.errors import PenstockError
-from penstock.server.api.problems import Refused, of_error, problem
+from penstock.protocol.operation import PREFIX
+from penstock.protocol.problems import problem
+from penstock.server.api.problems import Refused, error_answer, problem_answer
 from penstock.server.pages.rendering import base_of, problem_page
 
 log = logging.getLogger("penstock.server")
@@ -18,7 +20,7 @@ log = logging.getLogger("penstock.server")
 def _looks(request: Request) -> bool:
     """Whether a person asked, with a browser, for a page."""
     path = request.url.path.removeprefix(base_of(request))
-    return "text/html" in request.headers.get("accept", "") and not path.startswith("/v1")
+    return "text/html" in request.headers.get("accept", "") and not path.startswith(PREFIX)
 
 
 def answer_refused(request: Request, error: Exception) -> Response:
@@ -27,12 +29,12 @@ def answer_refused(request: Request, error: Exception) -> Response:
         if error.status == 401:
             return RedirectResponse(f"{base_of(request)}/login", 303)
         return problem_page(request, error.status, error.name, str(error))
-    return problem(error.status, error.name, str(error), error.headers)
+    return problem_answer(problem(error.status, error.name, str(error)), error.headers)
 
 
 def answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)
-    answer = of_error(error)
+    answer = error_answer(error)
     if answer.status_code >= 500:
         log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     if _looks(request):
@@ -47,7 +49,7 @@ def answer_http(request: Request, error: Exception) -> Response:
     name, message = names.get(error.status_code, "HTTPError"), said.get(error.status_code, error.detail)
     if _looks(request):
         return problem_page(request, error.status_code, name, message)
-    return problem(error.status_code, name, message, dict(error.headers or {}))
+    return problem_answer(problem(error.status_code, name, message), dict(error.headers or {}))
 
 
 def answer_defect(request: Request, error: Exception) -> Response:
@@ -55,4 +57,4 @@ def answer_defect(request: Request, error: Exception) -> Response:
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
     if _looks(request):
         return problem_page(request, 500, "InternalError", "The server failed; its log says how.")
-    return problem(500, "InternalError", "the server failed; its log says how")
+    return problem_answer(problem(500, "InternalError", "the server failed; its log says how"))

@@ -1,8 +1,9 @@
 """Following topics: one reader per topic, any number of listeners, nothing lost.
 
-A *live topic* reads what is appended once, encodes it once, and keeps the newest few thousand events. Its listeners
-each have a position; a listener within what is kept is served from memory, one further behind reads the log until it
-has caught up. So a thousand listeners cost one read per commit, and a slow one costs only itself.
+A *live topic* reads what is appended once, encodes it once, and keeps the newest few thousand events, bounded in bytes
+over all topics. Its listeners each have a position; a listener within what is kept is served from memory, one further
+behind reads the log until it has caught up. So a thousand listeners cost one read per commit, and a slow one costs only
+itself: a slice of a frame that all of them share.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from starlette.responses import Response, StreamingResponse
 from penstock.document import event_json
 from penstock.errors import Closed, ConfigError
 from penstock.events import Event
-from penstock.server.api import parameters
-from penstock.server.api.parameters import Wanted
+from penstock.protocol.operation import SSE
+from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.server.api.binding import Call, serves
+from penstock.server.api.parameters import EventSelection
 from penstock.server.api.problems import Refused
-from penstock.server.limits import LIVE_BUFFER, PING_SECONDS, STREAM_EVENTS
-from penstock.server.service import Service, guarded
+from penstock.server.api.topics import topic_of
+from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
+from penstock.server.memory import sliced
+from penstock.server.service import Service
 
 if TYPE_CHECKING:
     from penstock.api import LocalJournal, LocalTopic
 
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-SSE = "text/event-stream"
 
 
 def frame(event: Event) -> bytes:
@@ -40,8 +44,9 @@ def frame(event: Event) -> bytes:
 class LiveTopic:
     """One topic's newest events in memory, and those who wait for the next."""
 
-    def __init__(self, topic: LocalTopic, buffer: int = LIVE_BUFFER) -> None:
+    def __init__(self, topic: LocalTopic, owner: LiveTopics, buffer: int = LIVE_BUFFER) -> None:
         self.topic = topic
+        self._owner = owner
         self.floor = topic.latest
         """Everything after this position, up to `position`, is in memory."""
         self.position = self.floor
@@ -49,6 +54,8 @@ class LiveTopic:
         self._seqs: list[int] = []
         self._events: list[Event] = []
         self._frames: list[bytes] = []
+        self.size = 0
+        """Bytes kept: frames, and the events behind them, which listeners with a condition need."""
         self._news = asyncio.Event()
         self.listeners = 0
         self.task: asyncio.Task[None] | None = None
@@ -65,9 +72,7 @@ class LiveTopic:
                     if journal.closed:
                         raise Closed("the journal was closed")
                     # In the loop, not in a thread: the newest block is in memory, and a thread would cost more.
-                    events = list(self.topic.read(self.position, STREAM_EVENTS))
-                    if events:
-                        self._take(events)
+                    if self._read():
                         await asyncio.sleep(0)
                     else:
                         await signal.wait_async(seen, PING_SECONDS)
@@ -76,29 +81,58 @@ class LiveTopic:
         finally:
             self._wake()
 
-    def _take(self, events: list[Event]) -> None:
-        for event in events:
+    def _read(self) -> bool:
+        """Takes in what follows, a bounded piece of it; False when there is nothing."""
+        read = 0
+        for event in self.topic.read(self.position, STREAM_EVENTS):
+            made = frame(event)
             self._seqs.append(event.seq)
             self._events.append(event)
-            self._frames.append(frame(event))
-        self.position = events[-1].seq
-        excess = len(self._seqs) - self._buffer
-        if excess > self._buffer // 4:  # not at every event: deleting from the front moves the rest
-            self.floor = self._seqs[excess - 1]
-            del self._seqs[:excess], self._events[:excess], self._frames[:excess]
+            self._frames.append(made)
+            self.position = event.seq
+            self.size += 2 * len(made)
+            read += len(made)
+            if read >= STREAM_BYTES:
+                break
+        if not read:
+            return False
+        self._trim()
         self._wake()
+        return True
+
+    def _trim(self) -> None:
+        """Lets go of the oldest events beyond what may be kept."""
+        excess = len(self._seqs) - self._buffer
+        drop = excess if excess > self._buffer // 4 else 0  # not at every event: deleting from the front moves the rest
+        most = self._owner.share()
+        if self.size > most:
+            left = self.size
+            for number, made in enumerate(self._frames):
+                if left <= most // 2 and number >= drop:
+                    break
+                left -= 2 * len(made)
+                drop = max(drop, number + 1)
+        if drop > 0:
+            self.floor = self._seqs[drop - 1]
+            self.size -= 2 * sum(map(len, self._frames[:drop]))
+            del self._seqs[:drop], self._events[:drop], self._frames[:drop]
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def after(self, position: int, wanted: Wanted | None) -> bytes:
-        """The frames after a position that lies within what is kept."""
-        start = bisect_right(self._seqs, position)
-        if wanted is None:
-            return b"".join(self._frames[start:])
-        rows = range(start, len(self._seqs))
-        return b"".join([self._frames[row] for row in rows if wanted.matches(self._events[row])])
+    def after(self, position: int, selection: EventSelection | None) -> tuple[bytes, int]:
+        """The next frames after a position that lies within what is kept, and how far they go."""
+        frames: list[bytes] = []
+        size = 0
+        for row in range(bisect_right(self._seqs, position), len(self._seqs)):
+            position = self._seqs[row]
+            if selection is None or selection.matches(self._events[row]):
+                frames.append(self._frames[row])
+                size += len(frames[-1])
+                if size >= STREAM_BYTES:
+                    return _joined(frames), position
+        return _joined(frames), max(position, self.position)
 
     async def wait(self, timeout: float) -> None:
         """Returns when something new is there, or after `timeout` seconds."""
@@ -110,7 +144,12 @@ class LiveTopic:
             return
 
 
-class Lives:
+def _joined(frames: list[bytes]) -> bytes:
+    """Frames as one piece; a single one is shared by its listeners, not copied."""
+    return frames[0] if len(frames) == 1 else b"".join(frames)
+
+
+class LiveTopics:
     """The live topics of one served journal."""
 
     def __init__(self, journal: LocalJournal) -> None:
@@ -118,11 +157,15 @@ class Lives:
         self._topics: dict[str, LiveTopic] = {}
         self.listeners = 0
 
+    def share(self) -> int:
+        """Bytes that each live topic may keep."""
+        return LIVE_BYTES // max(1, len(self._topics))
+
     def join(self, name: str) -> LiveTopic:
         """The live topic, read from now on for one more listener."""
         live = self._topics.get(name)
         if live is None or live.failure is not None:
-            live = self._topics[name] = LiveTopic(self._journal.topic(name))
+            live = self._topics[name] = LiveTopic(self._journal.topic(name), self)
         live.listeners += 1
         self.listeners += 1
         if live.task is None or live.task.done():
@@ -143,41 +186,35 @@ class Lives:
                 live.task.cancel()
 
 
-@guarded("read")
-async def listen(request: Request, service: Service) -> Response:
+@serves(FOLLOW_TOPIC)
+async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
-    topic = service.journal.topic(request.path_params["topic"])
-    after = _start(request)
-    wanted = Wanted(request)
-    if service.lives.listeners >= service.limits.max_listeners:
+    service, topic = call.service, topic_of(call)
+    after = _start(call.request, call.query)
+    selection = EventSelection(call.query)
+    if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
     if after is None:
         after = topic.latest
     elif after:
         await run_in_threadpool(lambda: next(topic.read(after, 1), None))  # PositionTrimmed must be an answer
-    position = after
-    return StreamingResponse(
-        follow(service, topic.name, position, None if wanted.everything else wanted),
-        media_type=SSE,
-        headers=STREAM_HEADERS,
-    )
+    frames = follow(service, topic.name, after, None if selection.everything else selection)
+    return StreamingResponse(sliced(frames), media_type=SSE, headers=STREAM_HEADERS)
 
 
-def _start(request: Request) -> int | None:
+def _start(request: Request, query: LiveQuery) -> int | None:
     """The position to go on from; None for the end."""
     last = request.headers.get("last-event-id", "").strip()
     if last:
-        if not last.isdigit() or len(last) > 18:
+        if not (last.isascii() and last.isdigit()) or len(last) > 18:
             raise ConfigError(f"Last-Event-ID is a position, not {last[:40]!r}")
         return int(last)
-    if request.query_params.get("after") == "latest":
-        return None
-    return parameters.number(request, "after", 0)
+    return None if query.after == "latest" else query.after
 
 
-async def follow(service: Service, name: str, position: int, wanted: Wanted | None) -> AsyncIterator[bytes]:
-    """The frames of a topic after a position, for as long as somebody reads them."""
-    live = service.lives.join(name)
+async def follow(service: Service, name: str, position: int, selection: EventSelection | None) -> AsyncIterator[bytes]:
+    """The frames of a topic after a position, for as long as they are read."""
+    live = service.live.join(name)
     try:
         yield b"retry: 1000\n: following\n\n"
         told = position
@@ -185,9 +222,9 @@ async def follow(service: Service, name: str, position: int, wanted: Wanted | No
             if live.failure is not None:
                 return
             if position < live.floor:
-                data, position = await run_in_threadpool(_from_log, live.topic, position, live.floor, wanted)
+                data, position = await run_in_threadpool(_from_log, live.topic, position, live.floor, selection)
             else:
-                data, position = live.after(position, wanted), max(position, live.position)
+                data, position = live.after(position, selection)
             if data:
                 told = position
                 yield data
@@ -198,17 +235,19 @@ async def follow(service: Service, name: str, position: int, wanted: Wanted | No
                     yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
                     told = position
     finally:
-        service.lives.leave(live)
+        service.live.leave(live)
 
 
-def _from_log(topic: LocalTopic, position: int, through: int, wanted: Wanted | None) -> tuple[bytes, int]:
+def _from_log(topic: LocalTopic, position: int, through: int, selection: EventSelection | None) -> tuple[bytes, int]:
     """The next piece of history as frames, and how far it goes."""
     frames: list[bytes] = []
-    last = position
-    count = 0
+    size = count = 0
     for event in topic.read(position, STREAM_EVENTS, through=through):
-        last = event.seq
+        position = event.seq
         count += 1
-        if wanted is None or wanted.matches(event):
+        if selection is None or selection.matches(event):
             frames.append(frame(event))
-    return b"".join(frames), last if count == STREAM_EVENTS else max(last, through)
+            size += len(frames[-1])
+            if size >= STREAM_BYTES:
+                return _joined(frames), position
+    return _joined(frames), position if count == STREAM_EVENTS else max(position, through)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.document import (
-    DraftDocument,
     EventDocument,
     ReceiptDocument,
     decode_binary,
@@ -21,53 +16,48 @@ from penstock.document import (
     receipt_document,
 )
 from penstock.errors import ConfigError
-from penstock.events import Draft
+from penstock.events import Draft, Event
 from penstock.observe.sample import FailedMessage
-from penstock.server.api import parameters
+from penstock.protocol import deliveries as operations
+from penstock.protocol.deliveries import (
+    ConsumerList,
+    DeadLetterList,
+    DeadLetterQuery,
+    FailedList,
+    FailedQuery,
+    FailureDocument,
+    MessagePage,
+    PageQuery,
+    PeekQuery,
+    PendingList,
+    PendingQuery,
+    PushRequest,
+)
+from penstock.protocol.journal import EventList, Receipts
+from penstock.server.api.binding import Call, answered, serves
+from penstock.server.api.parameters import page_size
 from penstock.server.api.problems import Refused
-from penstock.server.api.queues import queue_of
-from penstock.server.api.topics import Receipts, json
-from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS
-from penstock.server.service import Service, guarded
+from penstock.server.api.queues import called
+from penstock.server.limits import PAGE_BYTES
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
 
 # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A message to push; several share everything but what their drafts say."""
-
-    payload: Any = None
-    kind: str = "message"
-    key: str | None = None
-    priority: int = 0
-    delay: float = 0
-    not_before: datetime | None = None
-    dedup: str | None = None
-    max_attempts: int | None = None
-    headers: dict[str, str] | None = None
-    cause: str | None = None
-    binary: bool = False
-    payloads: list[Any] | None = None
-    """Several payloads that share everything else."""
-    messages: list[DraftDocument] | None = None
-    """Several messages, each with its own kind, key, dedup, headers and cause."""
-
-
-@guarded("write")
-async def push(request: Request, service: Service) -> Response:
-    message = await parameters.struct(request, service.limits, Message)
-    trace = request.headers.get("traceparent")
+@serves(operations.PUSH_MESSAGES)
+def push_messages(call: Call[None, PushRequest]) -> Response:
+    message = call.body
+    trace = call.request.headers.get("traceparent")
     if trace is not None:
         message.headers = {"traceparent": trace, **(message.headers or {})}
-    receipts = await run_in_threadpool(_push, queue_of(request, service), message)
+    receipts = _push(called(call), message)
     if message.payloads is None and message.messages is None:
-        return json(receipts[0], 200 if receipts[0].duplicate else 201)
-    return json(Receipts(receipts), 201)
+        return answered(call.service, receipts[0], 200 if receipts[0].duplicate else 201)
+    return answered(call.service, Receipts(receipts), 201)
 
 
-def _push(queue: LocalQueue, message: Message) -> list[ReceiptDocument]:
+def _push(queue: LocalQueue, message: PushRequest) -> list[ReceiptDocument]:
     shared: dict[str, Any] = {
         "kind": message.kind,
         "key": message.key,
@@ -98,74 +88,75 @@ def _with_headers(draft: Draft, headers: dict[str, str] | None) -> Draft:
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _limit(request: Request) -> int:
-    limit = parameters.number(request, "limit", USUAL_EVENTS, most=MOST_EVENTS)
-    assert limit is not None
-    return limit
+def _within(events: Iterable[Event], limit: int) -> tuple[list[EventDocument], bool]:
+    """The documents of some events, bounded in number and bytes, and whether there are more."""
+    documents: list[EventDocument] = []
+    size = 0
+    for event in events:
+        if len(documents) >= limit or size >= PAGE_BYTES:
+            return documents, True
+        documents.append(event_document(event))
+        size += len(event.raw)
+    return documents, False
 
 
-@guarded("read")
-def peek(request: Request, service: Service) -> Response:
-    group = request.query_params.get("group") or "default"
-    limit = parameters.number(request, "limit", 1, most=MOST_EVENTS)
-    assert limit is not None
-    events = queue_of(request, service).peek(limit, group=group)
-    return json({"events": [event_document(event) for event in events]})
+@serves(operations.PEEK_MESSAGES)
+def peek_messages(call: Call[PeekQuery, None]) -> EventList:
+    limit = page_size(call.query.limit)
+    return EventList(_within(called(call).peek(limit, group=call.query.group), limit)[0])
 
 
-@guarded("read")
-def list_messages(request: Request, service: Service) -> Response:
-    """Everything not acknowledged, in order of position, a page at a time."""
-    after = parameters.number(request, "after", 0) or 0
-    limit = _limit(request)
-    unsettled = (event for event in queue_of(request, service) if event.seq > after)
-    events = list(islice(unsettled, limit + 1))
-    follows = events[limit - 1].seq if len(events) > limit and limit else None
-    return json({"events": [event_document(event) for event in events[:limit]], "next": follows})
+@serves(operations.LIST_MESSAGES)
+def list_messages(call: Call[PageQuery, None]) -> MessagePage:
+    after, limit = call.query.after, page_size(call.query.limit)
+    documents, more = _within((event for event in called(call) if event.seq > after), limit)
+    return MessagePage(documents, documents[-1].seq if more and documents else None)
 
 
-@guarded("read")
-def show_message(request: Request, service: Service) -> Response:
-    name = request.path_params["seq"]
-    event = queue_of(request, service).get(int(name)) if name.isdigit() and len(name) <= 18 else None
+@serves(operations.READ_MESSAGE)
+def read_message(call: Call[None, None]) -> EventDocument:
+    name = call.name("seq")
+    queue = called(call)
+    event = queue.get(int(name)) if name.isascii() and name.isdigit() and len(name) <= 18 else None
     if event is None:
         raise Refused(404, "UnknownEvent", f"no message {name[:40]!r} is waiting or in flight")
-    return json(event_document(event))
+    return event_document(event)
 
 
-@guarded("read")
-def pending(request: Request, service: Service) -> Response:
-    group = request.query_params.get("group") or None
-    return json({"pending": queue_of(request, service).pending(group)[: _limit(request)]})
+@serves(operations.LIST_PENDING)
+def list_pending(call: Call[PendingQuery, None]) -> PendingList:
+    return PendingList(called(call).pending(call.query.group)[: page_size(call.query.limit)])
 
 
-class FailureDocument(msgspec.Struct):
-    queue: str
-    attempts: int
-    reason: str
-    error: str | None
-    at: datetime | None
-    event: EventDocument
+def _failures(found: Iterable[FailedMessage], limit: int) -> tuple[list[FailureDocument], bool]:
+    """The documents of messages given up, bounded in number and bytes, and whether there are more."""
+    documents: list[FailureDocument] = []
+    size = 0
+    for one in found:
+        if len(documents) >= limit or size >= PAGE_BYTES:
+            return documents, True
+        documents.append(
+            FailureDocument(one.queue, one.attempts, one.reason, one.error, one.at, event_document(one.event))
+        )
+        size += len(one.event.raw)
+    return documents, False
 
 
-def failure_documents(found: Iterator[FailedMessage], limit: int) -> list[FailureDocument]:
-    return [
-        FailureDocument(one.queue, one.attempts, one.reason, one.error, one.at, event_document(one.event))
-        for one in islice(found, limit)
-    ]
+@serves(operations.LIST_FAILED)
+def list_failed(call: Call[FailedQuery, None]) -> FailedList:
+    after = call.query.after
+    found = (one for one in called(call).failures(call.query.group) if one.event.seq > after)
+    documents, more = _failures(found, page_size(call.query.limit))
+    return FailedList(documents, documents[-1].event.seq if more and documents else None)
 
 
-@guarded("read")
-def list_failed(request: Request, service: Service) -> Response:
-    group = request.query_params.get("group") or "default"
-    return json({"failed": failure_documents(queue_of(request, service).failures(group), _limit(request))})
+@serves(operations.LIST_DEAD_LETTERS)
+def list_dead_letters(call: Call[DeadLetterQuery, None]) -> DeadLetterList:
+    skip = call.query.skip
+    documents, more = _failures(islice(called(call).dead_letters(), skip, None), page_size(call.query.limit))
+    return DeadLetterList(documents, skip + len(documents) if more and documents else None)
 
 
-@guarded("read")
-def list_dead(request: Request, service: Service) -> Response:
-    return json({"dead": failure_documents(queue_of(request, service).dead_letters(), _limit(request))})
-
-
-@guarded("read")
-def list_consumers(request: Request, service: Service) -> Response:
-    return json({"consumers": queue_of(request, service).consumers()})
+@serves(operations.LIST_CONSUMERS)
+def list_consumers(call: Call[None, None]) -> ConsumerList:
+    return ConsumerList(called(call).consumers())

@@ -22,6 +22,6 @@ def exposition(service: Service) -> str:
 def own(service: Service | None = None) -> Registry:
     """What the server itself is busy with."""
     registry = Registry()
-    registry.gauge("server.listeners", "live streams that are open").set(service.lives.listeners if service else 0)
+    registry.gauge("server.listeners", "live streams that are open").set(service.live.listeners if service else 0)
     registry.gauge("server.waiting", "requests that wait for a message").set(service.waiting if service else 0)
     return registry

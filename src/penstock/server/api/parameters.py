@@ -1,71 +1,73 @@
-"""What requests may say: query parameters and bodies, checked before anything is done."""
+"""What requests bring: bodies, drafts, and which events they want."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.conditions import Where
+from penstock.decoding import decoded
 from penstock.document import DraftDocument, PlainDraft
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event
+from penstock.protocol.operation import JSON, LINES
+from penstock.protocol.topics import APPEND_EVENTS, FilterQuery
 from penstock.server.api.problems import Refused
-from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS, Limits
+from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS
 from penstock.units import parse_moment
 
-T = TypeVar("T")
-
-NDJSON = "application/x-ndjson"
-ARROW = "application/vnd.apache.arrow.stream"
+if TYPE_CHECKING:
+    from penstock.server.service import Service
 
 
 # ── query parameters ─────────────────────────────────────────────────────────────────────────────────────────────────
-def number(request: Request, name: str, default: int | None = None, *, most: int | None = None) -> int | None:
+def number(request: Request, name: str) -> int | None:
     """A whole number of at least 0."""
     text = request.query_params.get(name)
-    if text is None or text == "":
-        return default
-    if not text.isdigit() or len(text) > 19:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise ConfigError(f"{name} must be a whole number of at least 0, not {text[:40]!r}")
-    value = int(text)
-    if most is not None and value > most:
-        raise ConfigError(f"{name} may be {most:,} at the most, not {value:,}: ask again for what follows")
-    return value
+    return int(text)
 
 
-def moment(request: Request, name: str) -> datetime | None:
+def moment(text: str | None) -> datetime | None:
     """A time: ISO, or how long ago."""
-    text = request.query_params.get(name)
     return None if not text else parse_moment(text, datetime.now(UTC))
 
 
-def yes(request: Request, name: str) -> bool:
-    """A parameter that is there and does not say no."""
-    text = request.query_params.get(name)
-    if text is None:
-        return False
-    if text.lower() in ("", "1", "true", "yes"):
-        return True
-    if text.lower() in ("0", "false", "no"):
-        return False
-    raise ConfigError(f"{name} is true or false, not {text[:40]!r}")
+def page_size(limit: int | None) -> int:
+    """How many events a page may have."""
+    if limit is None:
+        return USUAL_EVENTS
+    if limit > MOST_EVENTS:
+        raise ConfigError(f"limit may be {MOST_EVENTS:,} at the most, not {limit:,}: ask again for what follows")
+    return limit
 
 
-class Wanted:
+class EventSelection:
     """Which events a reader or listener wants, beyond positions."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, query: FilterQuery) -> None:
+        self.kinds = frozenset(query.kind)
+        self.key = query.key
+        self.scope = query.scope
+        self.where = Where(query.where) if query.where and query.where.strip() else None
+
+    @classmethod
+    def of_page(cls, request: Request) -> EventSelection:
+        """What a page's form asks for; it sends empty fields along."""
         query = request.query_params
-        self.kinds = frozenset(kind for kind in query.getlist("kind") if kind)
-        self.key = query.get("key") or None
-        self.scope = query.get("scope") or None
-        where = query.get("where")
-        self.where = Where(where) if where and where.strip() else None
+        kinds = [kind for kind in query.getlist("kind") if kind]
+        return cls(
+            FilterQuery(
+                kind=kinds, key=query.get("key") or None, scope=query.get("scope") or None, where=query.get("where")
+            )
+        )
 
     @property
     def everything(self) -> bool:
@@ -87,19 +89,13 @@ class Wanted:
         )
 
 
-def page_size(request: Request) -> int:
-    """How many events a page may have."""
-    limit = number(request, "limit", USUAL_EVENTS, most=MOST_EVENTS)
-    assert limit is not None
-    return limit
-
-
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-async def body(request: Request, limits: Limits) -> bytes:
-    """The request's body; Refused when it is too large or too slow."""
+async def body(request: Request, service: Service) -> bytes:
+    """The request's body, counted as held until the answer is there; Refused when it is too large or too slow."""
+    limits = service.limits
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limits.max_body:
-        raise _too_large(limits)
+    if length.isascii() and length.isdigit() and int(length[:19]) > limits.max_body:
+        raise _too_large(limits.max_body)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -107,7 +103,9 @@ async def body(request: Request, limits: Limits) -> bytes:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limits.max_body:
-                    raise _too_large(limits)
+                    raise _too_large(limits.max_body)
+                service.budget.hold(len(chunk))
+                request.state.held = size
                 chunks.append(chunk)
     except TimeoutError:
         raise Refused(408, "RequestTimeout", f"the body did not arrive within {limits.body_timeout:g} s") from None
@@ -116,44 +114,28 @@ async def body(request: Request, limits: Limits) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_large(limits: Limits) -> Refused:
-    return Refused(413, "TooLarge", f"a body may have {limits.max_body:,} bytes at the most: send several requests")
+def _too_large(most: int) -> Refused:
+    return Refused(413, "TooLarge", f"a body may have {most:,} bytes at the most: send several requests")
 
 
-def decoded(data: bytes, decode: Callable[[bytes], T]) -> T:
-    """A body as a value of the expected shape; ConfigError names what does not fit."""
-    try:
-        return decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the body cannot be used: {error}") from error
-
-
-async def struct(request: Request, limits: Limits, type: type[T]) -> T:
-    """A JSON body as a struct; an empty one stands for {}."""
-    data = await body(request, limits)
-    return decoded(data or b"{}", msgspec.json.Decoder(type).decode)
-
-
-_decode_drafts = msgspec.json.Decoder(DraftDocument | list[DraftDocument]).decode
 _decode_plain = msgspec.json.Decoder(list[PlainDraft]).decode
 _decode_draft = msgspec.json.Decoder(DraftDocument).decode
 
 
-async def drafts(request: Request, limits: Limits) -> tuple[list[Draft], bool]:
+def drafts(request: Request, data: bytes) -> tuple[list[Draft], bool]:
     """The drafts of a body, and whether it was a single one: a JSON object, an array of them, or one a line."""
-    data = await body(request, limits)
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content in (NDJSON, "application/jsonl", "application/ndjson"):
-        lines = [line for line in data.splitlines() if line.strip()]
-        return [decoded(line, _decode_draft).draft() for line in lines], False
-    if content not in ("application/json", ""):
-        raise Refused(415, "UnsupportedMediaType", f"send application/json or {NDJSON}, not {content[:60]!r}")
+    if content in (LINES, "application/jsonl", "application/ndjson"):
+        found = [(f"line {number}", line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+        return [decoded(line, _decode_draft, DraftDocument, where).draft() for where, line in found], False
+    if content not in (JSON, ""):
+        raise Refused(415, "UnsupportedMediaType", f"send {JSON} or {LINES}, not {content[:60]!r}")
     if data.startswith(b"["):
         try:
             return [Draft(one.kind, one.payload, key=one.key) for one in _decode_plain(data)], False
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # they say more than that, or something is wrong with them, which the next line finds out
-    given = decoded(data, _decode_drafts)
+    given = decoded(data, APPEND_EVENTS.body_decoder.decode, APPEND_EVENTS.body)
     if isinstance(given, list):
         return [document.draft() for document in given], False
     return [given.draft()], True

@@ -26,8 +26,9 @@ from penstock.observe.history import (
     topic_series,
 )
 from penstock.observe.pipelines import status
+from penstock.protocol.operation import JSON
 from penstock.server.api.queues import queue_of
-from penstock.server.api.topics import existing, json
+from penstock.server.api.topics import existing
 from penstock.server.service import Service, guarded
 
 RANGES = {"15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800}
@@ -120,7 +121,8 @@ def highest(data: ChartData) -> ChartData:
 
 
 def _answer(charts: dict[str, ChartData]) -> Response:
-    return json({"charts": charts}, headers={"Cache-Control": "no-store"})
+    data = msgspec.json.encode({"charts": charts})
+    return Response(data, headers={"Cache-Control": "no-store"}, media_type=JSON)
 
 
 STATES = ("ready", "in_flight", "delayed", "failed", "dead")

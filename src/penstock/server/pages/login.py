@@ -23,7 +23,7 @@ async def login_page(request: Request) -> Response:
     base = rendering.base_of(request)
     if request.method != "POST":
         return rendering.bare_page(request, "login.html", "Log in", problem=None)
-    data = parse_qs((await parameters.body(request, service.limits)).decode("utf-8", "replace"))
+    data = parse_qs((await parameters.body(request, service)).decode("utf-8", "replace"))
     role = service.access.role_of_token(data.get("token", [""])[0].strip())
     if role is None:
         await asyncio.sleep(WRONG_TOKEN_PAUSE)

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from penstock.observe.sample import Sample
-from penstock.server.access import ROLES
-from penstock.server.api.stats import sse
+from penstock.protocol.operation import ROLES
+from penstock.server.api.journal import sse
 from penstock.server.pages import parts
 from penstock.server.pages.parts import Update
 from penstock.server.service import Service

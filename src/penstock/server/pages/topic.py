@@ -42,9 +42,10 @@ def consumer_table(topic: str, sample: Sample) -> Table:
 def _events(request: Request, topic: LocalTopic) -> tuple[list[Event], str | None]:
     """The newest chosen events, newest first, and what is wrong with the choice."""
     try:
-        wanted = parameters.Wanted(request)
+        wanted = parameters.EventSelection.of_page(request)
         before = parameters.number(request, "before")
-        since, until = parameters.moment(request, "since"), parameters.moment(request, "until")
+        asked = request.query_params
+        since, until = parameters.moment(asked.get("since")), parameters.moment(asked.get("until"))
         through = None if before is None else max(0, before - 1)
         if until is not None:
             last = topic.position_at(until)

@@ -14,7 +14,7 @@ from penstock.cli.context import CommandContext
 from penstock.cli.values import PORT, several, size
 
 if TYPE_CHECKING:
-    from penstock.server.access import Role
+    from penstock.protocol.operation import Role
 
 
 def _named_url(text: str) -> tuple[str, str]:

@@ -51,17 +51,17 @@ def redrive(
     dry_run: bool,
 ) -> None:
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
+    from penstock.queue.operations.moving import Redriven
+
     with context.journal(read_only=dry_run) as journal:
         handle = context.existing_queue(journal, queue)
         target = context.existing_queue(journal, to) if to is not None else None
         if slowly is None or dry_run:
             count = handle.redrive(to=target, limit=limit, where=where, dry_run=dry_run)
         else:
-            count = _redrive_slowly(handle, target, limit, where, slowly)
+            count = Redriven(_redrive_slowly(handle, target, limit, where, slowly))
     context.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count)})
-    from penstock.queue.operations.moving import Redriven
-
-    for left in count.left if isinstance(count, Redriven) else ():
+    for left in count.left:
         context.note(f"{left.count:,} dead letters from {left.queue} stay: {left.reason}")
 
 

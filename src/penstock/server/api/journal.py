@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,51 +12,79 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.observe.sample import Sample
-from penstock.server.api.live import SSE, STREAM_HEADERS
+from penstock.protocol import journal as operations
+from penstock.protocol.journal import Flushed, JournalDocument, Maintained, PressureDocument
+from penstock.protocol.openapi import document
+from penstock.protocol.operation import JSON, SSE
+from penstock.server.api.binding import Call, serves
+from penstock.server.api.live import STREAM_HEADERS
 from penstock.server.api.problems import Refused
-from penstock.server.api.topics import json
 from penstock.server.limits import PING_SECONDS
+from penstock.server.memory import sliced
 from penstock.server.service import Service, guarded
 
 
-@guarded("read")
-def describe(request: Request, service: Service) -> Response:
+@serves(operations.DESCRIBE_JOURNAL)
+def describe_journal(call: Call[None, None]) -> JournalDocument:
     from penstock import __version__
 
-    described = service.journal.describe()
-    pressure = service.journal.pressure()
-    return json(
-        {
-            "version": __version__,
-            **{name: getattr(described, name) for name in described.__struct_fields__},
-            "pressure": {"queued": pressure.queued, "capacity": pressure.capacity},
-        }
+    journal = call.service.journal
+    described = journal.describe()
+    pressure = journal.pressure()
+    return JournalDocument(
+        version=__version__,
+        id=journal.id,
+        engine=described.engine,
+        location=described.location,
+        size_bytes=described.size_bytes,
+        durability=described.durability,
+        read_only=described.read_only,
+        topics=described.topics,
+        queues=described.queues,
+        writer_capacity=described.writer_capacity,
+        pressure=PressureDocument(pressure.queued, pressure.capacity),
+        gates=described.gates,
     )
 
 
-@guarded("read")
-def show_stats(request: Request, service: Service) -> Response:
-    service.sampler.start()
-    return json(service.sampler.newest)
+@serves(operations.READ_OPENAPI)
+def read_openapi(call: Call[None, None]) -> Response:
+    """It is the same for everybody and says nothing of the data, so it needs no token."""
+    return Response(document(), media_type=JSON)
 
 
-@guarded("write")
-def flush(request: Request, service: Service) -> Response:
-    service.journal.flush()
-    return json({"flushed": True})
+@serves(operations.READ_STATS)
+def read_stats(call: Call[None, None]) -> Sample:
+    call.service.sampler.start()
+    return call.service.sampler.newest
 
 
-@guarded("admin")
-def maintain(request: Request, service: Service) -> Response:
-    service.journal.maintain()
-    return json({"maintained": True})
+@serves(operations.FOLLOW_STATS)
+async def follow_stats(call: Call[None, None]) -> Response:
+    def whole(sample: Sample) -> Sample:
+        return sample
+
+    return sse(call.service, whole)
+
+
+@serves(operations.FLUSH_JOURNAL)
+def flush_journal(call: Call[None, None]) -> Flushed:
+    call.service.journal.flush()
+    return Flushed(True)
+
+
+@serves(operations.MAINTAIN_JOURNAL)
+def maintain_journal(call: Call[None, None]) -> Maintained:
+    call.service.journal.maintain()
+    return Maintained(True)
 
 
 async def health(request: Request) -> Response:
     """Whether the journal is open; says nothing else, so it needs no token."""
     service: Service = request.app.state.service
     well = not service.journal.closed
-    return json({"status": "ok" if well else "closed"}, 200 if well else 503)
+    said = b'{"status":"ok"}' if well else b'{"status":"closed"}'
+    return Response(said, 200 if well else 503, media_type=JSON)
 
 
 @guarded("read")
@@ -87,7 +115,7 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
         end()
 
 
-async def stream_of(service: Service, render: Any) -> AsyncIterator[bytes]:
+async def stream_of(service: Service, render: Callable[[Sample], Any]) -> AsyncIterator[bytes]:
     """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it."""
     await asyncio.to_thread(service.sampler.start)
     said: bytes | None = None
@@ -105,25 +133,17 @@ async def stream_of(service: Service, render: Any) -> AsyncIterator[bytes]:
                 yield b": still here\n\n"
 
 
-def sse(service: Service, render: Any) -> Response:
+def sse(service: Service, render: Callable[[Sample], Any]) -> Response:
     """A stream of `render(sample)`, counted among the listeners."""
-    if service.lives.listeners >= service.limits.max_listeners:
+    if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
 
     async def counted() -> AsyncIterator[bytes]:
-        service.lives.listeners += 1
+        service.live.listeners += 1
         try:
             async for frame in stream_of(service, render):
                 yield frame
         finally:
-            service.lives.listeners -= 1
+            service.live.listeners -= 1
 
-    return StreamingResponse(counted(), media_type=SSE, headers=STREAM_HEADERS)
-
-
-@guarded("read")
-async def live_stats(request: Request, service: Service) -> Response:
-    def whole(sample: Sample) -> Sample:
-        return sample
-
-    return sse(service, whole)
+    return StreamingResponse(sliced(counted()), media_type=SSE, headers=STREAM_HEADERS)

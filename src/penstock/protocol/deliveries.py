@@ -1,0 +1,347 @@
+"""Messages over the wire: pushed, looked at, taken under leases, settled by their tokens."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.document import DraftDocument, EventDocument, ReceiptDocument
+from penstock.errors import QueueFull, StaleDelivery, UnknownQueue
+from penstock.protocol.journal import EventList, Receipts
+from penstock.protocol.operation import Operation
+from penstock.protocol.queues import Group
+from penstock.protocol.topics import After, Count, Limit
+from penstock.queue.inspect import PendingDelivery, QueueConsumer
+
+
+class PageQuery(msgspec.Struct, omit_defaults=True):
+    after: After = 0
+    limit: Limit = None
+
+
+class PeekQuery(msgspec.Struct, omit_defaults=True):
+    limit: Annotated[Count, Meta(description="how many at the most")] = 1
+    group: Group = "default"
+
+
+class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
+    skip: Annotated[Count, Meta(description="letters to leave out: `next` of the page before")] = 0
+    limit: Limit = None
+
+
+class PendingQuery(msgspec.Struct, omit_defaults=True):
+    group: Annotated[str | None, Meta(description="of this group only")] = None
+    limit: Limit = None
+
+
+class FailedQuery(msgspec.Struct, omit_defaults=True):
+    group: Group = "default"
+    after: After = 0
+    limit: Limit = None
+
+
+class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A message to push; several share everything but what their drafts say."""
+
+    payload: Any = None
+    kind: str = "message"
+    key: str | None = None
+    priority: int = 0
+    delay: float = 0
+    not_before: datetime | None = None
+    dedup: str | None = None
+    max_attempts: int | None = None
+    headers: dict[str, str] | None = None
+    cause: str | None = None
+    binary: bool = False
+    payloads: list[Any] | None = None
+    """Several payloads that share everything else."""
+    messages: list[DraftDocument] | None = None
+    """Several messages, each with its own kind, key, dedup, headers and cause."""
+
+
+class MessagePage(msgspec.Struct):
+    """Some messages; ask again with after=… set to `next`, which is null at the end."""
+
+    events: list[EventDocument]
+    next: int | None = None
+
+
+class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which messages to take, for whom and for how long."""
+
+    limit: int = 1
+    group: str = "default"
+    consumer: str | None = None
+    wait: float = 0
+    lease: float | None = None
+    newest: bool = False
+
+
+class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which deliveries to take over: those that nobody has extended for `min_idle` seconds."""
+
+    min_idle: float
+    group: str = "default"
+    consumer: str | None = None
+    limit: int = 1
+    lease: float | None = None
+
+
+class DeliveryDocument(msgspec.Struct):
+    """A message under a lease."""
+
+    token: str
+    attempt: int
+    deadline: datetime
+    group: str
+    consumer: str | None
+    event: EventDocument
+
+
+class DeliveryList(msgspec.Struct):
+    deliveries: list[DeliveryDocument]
+
+
+class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[str]
+
+
+class Acknowledged(msgspec.Struct):
+    """How many of them were still held."""
+
+    acknowledged: int
+
+
+class NackRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """When the message is offered again, and why it was given back; `dead` gives it up."""
+
+    delay: float | None = None
+    error: str | None = None
+    dead: bool = False
+
+
+class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    lease: float | None = None
+
+
+class Extended(msgspec.Struct):
+    deadline: datetime
+
+
+class Settled(msgspec.Struct):
+    settled: Literal["ack", "nack", "release", "nothing"]
+
+
+class PendingList(msgspec.Struct):
+    pending: list[PendingDelivery]
+
+
+class FailureDocument(msgspec.Struct):
+    """A message that was given up, and why."""
+
+    queue: str
+    attempts: int
+    reason: str
+    error: str | None
+    at: datetime | None
+    event: EventDocument
+
+
+class FailedList(msgspec.Struct):
+    failed: list[FailureDocument]
+    next: int | None = None
+
+
+class DeadLetterList(msgspec.Struct):
+    dead: list[FailureDocument]
+    next: int | None = None
+
+
+class ConsumerList(msgspec.Struct):
+    consumers: list[QueueConsumer]
+
+
+_QUEUE = "/queues/{queue}"
+_DELIVERY = _QUEUE + "/deliveries/{token}"
+
+LIST_MESSAGES = Operation(
+    "list_messages",
+    "GET",
+    _QUEUE + "/messages",
+    "Everything not acknowledged, in order of position, a page at a time",
+    role="read",
+    query=PageQuery,
+    answer=MessagePage,
+    errors=(UnknownQueue,),
+)
+PUSH_MESSAGES = Operation(
+    "push_messages",
+    "POST",
+    _QUEUE + "/messages",
+    "Pushes a message, or several",
+    role="write",
+    body=PushRequest,
+    answer=Receipts,
+    also=(ReceiptDocument,),
+    status=201,
+    errors=(UnknownQueue, QueueFull),
+)
+READ_MESSAGE = Operation(
+    "read_message",
+    "GET",
+    _QUEUE + "/messages/{seq}",
+    "One message, without taking it",
+    role="read",
+    answer=EventDocument,
+    errors=(UnknownQueue,),
+    missing="UnknownEvent",
+)
+PEEK_MESSAGES = Operation(
+    "peek_messages",
+    "GET",
+    _QUEUE + "/peek",
+    "What would be taken next",
+    role="read",
+    query=PeekQuery,
+    answer=EventList,
+    errors=(UnknownQueue,),
+)
+TAKE_MESSAGES = Operation(
+    "take_messages",
+    "POST",
+    _QUEUE + "/take",
+    "Takes messages under a lease; waits for the first",
+    role="write",
+    body=TakeRequest,
+    answer=DeliveryList,
+    errors=(UnknownQueue,),
+)
+CLAIM_DELIVERIES = Operation(
+    "claim_deliveries",
+    "POST",
+    _QUEUE + "/claim",
+    "Takes over deliveries that nobody extended",
+    role="write",
+    body=ClaimRequest,
+    answer=DeliveryList,
+    errors=(UnknownQueue,),
+)
+ACK_DELIVERIES = Operation(
+    "ack_deliveries",
+    "POST",
+    _QUEUE + "/ack",
+    "Settles several deliveries in one commit",
+    role="write",
+    body=AckRequest,
+    answer=Acknowledged,
+    errors=(UnknownQueue,),
+)
+READ_DELIVERY = Operation(
+    "read_delivery",
+    "GET",
+    _DELIVERY,
+    "One delivery",
+    role="read",
+    answer=DeliveryDocument,
+    errors=(UnknownQueue, StaleDelivery),
+)
+ACK_DELIVERY = Operation(
+    "ack_delivery",
+    "POST",
+    _DELIVERY + "/ack",
+    "Settles a delivery",
+    role="write",
+    answer=Settled,
+    errors=(UnknownQueue, StaleDelivery),
+)
+NACK_DELIVERY = Operation(
+    "nack_delivery",
+    "POST",
+    _DELIVERY + "/nack",
+    "Gives a message back, or up",
+    role="write",
+    body=NackRequest,
+    answer=Settled,
+    errors=(UnknownQueue, StaleDelivery),
+)
+EXTEND_DELIVERY = Operation(
+    "extend_delivery",
+    "POST",
+    _DELIVERY + "/extend",
+    "Keeps a message for longer",
+    role="write",
+    body=ExtendRequest,
+    answer=Extended,
+    errors=(UnknownQueue, StaleDelivery),
+)
+RELEASE_DELIVERY = Operation(
+    "release_delivery",
+    "POST",
+    _DELIVERY + "/release",
+    "Gives a message back without counting the attempt; a lease that is lost is no error",
+    role="write",
+    answer=Settled,
+    errors=(UnknownQueue,),
+)
+LIST_PENDING = Operation(
+    "list_pending",
+    "GET",
+    _QUEUE + "/pending",
+    "Deliveries in flight",
+    role="read",
+    query=PendingQuery,
+    answer=PendingList,
+    errors=(UnknownQueue,),
+)
+LIST_FAILED = Operation(
+    "list_failed",
+    "GET",
+    _QUEUE + "/failed",
+    "Messages given up, with the reason",
+    role="read",
+    query=FailedQuery,
+    answer=FailedList,
+    errors=(UnknownQueue,),
+)
+LIST_DEAD_LETTERS = Operation(
+    "list_dead_letters",
+    "GET",
+    _QUEUE + "/dead",
+    "Dead letters, with the reason",
+    role="read",
+    query=DeadLetterQuery,
+    answer=DeadLetterList,
+    errors=(UnknownQueue,),
+)
+LIST_CONSUMERS = Operation(
+    "list_consumers",
+    "GET",
+    _QUEUE + "/consumers",
+    "Consumers that gave their name",
+    role="read",
+    answer=ConsumerList,
+    errors=(UnknownQueue,),
+)
+
+OPERATIONS: tuple[Operation[Any], ...] = (
+    LIST_MESSAGES,
+    PUSH_MESSAGES,
+    READ_MESSAGE,
+    PEEK_MESSAGES,
+    TAKE_MESSAGES,
+    CLAIM_DELIVERIES,
+    ACK_DELIVERIES,
+    READ_DELIVERY,
+    ACK_DELIVERY,
+    NACK_DELIVERY,
+    EXTEND_DELIVERY,
+    RELEASE_DELIVERY,
+    LIST_PENDING,
+    LIST_FAILED,
+    LIST_DEAD_LETTERS,
+    LIST_CONSUMERS,
+)

@@ -1,0 +1,73 @@
+"""Structs made from structs: every field may be left out, none may be misspelt. For changes to stored values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.journal.commit.catalog import Settings
+from penstock.queue.policy import QueuePolicy
+from penstock.queue.retry import Retry
+
+
+def fields_of(kind: type[msgspec.Struct], name: str, **other: Any) -> type[msgspec.Struct]:
+    """A struct with the fields of another, all optional; `other` types for some of them."""
+    return msgspec.defstruct(
+        name,
+        [
+            (field.name, other.get(field.name, field.type) | msgspec.UnsetType, msgspec.UNSET)
+            for field in msgspec.structs.fields(kind)
+        ],
+        forbid_unknown_fields=True,
+        kw_only=True,
+        module=__name__,
+    )
+
+
+if TYPE_CHECKING:
+
+    class _Fields(msgspec.Struct):
+        def __init__(self, **fields: Any) -> None: ...
+
+    class RetryFields(_Fields): ...
+
+    class PolicyFields(_Fields): ...
+
+    class SettingsFields(_Fields): ...
+
+else:
+    RetryFields = fields_of(Retry, "RetryFields")
+    PolicyFields = fields_of(QueuePolicy, "PolicyFields", retry=RetryFields | float)
+    SettingsFields = fields_of(Settings, "SettingsFields")
+
+
+def given(fields: msgspec.Struct) -> dict[str, Any]:
+    """The fields that were given, by name."""
+    return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not msgspec.UNSET}
+
+
+def policy_document(policy: QueuePolicy) -> PolicyFields:
+    """A policy with every field, its retry as an object."""
+    values = msgspec.structs.asdict(policy)
+    return PolicyFields(**{**values, "retry": RetryFields(**msgspec.structs.asdict(policy.retry))})
+
+
+def policy_changes(fields: PolicyFields) -> dict[str, Any]:
+    """What a policy's fields say, as the arguments of `journal.queue` and `queue.configure`."""
+    changes = given(fields)
+    if isinstance(changes.get("retry"), msgspec.Struct):
+        changes["retry"] = Retry(**given(changes["retry"]))
+    return changes
+
+
+def policy_of(fields: PolicyFields) -> QueuePolicy:
+    """The policy that a document says."""
+    return QueuePolicy(**policy_changes(fields))
+
+
+def policy_fields(changes: dict[str, Any]) -> PolicyFields:
+    """Checked arguments of `journal.queue` as fields to send."""
+    if isinstance(changes.get("retry"), Retry):
+        changes = {**changes, "retry": RetryFields(**msgspec.structs.asdict(changes["retry"]))}
+    return PolicyFields(**changes)

@@ -1,0 +1,115 @@
+"""The journal as a whole over the wire: what it is, how it does, and batches over several topics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.document import DraftDocument, EventDocument, ReceiptDocument
+from penstock.errors import Conflict, FenceActive, QueueFull
+from penstock.observe.sample import Sample
+from penstock.protocol.operation import SSE, Operation
+
+
+class PressureDocument(msgspec.Struct):
+    """How far the writer is behind."""
+
+    queued: int
+    capacity: int
+
+
+class JournalDocument(msgspec.Struct):
+    """What a served journal is."""
+
+    version: str
+    """Of the server's penstock."""
+    id: str
+    """The store's own: the same wherever, and under whatever address, the store is served."""
+    engine: str
+    location: str | None
+    size_bytes: int
+    durability: str
+    read_only: bool
+    topics: list[str]
+    queues: list[str]
+    writer_capacity: int
+    pressure: PressureDocument
+    gates: dict[str, list[str]] = {}
+
+
+class Flushed(msgspec.Struct):
+    flushed: bool
+
+
+class Maintained(msgspec.Struct):
+    maintained: bool
+
+
+class Receipts(msgspec.Struct):
+    """One receipt for each event, in order."""
+
+    receipts: list[ReceiptDocument]
+
+
+class EventList(msgspec.Struct):
+    events: list[EventDocument]
+
+
+DESCRIBE_JOURNAL = Operation(
+    "describe_journal", "GET", "", "What the served journal is", role="read", answer=JournalDocument
+)
+READ_OPENAPI = Operation("read_openapi", "GET", "/openapi.json", "This document", role=None, answer=dict[str, Any])
+READ_STATS = Operation(
+    "read_stats", "GET", "/stats", "Every topic and queue with rates, backlogs and lags", role="read", answer=Sample
+)
+FOLLOW_STATS = Operation(
+    "follow_stats",
+    "GET",
+    "/stats/live",
+    "The same, whenever it changes",
+    role="read",
+    answer=Sample,
+    media=(SSE,),
+)
+FLUSH_JOURNAL = Operation(
+    "flush_journal", "POST", "/flush", "Returns when everything submitted is on disk", role="write", answer=Flushed
+)
+MAINTAIN_JOURNAL = Operation(
+    "maintain_journal",
+    "POST",
+    "/maintain",
+    "Merges small blocks and applies retention, now",
+    role="admin",
+    answer=Maintained,
+)
+APPEND_SEVERAL = Operation(
+    "append_several",
+    "POST",
+    "/append",
+    "Appends drafts to several topics, all or nothing; each names its topic",
+    role="write",
+    body=list[DraftDocument],
+    answer=Receipts,
+    status=201,
+    errors=(Conflict, FenceActive, QueueFull),
+)
+READ_CORRELATED = Operation(
+    "read_correlated",
+    "GET",
+    "/correlated/{correlation}",
+    "Every event of a correlation, of all topics, in the order they were recorded",
+    role="read",
+    answer=EventList,
+)
+
+OPERATIONS: tuple[Operation[Any], ...] = (
+    DESCRIBE_JOURNAL,
+    READ_OPENAPI,
+    READ_STATS,
+    FOLLOW_STATS,
+    FLUSH_JOURNAL,
+    MAINTAIN_JOURNAL,
+    APPEND_SEVERAL,
+    READ_CORRELATED,
+)

@@ -1,0 +1,104 @@
+"""The table of operations as an OpenAPI 3.1 document: what `/v1/openapi.json` answers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from penstock.errors import Backpressure, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Operation
+from penstock.protocol.problems import Problem, status_of
+from penstock.protocol.table import OPERATIONS
+
+ALWAYS: tuple[type[PenstockError], ...] = (ConfigError, ReadOnly, Backpressure, StorageError)
+"""Errors that any operation may answer with."""
+
+
+@cache
+def document() -> bytes:
+    """The whole document as JSON."""
+    from penstock import __version__
+
+    kinds = [kind for one in OPERATIONS for kind in _kinds(one)]
+    schemas, components = msgspec.json.schema_components([*kinds, Problem], ref_template="#/components/schemas/{name}")
+    by_kind = dict(zip(map(str, kinds), schemas, strict=False))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in OPERATIONS:
+        paths.setdefault(PREFIX + one.path, {})[one.method.lower()] = _described(one, by_kind)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "penstock",
+                "version": __version__,
+                "description": "A journal's topics and queues. Errors are problem+json whose `error` is the error's "
+                "name in the Python package. Numbers are positions unless they say otherwise; `after` is exclusive. "
+                "Unknown fields and query parameters are refused.",
+            },
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{"token": []}, {}],
+        }
+    )
+
+
+def _kinds(one: Operation[Any]) -> list[Any]:
+    """Everything that an operation sends or receives as JSON."""
+    return [kind for kind in (one.body, one.answer, *one.also) if kind is not None]
+
+
+def _described(one: Operation[Any], by_kind: dict[str, Any]) -> dict[str, Any]:
+    answers = [by_kind[str(kind)] for kind in (*one.also, one.answer)]
+    answer = {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}
+    described: dict[str, Any] = {
+        "operationId": one.name,
+        "summary": one.summary,
+        "description": "Needs no token." if one.role is None else f"Needs the role {one.role}.",
+        "parameters": [*_path_parameters(one), *_query_parameters(one)],
+        "responses": {
+            str(one.status): {
+                "description": "done",
+                "content": {media: answer if media == JSON else {} for media in one.media},
+            },
+            **_failures(one),
+        },
+    }
+    if one.role is None:
+        described["security"] = [{}]
+    if one.body is not None:
+        described["requestBody"] = {"content": {JSON: {"schema": by_kind[str(one.body)]}}}
+    return described
+
+
+def _path_parameters(one: Operation[Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.names]
+
+
+def _query_parameters(one: Operation[Any]) -> list[dict[str, Any]]:
+    if one.query is None:
+        return []
+    (schema,), components = msgspec.json.schema_components([one.query], ref_template="{name}")
+    properties: dict[str, dict[str, Any]] = components[schema["$ref"]]["properties"]
+    return [
+        {"name": name, "in": "query", "description": said.pop("description", ""), "schema": said}
+        for name, said in properties.items()
+    ]
+
+
+def _failures(one: Operation[Any]) -> dict[str, Any]:
+    """What may go wrong, by status; everything else is `default`."""
+    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    by_status: dict[int, list[str]] = {}
+    for kind in (*one.errors, *ALWAYS):
+        by_status.setdefault(status_of(kind), []).append(kind.__name__)
+    if one.missing is not None:
+        by_status.setdefault(404, []).append(one.missing)
+    found = {
+        str(status): {"description": " or ".join(names), "content": content} for status, names in by_status.items()
+    }
+    return {**dict(sorted(found.items())), "default": {"description": "what went wrong", "content": content}}

@@ -1,0 +1,132 @@
+"""Errors as problem+json (RFC 9457): the error tree's names, what a program needs, and the sentence for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock import errors
+from penstock.errors import PenstockError
+
+STATUS: dict[type[PenstockError], int] = {
+    errors.PolicyMismatch: 409,
+    errors.ConfigError: 400,
+    errors.ReadOnly: 403,
+    errors.Denied: 403,
+    errors.Closed: 503,
+    errors.Locked: 503,
+    errors.Conflict: 409,
+    errors.PositionTrimmed: 410,
+    errors.Backpressure: 503,
+    errors.Lagged: 409,
+    errors.FenceActive: 409,
+    errors.FenceCancelled: 409,
+    errors.UnknownQueue: 404,
+    errors.QueueFull: 429,
+    errors.StaleDelivery: 409,
+    errors.Fenced: 409,
+    errors.OutOfOrder: 409,
+    errors.StorageError: 503,
+    errors.PoisonMessage: 500,
+    errors.Corrupt: 500,
+    errors.PenstockError: 500,
+}
+"""What HTTP calls each error; the nearest class in the tree decides."""
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """What went wrong: `error` is the name in penstock.errors, or the server's own; the rest is for programs."""
+
+    type: str = ""
+    title: str = ""
+    status: int = 0
+    detail: str = ""
+    error: str = ""
+    expected: int | None = None
+    actual: int | None = None
+    oldest: int | None = None
+    retry_after: float | None = None
+    last_seq: int | None = None
+    token: str | None = None
+    epoch: int | None = None
+    retryable: bool | None = None
+    topic: str | None = None
+    seq: int | None = None
+    reason: str | None = None
+
+
+ALWAYS = ("type", "title", "status", "detail", "error")
+ATTRIBUTES = tuple(name for name in Problem.__struct_fields__ if name not in ALWAYS)
+"""What errors carry for programs, and problems pass on."""
+
+_decode = msgspec.json.Decoder(Problem).decode
+
+
+def status_of(kind: type[PenstockError]) -> int:
+    """The HTTP status an error becomes; the nearest class in the tree decides."""
+    return next(status for found in kind.__mro__ if (status := STATUS.get(found)) is not None)
+
+
+def problem(status: int, name: str, message: str) -> Problem:
+    """A problem that is the server's own."""
+    return Problem(f"urn:penstock:error:{name}", name, status, message, name)
+
+
+def problem_of(error: PenstockError) -> Problem:
+    """The problem an error is."""
+    status = status_of(type(error))
+    if isinstance(error, errors.StorageError) and not error.retryable:
+        status = 500
+    made = problem(status, type(error).__name__, str(error))
+    details = vars(error)
+    for name in ATTRIBUTES:
+        if details.get(name) is not None:
+            setattr(made, name, details[name])
+    return made
+
+
+def read_problem(status: int, data: bytes) -> Problem | None:
+    """The problem an answer says; None when it says none (it came from something in between)."""
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def error_of(status: int, data: bytes) -> PenstockError:
+    """The error that an answer stands for."""
+    found = read_problem(status, data)
+    if found is None:
+        return errors.StorageError(f"the server answered {status}: {data[:200]!r}", retryable=status in (502, 503, 504))
+    return error_of_problem(status, found)
+
+
+def error_of_problem(status: int, found: Problem) -> PenstockError:
+    """The error that a problem stands for."""
+    known = _TREE.get(found.error)
+    if known is not None:
+        details: dict[str, Any] = {
+            name: value
+            for name, value in msgspec.structs.asdict(found).items()
+            if name in ATTRIBUTES and value is not None
+        }
+        if issubclass(known, errors.StorageError):
+            details.setdefault("retryable", False)
+        return errors.restored(known, (found.detail,), details)
+    if status == 403:
+        return errors.Denied(found.detail)
+    if status in (429, 503):
+        return errors.Backpressure(found.detail, retry_after=found.retry_after or 1.0)
+    if status >= 500:
+        return errors.StorageError(f"{found.error}: {found.detail}", retryable=False)
+    return errors.ConfigError(f"{found.error}: {found.detail}")
+
+
+def _tree(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
+    return {root.__name__: root} | {
+        name: kind for below in root.__subclasses__() for name, kind in _tree(below).items()
+    }
+
+
+_TREE = _tree(PenstockError)

@@ -1,0 +1,233 @@
+"""Topics over the wire: append, read, follow, cursors, settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.document import DraftDocument, EventDocument, ReceiptDocument
+from penstock.errors import Conflict, FenceActive, PositionTrimmed
+from penstock.journal.commit.catalog import Settings
+from penstock.journal.upkeep.compaction import CompactReport
+from penstock.limits import MAX_POSITION
+from penstock.protocol.fields import SettingsFields
+from penstock.protocol.journal import Receipts
+from penstock.protocol.operation import ARROW, JSON, LINES, SSE, Operation
+
+Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
+"""A position, or a number of things."""
+
+TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
+
+After = Annotated[Count, Meta(description="the position to go on from, exclusive")]
+Limit = Annotated[Count | None, Meta(description="how many at the most")]
+
+
+class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Which events, beyond positions."""
+
+    kind: Annotated[list[str], Meta(description="only events of this kind; may be given several times")] = []
+    key: Annotated[str | None, Meta(description="only events of this entity")] = None
+    scope: Annotated[str | None, Meta(description="only events of this scope")] = None
+    where: Annotated[str | None, Meta(description="only events for which this condition holds: payload.total > 10")] = (
+        None
+    )
+
+
+class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
+    after: After = 0
+    through: Annotated[Count | None, Meta(description="the last position wanted")] = None
+    limit: Limit = None
+    since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
+    until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
+    reverse: Annotated[bool, Meta(description="newest first")] = False
+    payload: Annotated[Literal["string", "binary"], Meta(description="the payload column's type, for Arrow")] = "string"
+
+
+class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
+    after: Annotated[
+        Count | Literal["latest"], Meta(description="a position, exclusive, or latest; Last-Event-ID goes before it")
+    ] = 0
+
+
+class PositionQuery(msgspec.Struct, omit_defaults=True):
+    time: Annotated[str, Meta(description=TIME)] = ""
+
+
+class TopicNames(msgspec.Struct):
+    topics: list[str]
+
+
+class TopicDocument(msgspec.Struct):
+    """A topic: its ends, its consumers, its settings."""
+
+    name: str
+    events: int
+    oldest: int
+    latest: int
+    cursors: dict[str, int]
+    settings: Settings
+
+
+class EventPage(msgspec.Struct):
+    """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end."""
+
+    events: list[EventDocument]
+    next: int | None
+    latest: int
+
+
+class PositionDocument(msgspec.Struct):
+    position: int
+
+
+class CursorDocument(msgspec.Struct):
+    """How far a consumer has come."""
+
+    consumer: str
+    position: int | None
+    lag: int
+
+
+class CursorList(msgspec.Struct):
+    cursors: list[CursorDocument]
+    latest: int
+
+
+class CursorChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Where to: a position, a time, or one of the ends. `seek` may go back; a commit never does."""
+
+    position: Count | None = None
+    time: str | None = None
+    to: Literal["start", "end"] | None = None
+    seek: bool = False
+
+
+class Forgotten(msgspec.Struct):
+    forgotten: bool
+
+
+class CompactRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What may go: everything through a position, or all but the newest event of every key."""
+
+    through: Count | None = None
+    keys: bool = False
+    force: bool = False
+
+
+_TOPIC = "/topics/{topic}"
+_CURSOR = _TOPIC + "/cursors/{consumer}"
+
+LIST_TOPICS = Operation("list_topics", "GET", "/topics", "The names of all topics", role="read", answer=TopicNames)
+READ_TOPIC = Operation(
+    "read_topic", "GET", _TOPIC, "One topic: its ends, its consumers, its settings", role="read", answer=TopicDocument
+)
+CONFIGURE_TOPIC = Operation(
+    "configure_topic",
+    "PATCH",
+    _TOPIC + "/settings",
+    "Changes what a topic keeps",
+    role="admin",
+    body=SettingsFields,
+    answer=Settings,
+)
+READ_EVENTS = Operation(
+    "read_events",
+    "GET",
+    _TOPIC + "/events",
+    "Events after a position: a page of JSON, a stream of lines, or Arrow record batches",
+    role="read",
+    query=ReadQuery,
+    answer=EventPage,
+    media=(JSON, LINES, ARROW),
+    errors=(PositionTrimmed,),
+)
+APPEND_EVENTS = Operation(
+    "append_events",
+    "POST",
+    _TOPIC + "/events",
+    "Appends one event or many, all or nothing; `dedup` makes a repeat harmless",
+    role="write",
+    body=DraftDocument | list[DraftDocument],
+    answer=Receipts,
+    also=(ReceiptDocument,),
+    status=201,
+    errors=(Conflict, FenceActive),
+)
+READ_EVENT = Operation(
+    "read_event",
+    "GET",
+    _TOPIC + "/events/{event}",
+    "One event by its position or its id",
+    role="read",
+    answer=EventDocument,
+    missing="UnknownEvent",
+)
+FOLLOW_TOPIC = Operation(
+    "follow_topic",
+    "GET",
+    _TOPIC + "/live",
+    "Follows a topic; resumes after Last-Event-ID",
+    role="read",
+    query=LiveQuery,
+    answer=EventDocument,
+    media=(SSE,),
+    errors=(PositionTrimmed,),
+)
+FIND_POSITION = Operation(
+    "find_position",
+    "GET",
+    _TOPIC + "/position",
+    "The last position before a time",
+    role="read",
+    query=PositionQuery,
+    answer=PositionDocument,
+)
+LIST_CURSORS = Operation(
+    "list_cursors",
+    "GET",
+    _TOPIC + "/cursors",
+    "Every consumer and how far it has come",
+    role="read",
+    answer=CursorList,
+)
+READ_CURSOR = Operation(
+    "read_cursor", "GET", _CURSOR, "One consumer's cursor and lag", role="read", answer=CursorDocument
+)
+MOVE_CURSOR = Operation(
+    "move_cursor",
+    "PUT",
+    _CURSOR,
+    "Commits a position (never back), or with `seek` moves anywhere",
+    role="write",
+    body=CursorChange,
+    answer=CursorDocument,
+)
+FORGET_CURSOR = Operation("forget_cursor", "DELETE", _CURSOR, "Forgets a consumer", role="write", answer=Forgotten)
+COMPACT_TOPIC = Operation(
+    "compact_topic",
+    "POST",
+    _TOPIC + "/compact",
+    "Removes history",
+    role="admin",
+    body=CompactRequest,
+    answer=CompactReport,
+)
+
+OPERATIONS: tuple[Operation[Any], ...] = (
+    LIST_TOPICS,
+    READ_TOPIC,
+    CONFIGURE_TOPIC,
+    READ_EVENTS,
+    APPEND_EVENTS,
+    READ_EVENT,
+    FOLLOW_TOPIC,
+    FIND_POSITION,
+    LIST_CURSORS,
+    READ_CURSOR,
+    MOVE_CURSOR,
+    FORGET_CURSOR,
+    COMPACT_TOPIC,
+)

@@ -1,0 +1,192 @@
+"""Requests to a server over connections that are kept, and problems turned back into the errors they were."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ClosedPoolError, ConnectTimeoutError, HTTPError, NewConnectionError, TimeoutError
+
+from penstock.errors import Closed, ConfigError, StorageError
+from penstock.protocol.operation import JSON, Operation
+from penstock.protocol.problems import error_of, error_of_problem, read_problem
+
+A = TypeVar("A")
+
+IDLE_SECONDS = 20.0
+"""A connection unused for longer is not trusted any more: the server may have closed it."""
+KEPT = 64
+"""Idle connections kept."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Plain(HTTPConnection):
+    """A connection that counts as dropped when it was idle for long."""
+
+    used_at = 0.0
+
+    @property
+    def is_connected(self) -> bool:
+        return time.monotonic() - self.used_at < IDLE_SECONDS and super().is_connected
+
+    def request(self, *given: Any, **options: Any) -> None:
+        self.used_at = time.monotonic()
+        super().request(*given, **options)
+
+
+class _Secure(_Plain, HTTPSConnection):
+    """The same over TLS."""
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _Secure
+
+
+class Client:
+    """A server, and the connections to it. Thread-safe: every request has a connection to itself."""
+
+    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url.rpartition('@')[2]!r} is no http url: write http://host:port")
+        if parts.username or parts.password:
+            raise ConfigError("a token does not belong into the url: give token=, or PENSTOCK_TOKEN")
+        self._base = parts.path.rstrip("/")
+        self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
+        self._timeout = timeout
+        self._headers = {"User-Agent": "penstock", "Accept": JSON}
+        token = token or os.environ.get("PENSTOCK_TOKEN")
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        pool = _SecurePool if parts.scheme == "https" else _PlainPool
+        self._pool = pool(parts.hostname, parts.port, maxsize=KEPT, block=False, retries=False)
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        self._pool.close()
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def call(
+        self,
+        operation: Operation[A],
+        *names: str,
+        query: msgspec.Struct | None = None,
+        body: Any = None,
+        wait: float = 0.0,
+    ) -> A:
+        """An operation's answer; the error it stands for when it is a problem. `wait`: how long the server may take."""
+        status, data = self._exchange(operation, names, query, body, wait)
+        if status >= 400:
+            raise error_of(status, data)
+        return operation.answer_decoder.decode(data)
+
+    def find(self, operation: Operation[A], *names: str) -> A | None:
+        """The answer to a look-up; None when the server says that there is no such thing."""
+        status, data = self._exchange(operation, names, None, None, 0.0)
+        if status < 400:
+            return operation.answer_decoder.decode(data)
+        problem = read_problem(status, data)
+        if problem is None:
+            raise error_of(status, data)
+        if problem.error == operation.missing:
+            return None
+        raise error_of_problem(status, problem)
+
+    def _exchange(
+        self, operation: Operation[Any], names: tuple[str, ...], query: msgspec.Struct | None, body: Any, wait: float
+    ) -> tuple[int, bytes]:
+        if self.closed:
+            raise Closed("the journal is closed")
+        target = self._base + operation.target(names, query)
+        headers = self._headers
+        data = None
+        if operation.body is not None:
+            data = b"{}" if body is None else _encode(body)
+            headers = {**headers, "Content-Type": JSON}
+        timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + wait)
+        try:
+            try:
+                answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
+            except HTTPError as error:
+                # Asking twice is harmless, and a kept connection may have died just now. What was changed may not be
+                # changed again, and what took too long would again.
+                if operation.method != "GET" or isinstance(error, TimeoutError | NewConnectionError):
+                    raise
+                answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
+        except HTTPError as error:
+            raise self.broken(operation.method, error) from error
+        return answer.status, answer.data
+
+    def stream(
+        self,
+        operation: Operation[Any],
+        *names: str,
+        query: msgspec.Struct | None = None,
+        accept: str,
+        headers: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        """An answer that is read piece by piece; the caller closes it, and with it its connection."""
+        if self.closed:
+            raise Closed("the journal is closed")
+        target = self._base + operation.target(names, query)
+        sent = {**self._headers, "Accept": accept, **(headers or {})}
+        patience = urllib3.Timeout(connect=self._timeout, read=self._timeout if timeout is None else timeout)
+        try:
+            answer = self._pool.urlopen(
+                operation.method, target, headers=sent, timeout=patience, redirect=False, preload_content=False
+            )
+            if answer.status >= 400:
+                data = answer.read()
+                answer.release_conn()
+                raise error_of(answer.status, data)
+        except HTTPError as error:
+            raise self.broken(operation.method, error) from error
+        return answer
+
+    def lines(
+        self, operation: Operation[Any], *names: str, query: msgspec.Struct | None = None, accept: str
+    ) -> Iterator[bytes]:
+        """The lines of a long answer."""
+        answer = self.stream(operation, *names, query=query, accept=accept)
+        try:
+            yield from lines_of(answer)
+            answer.release_conn()
+        except HTTPError as error:
+            raise self.broken(operation.method, error) from error
+        finally:
+            answer.close()
+
+    def broken(self, method: str, error: HTTPError) -> StorageError | Closed:
+        if isinstance(error, ClosedPoolError):
+            return Closed("the journal is closed")
+        what = f"{self.url} does not answer: {type(error).__name__}: {error}"
+        if method != "GET" and not isinstance(error, NewConnectionError | ConnectTimeoutError):
+            what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
+        return StorageError(what, retryable=True)
+
+
+def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """The lines of an answer, as they arrive."""
+    begun: list[bytes] = []
+    for piece in answer.stream(1 << 16):
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            yield b"".join((*begun, line, b"\n"))
+            begun.clear()
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield b"".join(begun)

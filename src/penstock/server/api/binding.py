@@ -1,0 +1,118 @@
+"""Handlers bound to the operations they serve: routes are made from the table, and nothing else is served under /v1."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.decoding import decoded, query_of, refuse_parameters
+from penstock.protocol.operation import JSON, PREFIX, WITH_SLASHES, Operation
+from penstock.protocol.table import OPERATIONS
+from penstock.server.api import parameters
+from penstock.server.limits import SEND_BYTES
+from penstock.server.memory import HeldResponse
+from penstock.server.service import Endpoint, Service
+
+Q = TypeVar("Q", covariant=True)
+B = TypeVar("B", covariant=True)
+H = TypeVar("H", bound=Callable[..., Any])
+
+_encode = msgspec.json.Encoder().encode
+_bound: dict[str, Endpoint] = {}
+
+
+class Call(Generic[Q, B]):
+    """One request, checked: what an operation's handler works with."""
+
+    __slots__ = ("body", "query", "request", "service")
+
+    def __init__(self, request: Request, service: Service, query: Q, body: B) -> None:
+        self.request = request
+        self.service = service
+        self.query = query
+        self.body = body
+
+    def name(self, part: str) -> str:
+        """A name in the path."""
+        return str(self.request.path_params[part])
+
+
+def serves(operation: Operation[Any], *, raw: bool = False) -> Callable[[H], H]:
+    """Binds a handler to an operation. It gets a `Call` and gives the answer's struct, or a whole response.
+
+    A plain function runs in a thread: it may wait for the disk. `raw`: it decodes the body itself.
+    """
+
+    def bind(handler: H) -> H:
+        assert operation.name not in _bound, f"{operation.name} is served twice"
+        _bound[operation.name] = _endpoint(operation, handler, raw)
+        return handler
+
+    return bind
+
+
+def _endpoint(operation: Operation[Any], handler: Callable[..., Any], raw: bool) -> Endpoint:
+    is_async = inspect.iscoroutinefunction(handler)
+    role, query_type, body_type, status = operation.role, operation.query, operation.body, operation.status
+
+    async def endpoint(request: Request) -> Response:
+        service: Service = request.app.state.service
+        if service.loop is None:
+            service.loop = asyncio.get_running_loop()
+        if role is not None:
+            service.access.check_origin(request, request.method)
+            request.state.role = service.access.require(request, role)
+        given = request.query_params
+        query = None
+        if query_type is not None:
+            query = query_of({name: given.getlist(name) for name in given}, query_type)
+        elif given:
+            refuse_parameters(given)
+        request.state.held = 0
+        try:
+            body = None
+            if body_type is not None:
+                body = await parameters.body(request, service)
+                if not raw:
+                    body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
+            call = Call(request, service, query, body)
+            answer = await handler(call) if is_async else await run_in_threadpool(handler, call)
+            return answer if isinstance(answer, Response) else answered(service, answer, status)
+        finally:
+            service.budget.release(request.state.held)
+
+    endpoint.__name__ = operation.name
+    endpoint.__doc__ = operation.summary
+    endpoint.needs = role  # type: ignore[attr-defined]
+    endpoint.open_to_all = role is None  # type: ignore[attr-defined]
+    return endpoint
+
+
+def answered(service: Service, answer: Any, status: int = 200) -> Response:
+    """An answer in JSON; a large one is sent as the client takes it, and counted meanwhile."""
+    data = _encode(answer)
+    if len(data) > SEND_BYTES:
+        return HeldResponse(service.budget, data, status, JSON)
+    return Response(data, status, media_type=JSON)
+
+
+def api_routes() -> list[BaseRoute]:
+    """A route for every operation of the table."""
+    return [Route(_route_path(one), _bound[one.name], methods=[one.method], name=one.name) for one in OPERATIONS]
+
+
+def _route_path(operation: Operation[Any]) -> str:
+    pieces = operation.path.split("/")
+    spelled = [
+        f"{{{piece[1:-1]}:path}}" if piece.startswith("{") and piece[1:-1] in WITH_SLASHES else piece
+        for piece in pieces
+    ]
+    return PREFIX + "/".join(spelled)

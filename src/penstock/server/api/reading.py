@@ -1,0 +1,177 @@
+"""Reading a topic over HTTP: pages of JSON, streams of lines, Arrow record batches; bounded in events and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from penstock.document import EventDocument, event_document, event_json
+from penstock.errors import ConfigError, PenstockError
+from penstock.events import Event
+from penstock.protocol.operation import ARROW, LINES
+from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
+from penstock.server.api import parameters
+from penstock.server.api.binding import Call, answered, serves
+from penstock.server.api.parameters import EventSelection
+from penstock.server.api.problems import error_answer
+from penstock.server.api.topics import topic_of
+from penstock.server.limits import ARROW_BYTES, PAGE_BYTES, SCANNED, STREAM_BYTES, STREAM_EVENTS, STREAM_ROWS
+from penstock.server.memory import sliced
+
+if TYPE_CHECKING:
+    from penstock.api import LocalTopic
+
+Piece = tuple[bytes, int, int]
+"""Bytes to send, the position they go to, and how many events that is."""
+
+
+@serves(READ_EVENTS)
+async def read_events(call: Call[ReadQuery, None]) -> Response:
+    topic = topic_of(call)
+    accepted = call.request.headers.get("accept", "")
+    if ARROW in accepted:
+        return await _arrow(topic, call.query)
+    if LINES in accepted or "application/jsonl" in accepted:
+        return await _lines(topic, call.query)
+    return answered(call.service, await run_in_threadpool(_page, topic, call.query))
+
+
+def _range(topic: LocalTopic, query: ReadQuery) -> tuple[int, int | None]:
+    """The positions a request asks for, its times taken into account: after (exclusive), through (inclusive)."""
+    after, through = query.after, query.through
+    since, until = parameters.moment(query.since), parameters.moment(query.until)
+    if after:
+        next(topic.read(after, 1), None)  # PositionTrimmed when it must
+    if since is not None:
+        after = max(after, topic.position_at(since))
+    if until is not None:
+        last = topic.position_at(until)
+        through = last if through is None else min(last, through)
+    return after, through
+
+
+def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
+    limit = parameters.page_size(query.limit)
+    selection = EventSelection(query)
+    after, through = _range(topic, query)
+    latest = topic.latest
+    events: list[EventDocument] = []
+    size = 0
+    last: Event | None = None
+    scanned = 0
+    more = False
+    if limit and (through is None or through > after):
+        for event in topic.read(after, through=through, reverse=query.reverse, **selection.read()):
+            if len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED:
+                more = True
+                break
+            last = event
+            scanned += 1
+            if selection.where is None or selection.where.matches(event):
+                events.append(event_document(event))
+                size += len(event.raw)
+    follows = None
+    if more and last is not None:
+        follows = last.seq - 1 if query.reverse else last.seq
+    return EventPage(events, follows, latest)
+
+
+async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
+    """Everything asked for, one document a line, read in pieces: a slow reader holds nothing of the store."""
+    selection = EventSelection(query)
+    if query.reverse:
+        raise ConfigError("a stream runs forward; read pages for reverse")
+    after, through = await run_in_threadpool(_range, topic, query)
+    end = topic.latest if through is None else min(through, topic.latest)
+
+    def piece(after: int, left: int | None) -> Piece:
+        lines: list[bytes] = []
+        size = scanned = 0
+        for event in topic.read(after, STREAM_EVENTS, through=end, **selection.read()):
+            scanned += 1  # noqa: SIM113 - asked for after the loop
+            after = event.seq
+            if selection.where is None or selection.where.matches(event):
+                lines.append(event_json(event) + b"\n")
+                size += len(lines[-1])
+                if size >= STREAM_BYTES or (left is not None and len(lines) >= left):
+                    break
+        else:
+            if scanned < STREAM_EVENTS:
+                after = max(after, end)
+        return b"".join(lines), after, len(lines)
+
+    def failed(error: PenstockError) -> bytes:
+        return b'{"problem":%b}\n' % bytes(error_answer(error).body)
+
+    return await _streamed(piece, failed, after, end, query.limit, LINES)
+
+
+async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
+    """Record batches as an Arrow IPC stream."""
+    from penstock.server.api.arrow import batch_bytes, end_bytes, schema_bytes
+
+    if not EventSelection(query).everything:
+        raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
+    after, through = await run_in_threadpool(_range, topic, query)
+    end = topic.latest if through is None else min(through, topic.latest)
+
+    def piece(after: int, left: int | None) -> Piece:
+        rows = STREAM_ROWS if left is None else min(left, STREAM_ROWS)
+        data: list[bytes] = []
+        size = count = 0
+        for batch in topic.read_arrow(after, rows, through=end, payload=query.payload):
+            data.append(batch_bytes(batch))
+            size += len(data[-1])
+            count += batch.num_rows
+            after = batch.column("seq")[-1].as_py()
+            if size >= ARROW_BYTES:
+                break
+        return b"".join(data), after if count else end, count
+
+    first, last = schema_bytes(query.payload), end_bytes()
+    return await _streamed(piece, None, after, end, query.limit, ARROW, first, last)
+
+
+async def _streamed(
+    piece: Callable[[int, int | None], Piece],
+    failed: Callable[[PenstockError], bytes] | None,
+    after: int,
+    end: int,
+    limit: int | None,
+    media: str,
+    first: bytes = b"",
+    last: bytes = b"",
+) -> Response:
+    """Pieces from `after` to `end`, each read when the one before was sent.
+
+    `failed` says what went wrong once the status is sent already; without it the stream breaks off.
+    """
+
+    async def stream(data: bytes, position: int, left: int | None) -> AsyncIterator[bytes]:
+        if first:
+            yield first
+        while True:
+            if data:
+                yield data
+            if position >= end or left == 0:
+                break
+            try:
+                data, position, count = await run_in_threadpool(piece, position, left)
+            except PenstockError as error:
+                if failed is None:
+                    raise
+                yield failed(error)
+                return
+            left = None if left is None else left - count
+        if last:
+            yield last
+
+    # The first piece before the answer begins: what is wrong from the start is a status, not a broken stream.
+    nothing = after >= end or limit == 0
+    data, position, count = (b"", end, 0) if nothing else await run_in_threadpool(piece, after, limit)
+    left = None if limit is None else limit - count
+    headers = {"X-Penstock-Latest": str(end)}
+    return StreamingResponse(sliced(stream(data, position, left)), media_type=media, headers=headers)
