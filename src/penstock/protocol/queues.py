@@ -43,7 +43,7 @@ class Removed(msgspec.Struct):
     removed: int
 
 
-class Gone(msgspec.Struct):
+class WasRemoved(msgspec.Struct):
     """Whether it was there."""
 
     removed: bool
@@ -185,7 +185,7 @@ REMOVE_GROUP = Operation(
     _QUEUE + "/groups/{group}",
     "Forgets a group",
     role="write",
-    answer=Gone,
+    answer=WasRemoved,
     errors=(UnknownQueue,),
 )
 LIST_SCHEDULES = Operation(
@@ -214,7 +214,7 @@ REMOVE_SCHEDULE = Operation(
     _QUEUE + "/schedules/{schedule}",
     "Removes a periodic message",
     role="write",
-    answer=Gone,
+    answer=WasRemoved,
     errors=(UnknownQueue,),
 )
 REDRIVE_QUEUE = Operation(

@@ -23,7 +23,7 @@ from penstock.events import Event
 from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves
-from penstock.server.api.parameters import EventSelection
+from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.problems import Refused
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
@@ -121,7 +121,7 @@ class LiveTopic:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def after(self, position: int, selection: EventSelection | None) -> tuple[bytes, int]:
+    def after(self, position: int, selection: ReadFilter | None) -> tuple[bytes, int]:
         """The next frames after a position that lies within what is kept, and how far they go."""
         frames: list[bytes] = []
         size = 0
@@ -191,7 +191,7 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
     after = _start(call.request, call.query)
-    selection = EventSelection(call.query)
+    selection = ReadFilter(call.query)
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
     if after is None:
@@ -212,7 +212,7 @@ def _start(request: Request, query: LiveQuery) -> int | None:
     return None if query.after == "latest" else query.after
 
 
-async def follow(service: Service, name: str, position: int, selection: EventSelection | None) -> AsyncIterator[bytes]:
+async def follow(service: Service, name: str, position: int, selection: ReadFilter | None) -> AsyncIterator[bytes]:
     """The frames of a topic after a position, for as long as they are read."""
     live = service.live.join(name)
     try:
@@ -238,7 +238,7 @@ async def follow(service: Service, name: str, position: int, selection: EventSel
         service.live.leave(live)
 
 
-def _from_log(topic: LocalTopic, position: int, through: int, selection: EventSelection | None) -> tuple[bytes, int]:
+def _from_log(topic: LocalTopic, position: int, through: int, selection: ReadFilter | None) -> tuple[bytes, int]:
     """The next piece of history as frames, and how far it goes."""
     frames: list[bytes] = []
     size = count = 0

@@ -49,7 +49,7 @@ def page_size(limit: int | None) -> int:
     return limit
 
 
-class EventSelection:
+class ReadFilter:
     """Which events a reader or listener wants, beyond positions."""
 
     def __init__(self, query: FilterQuery) -> None:
@@ -59,7 +59,7 @@ class EventSelection:
         self.where = Where(query.where) if query.where and query.where.strip() else None
 
     @classmethod
-    def of_page(cls, request: Request) -> EventSelection:
+    def of_page(cls, request: Request) -> ReadFilter:
         """What a page's form asks for; it sends empty fields along."""
         query = request.query_params
         kinds = [kind for kind in query.getlist("kind") if kind]

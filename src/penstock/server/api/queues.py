@@ -15,7 +15,6 @@ from penstock.protocol.fields import PolicyFields, policy_changes, policy_docume
 from penstock.protocol.queues import (
     Discarded,
     DiscardRequest,
-    Gone,
     GroupNames,
     GroupQuery,
     Moved,
@@ -28,6 +27,7 @@ from penstock.protocol.queues import (
     RedriveRequest,
     Removed,
     ScheduleList,
+    WasRemoved,
 )
 from penstock.queue.inspect import QueueStats
 from penstock.queue.run.schedule import Schedule
@@ -107,8 +107,8 @@ def add_group(call: Call[None, NewGroup]) -> GroupNames:
 
 
 @serves(operations.REMOVE_GROUP)
-def remove_group(call: Call[None, None]) -> Gone:
-    return Gone(called(call).remove_group(call.name("group")))
+def remove_group(call: Call[None, None]) -> WasRemoved:
+    return WasRemoved(called(call).remove_group(call.name("group")))
 
 
 @serves(operations.ADD_SCHEDULE)
@@ -131,8 +131,8 @@ def add_schedule(call: Call[None, NewSchedule]) -> Schedule:
 
 
 @serves(operations.REMOVE_SCHEDULE)
-def remove_schedule(call: Call[None, None]) -> Gone:
-    return Gone(called(call).unschedule(call.name("schedule")))
+def remove_schedule(call: Call[None, None]) -> WasRemoved:
+    return WasRemoved(called(call).unschedule(call.name("schedule")))
 
 
 @serves(operations.LIST_SCHEDULES)

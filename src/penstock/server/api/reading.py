@@ -15,7 +15,7 @@ from penstock.protocol.operation import ARROW, LINES
 from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
-from penstock.server.api.parameters import EventSelection
+from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.problems import error_answer
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import ARROW_BYTES, PAGE_BYTES, SCANNED, STREAM_BYTES, STREAM_EVENTS, STREAM_ROWS
@@ -55,7 +55,7 @@ def _range(topic: LocalTopic, query: ReadQuery) -> tuple[int, int | None]:
 
 def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
     limit = parameters.page_size(query.limit)
-    selection = EventSelection(query)
+    selection = ReadFilter(query)
     after, through = _range(topic, query)
     latest = topic.latest
     events: list[EventDocument] = []
@@ -81,7 +81,7 @@ def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
 
 async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
     """Everything asked for, one document a line, read in pieces: a slow reader holds nothing of the store."""
-    selection = EventSelection(query)
+    selection = ReadFilter(query)
     if query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
     after, through = await run_in_threadpool(_range, topic, query)
@@ -113,7 +113,7 @@ async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
     """Record batches as an Arrow IPC stream."""
     from penstock.server.api.arrow import batch_bytes, end_bytes, schema_bytes
 
-    if not EventSelection(query).everything:
+    if not ReadFilter(query).everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
     after, through = await run_in_threadpool(_range, topic, query)
     end = topic.latest if through is None else min(through, topic.latest)

@@ -42,7 +42,7 @@ def consumer_table(topic: str, sample: Sample) -> Table:
 def _events(request: Request, topic: LocalTopic) -> tuple[list[Event], str | None]:
     """The newest chosen events, newest first, and what is wrong with the choice."""
     try:
-        wanted = parameters.EventSelection.of_page(request)
+        wanted = parameters.ReadFilter.of_page(request)
         before = parameters.number(request, "before")
         asked = request.query_params
         since, until = parameters.moment(asked.get("since")), parameters.moment(asked.get("until"))
