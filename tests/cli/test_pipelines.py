@@ -9,7 +9,9 @@ from pathlib import Path
 import penstock
 from cli.commandline import Cli
 from penstock.clock import ManualClock
+from penstock.observe.collect import gauges
 from penstock.observe.pipelines import FlowStatus, report, status
+from penstock.spark.pipeline.alone import alone
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -81,3 +83,50 @@ def test_looking_at_pipelines_does_not_load_spark(url: str) -> None:
     import subprocess
 
     assert subprocess.run([sys.executable, "-c", code, url], check=False, capture_output=True).returncode == 0
+
+
+def test_check_judges_flows_by_thresholds(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        report(journal, [flow_status("revenue", lag=50, batch_seconds=3.0, restarts=2), flow_status("alerts")])
+    assert cli("check", "--flow-lag", "50", "--batch-time", "5s", "--restarts", "2", code=0).out.startswith(
+        "PENSTOCK OK"
+    )
+    assert "WARNING - 50 wait to be read by pipeline shop/revenue" in cli("check", "--flow-lag", "10:100", code=1).out
+    assert "CRITICAL - the newest batch of pipeline shop/revenue took" in cli("check", "--batch-time", "1s", code=2).out
+    assert "pipeline shop/revenue was started again 2 times" in cli("check", "--restarts", "1:9", code=1).out
+
+
+def test_flows_are_in_the_metrics(url: str) -> None:
+    with penstock.open(url) as journal:
+        report(journal, [flow_status("revenue", lag=50, rows=7, batch_seconds=3.0, restarts=2)])
+        text = gauges(journal.stats()).prometheus_text()
+    for line in (
+        'penstock_pipeline_state{pipeline="shop",flow="revenue",state="running"} 1',
+        'penstock_pipeline_lag{pipeline="shop",flow="revenue"} 50',
+        'penstock_pipeline_rows{pipeline="shop",flow="revenue"} 7',
+        'penstock_pipeline_batch_seconds{pipeline="shop",flow="revenue"} 3',
+        'penstock_pipeline_restarts{pipeline="shop",flow="revenue"} 2',
+    ):
+        assert line in text
+
+
+def test_a_pipeline_is_forgotten_with_its_cursors_and_checkpoints(cli: Cli, url: str) -> None:
+    checkpoints = Path(f"{url}.checkpoints")
+    (checkpoints / "shop" / "revenue").mkdir(parents=True)
+    with penstock.open(url) as journal:
+        orders = journal.topic("orders")
+        orders.append("placed")
+        orders.seek("shop/revenue", 1)
+        orders.seek("mine", 1)
+        report(
+            journal, [flow_status("revenue"), FlowStatus(pipeline="other", flow="a", state="done", started_at=START)]
+        )
+    assert "say which pipeline" in cli("pipelines", "--forget", code=2).err
+    assert "forgot shop and its flows revenue" in cli("pipelines", "shop", "--forget", "--yes").err
+    with penstock.open(url) as journal:
+        assert [one.key for one in status(journal)] == ["other/a"]
+        assert journal.topic("orders").cursors() == {"mine": 1}
+    assert not (checkpoints / "shop").exists()
+    assert "no pipeline 'shop' has run" in cli("pipelines", "shop", "--forget", "--yes", code=3).err
+    with alone(url, "busy"):
+        assert "runs already" in cli("pipelines", "busy", "--forget", "--yes", code=1).err

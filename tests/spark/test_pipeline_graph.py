@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.core.context import SparkContext
+from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import ConfigError, InvalidName
@@ -233,3 +236,56 @@ def test_a_pattern_leaves_the_reports_of_pipelines_alone_unless_it_names_them(ur
     assert [name for _, name in everything.sources[0].nodes(known)] == ["orders"]
     named = topic(pattern=r"penstock\..*").at(url)
     assert [name for _, name in named.nodes(known)] == ["penstock.pipelines"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("n DUBLE", "the field 'n' has the type 'DUBLE', which Spark does not know; did you mean DOUBLE?"),
+        ("a INT, deep STRUCT<x: ARRAY<STRNG>>", "the field 'x' has the type 'STRNG'.*did you mean STRING"),
+        ("m MAP<STRING, `odd`>", "the field 'm' has the type '`odd`'"),
+        ("n", "has a field without a type: 'n'"),
+        ("a ARRAY<INT", "not closed"),
+        ("n INT, id STRING", "column 'id' would be there twice.*payloadColumns"),
+        ("Key STRING", "column 'Key' would be there twice"),
+    ],
+)
+def test_a_payload_schema_with_a_mistake_is_told_in_a_sentence(url: str, schema: str, says: str) -> None:
+    [found] = problems(url, passing(topic("orders", payloadSchema=schema), topic("t"), "one"))
+    assert re.search(says, found), found
+    assert "\n" not in found
+
+
+def test_payload_schemas_that_spark_takes_are_taken(url: str) -> None:
+    good = (
+        "a INT NOT NULL COMMENT 'so, so', `b c` DECIMAL(10, 2), s: STRUCT<x: ARRAY<MAP<STRING, INT>>, t: TIMESTAMP>, "
+        "d INTERVAL DAY TO SECOND, p CHAR(3)"
+    )
+    assert problems(url, passing(topic("orders", payloadSchema=good), topic("t"), "one")) == []
+    struct = topic("orders", payloadSchema="id STRING", payloadColumns="struct")
+    assert problems(url, passing(struct, topic("t"), "one")) == []
+
+
+def test_a_stream_has_no_end(url: str) -> None:
+    [found] = problems(url, passing(topic("orders", endingOffsets=5), topic("t"), "one"))
+    assert "endingOffsets is for batches; a stream has no end" in found
+
+
+def test_a_queue_with_another_policy_is_found_before_anything_runs(url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.queue("alerts", max_attempts=3)
+    target = queue("alerts", policy={"max_attempts": 9})
+    [found] = problems(url, passing(topic("orders"), target, "one"))
+    assert "max_attempts" in found
+    assert problems(url, passing(topic("orders"), queue("alerts", policy={"max_attempts": 3}), "one")) == []
+
+
+@pytest.mark.parametrize("line", ["up = F.udf(lambda x: x, 'int')", "KIND = F.col('kind')"])
+def test_code_that_wants_spark_while_the_file_is_read_gets_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    file = write(tmp_path / "early.py", f"from pyspark.sql import functions as F\n{line}\n")
+    with pytest.raises(ConfigError, match=r"early\.py, line 2: .*inside the flow's function.*returnType="):
+        load_pipeline(file)

@@ -185,6 +185,50 @@ def test_an_error_in_a_flow_ends_the_run_with_its_line_and_without_a_second_try(
     check_carried_through(journal)
 
 
+def test_with_keep_going_a_flow_that_fails_rests_and_the_others_run(
+    spark: SparkSession, journal: penstock.Journal
+) -> None:
+    add_orders(journal, 20)
+
+    @flow(source=topic("orders", payload_schema="n STRING"), target=topic("never"))
+    def wrong(orders: DataFrame) -> DataFrame:
+        return orders.selectExpr("kind", "struct(n) AS payload")
+
+    @flow(source=topic("orders"), target=topic("copies"))
+    def copies(orders: DataFrame) -> DataFrame:
+        return orders.select("kind", "payload")
+
+    with pytest.raises(FlowFailed, match=r"flow 'wrong': .*event 1 of topic 'orders': field 'n'") as failure:
+        run([wrong, copies], url=url_of(journal), once=True, name="shop", keep_going=True)
+    assert failure.value.flow == "wrong"
+    assert len(journal.topic("copies")) == 20
+    assert {one.flow: one.state for one in status(journal)} == {"wrong": "failed", "copies": "done"}
+
+
+def test_a_stop_comes_between_two_batches(spark: SparkSession, journal: penstock.Journal, folder: Path) -> None:
+    add_orders(journal, 3000)
+
+    @flow(source=topic("orders", maxOffsetsPerTrigger=20), target=topic("copies"))
+    def copies(orders: DataFrame) -> DataFrame:
+        return orders.select("kind", "payload")
+
+    for round_ in range(3):
+        runner = Runner(Pipeline.of([copies], "shop"), url_of(journal))
+        before = len(journal.topic("copies"))
+        thread = threading.Thread(target=runner.run, daemon=True)
+        thread.start()
+        wait_until(lambda before=before: len(journal.topic("copies")) > before)  # type: ignore[misc]
+        runner.stop()
+        thread.join(120)
+        assert not thread.is_alive()
+        checkpoint = folder / "shop.db.checkpoints" / "shop" / "copies"
+        begun, ended = (
+            max(int(file.name) for file in (checkpoint / name).iterdir() if file.name.isdigit())
+            for name in ("offsets", "commits")
+        )
+        assert begun == ended, f"a batch had begun when the run was stopped (round {round_})"
+
+
 def test_a_worker_that_is_killed_is_no_reason_to_give_up(
     spark: SparkSession, journal: penstock.Journal, folder: Path
 ) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -66,7 +67,8 @@ def take_sample(journal: LocalJournal) -> Sample:
         disk_free=free,
         disk_total=total,
     )
-    sample.findings = examine(sample, flows_of(journal, topics))
+    sample.flows = flows_of(journal, topics)
+    sample.findings = examine(sample, sample.flows)
     return sample
 
 
@@ -189,6 +191,22 @@ def _queues(pick: Callable[[QueueSample], float]) -> Callable[[Sample], Values]:
     return values
 
 
+def _flows(pick: Callable[[FlowStatus], float | None]) -> Callable[[Sample], Values]:
+    def values(sample: Sample) -> Values:
+        for flow in sample.flows:
+            value = pick(flow)
+            if value is not None:
+                yield (flow.pipeline, flow.flow), value
+
+    return values
+
+
+def _flow_states(sample: Sample) -> Values:
+    now = datetime.fromtimestamp(sample.at, UTC)
+    for flow in sample.flows:
+        yield (flow.pipeline, flow.flow, flow.believed(now)), 1.0
+
+
 def _one(pick: Callable[[Sample], float]) -> Callable[[Sample], Values]:
     def values(sample: Sample) -> Values:
         yield (), pick(sample)
@@ -197,6 +215,7 @@ def _one(pick: Callable[[Sample], float]) -> Callable[[Sample], Values]:
 
 
 _QUEUE = ("queue", "group")
+_FLOW = ("pipeline", "flow")
 
 GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...] = (
     ("topic.latest", "the newest position of a topic", ("topic",), _topics(lambda topic: topic.latest)),
@@ -228,6 +247,16 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...]
         _QUEUE,
         _queues(lambda group: group.oldest_age or 0.0),
     ),
+    (
+        "pipeline.state",
+        "1 for the state a flow is in: running, waiting, failed, silent (it has not reported for a minute) …",
+        (*_FLOW, "state"),
+        _flow_states,
+    ),
+    ("pipeline.restarts", "how often a flow was started again in this run", _FLOW, _flows(lambda flow: flow.restarts)),
+    ("pipeline.rows", "rows a flow has read in this run", _FLOW, _flows(lambda flow: flow.rows)),
+    ("pipeline.batch_seconds", "how long a flow's newest batch took", _FLOW, _flows(lambda flow: flow.batch_seconds)),
+    ("pipeline.lag", "what waits to be read by a flow", _FLOW, _flows(lambda flow: flow.lag)),
     ("writer.queued", "submissions that wait for the writer", (), _one(lambda sample: sample.queued)),
     (
         "writer.utilization",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "penstock.pipelines"
 KIND: Final = "flow.reported"
+FORGOTTEN: Final = "flow.forgotten"
+"""The kind of the last event of a flow that was forgotten."""
 HEARTBEAT: Final = 15.0
 """Seconds after which a flow reports even if nothing has changed."""
 SILENT: Final = 60.0
@@ -99,6 +101,22 @@ def status(journal: Journal, *, pipeline: str | None = None) -> list[FlowStatus]
         if found is not None and pipeline in (None, found.pipeline):
             newest[event.key] = found
     return [newest[key] for key in sorted(newest)]
+
+
+def forget(journal: Journal, pipeline: str) -> list[FlowStatus]:
+    """Forgets a pipeline that does not run any more: its reports and its cursors; returns the flows there were.
+
+    Checkpoints are files beside the journal, and `penstock pipelines --forget` removes them.
+    """
+    flows = status(journal, pipeline=pipeline)
+    if flows:
+        journal.topic(TOPIC).append_many([Draft(FORGOTTEN, key=flow.key) for flow in flows])
+    names = {flow.key for flow in flows}
+    for name in journal.topics():
+        topic = journal.topic(name)
+        for consumer in names & set(topic.cursors()):
+            topic.forget(consumer)
+    return flows
 
 
 def _status_of(event: Event) -> FlowStatus | None:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from penstock.events import Event
+from penstock.observe.pipelines import FlowStatus
 
 
 class TopicSample(msgspec.Struct):
@@ -77,6 +78,8 @@ class Sample(msgspec.Struct):
     disk_free: int | None = None
     """Bytes that are free where the journal lies; None when it lies in no file system."""
     disk_total: int | None = None
+    flows: list[FlowStatus] = []
+    """How the flows of pipelines stand."""
 
 
 class FailedMessage(msgspec.Struct, frozen=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Locked
+from penstock.names import check_name
 
 
 @contextmanager
@@ -38,3 +40,18 @@ def alone(url: str, pipeline: str) -> Iterator[None]:
         os.ftruncate(lock, 0)
     finally:
         os.close(lock)
+
+
+def forget_checkpoints(url: str, pipeline: str) -> bool:
+    """Removes a pipeline's checkpoints beside a journal; whether there were any. Locked when it runs.
+
+    Those that `--checkpoints` put elsewhere are the user's.
+    """
+    check_name(pipeline, "pipeline")
+    root = Path(f"{parse_url(url)[1]}.checkpoints")
+    if not (root / pipeline).exists() and not (root / f"{pipeline}.lock").exists():
+        return False
+    with alone(url, pipeline):
+        shutil.rmtree(root / pipeline, ignore_errors=True)
+        (root / f"{pipeline}.lock").unlink(missing_ok=True)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import traceback
 import types
@@ -148,7 +149,7 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
     try:
         exec(code, vars(module))
     except Exception as error:
-        raise ConfigError(f"{place_of(error, str(file)) or path}: {said(error)}") from error
+        raise ConfigError(f"{place_of(error, str(file)) or path}: {said(error)}{_advice(error)}") from error
     flows = {id(value): value for value in vars(module).values() if isinstance(value, Flow)}
     if not flows:
         raise ConfigError(
@@ -156,6 +157,20 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
             "(from penstock.spark import flow, topic)"
         )
     return Pipeline.of(flows.values(), name or _name_of(file), str(file))
+
+
+def _advice(error: Exception) -> str:
+    """What to do about code of a file that wants Spark before it is there."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    wanted = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (
+        isinstance(error, AssertionError) and f"{os.sep}pyspark{os.sep}" in innermost
+    )
+    if not wanted:
+        return ""
+    return (
+        ". Spark is not there yet while the file is read: make columns inside the flow's function, and give a @udf its "
+        "type as an object: @udf(returnType=IntegerType())"
+    )
 
 
 def place_of(error: BaseException, file: str) -> str | None:

@@ -91,6 +91,7 @@ class FlowGraph:
                 hint = f"; did you mean {close[0]!r}?" if close else f"; topics: {', '.join(there) or 'none yet'}"
                 yield f"there is no topic {name!r} in {url}{hint}"
         yield from _complaint(flow.target.write_options)
+        yield from _complaint(lambda: _check_policy(flow.target))
 
 
 def _complaint(check: Any) -> Iterable[str]:
@@ -98,6 +99,22 @@ def _complaint(check: Any) -> Iterable[str]:
         check()
     except ConfigError as error:
         yield str(error)
+
+
+def _check_policy(target: Endpoint) -> None:
+    """PolicyMismatch when a queue is there with another policy than the flow's."""
+    if target.kind != "queue" or not target.policy or target.url is None:
+        return
+    if target.names[0] in _queues_in(target.url):
+        with penstock.open(target.url, read_only=True) as journal:
+            journal.queue(target.names[0], **target.policy)
+
+
+def _queues_in(url: str) -> list[str]:
+    if not _topics_in(url):
+        return []
+    with penstock.open(url, read_only=True) as journal:
+        return journal.queues()
 
 
 def _topics_in(url: str) -> list[Node]:
@@ -110,11 +127,11 @@ def _topics_in(url: str) -> list[Node]:
 
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None) -> DataFrame:
+def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str | None = None) -> DataFrame:
     """What a flow's function makes of its sources; ConfigError when it fails, or makes no stream."""
     from pyspark.sql import DataFrame
 
-    frames = [source.read(spark, flow.consumer) for source in flow.sources]
+    frames = [source.read(spark, flow.consumer, hold) for source in flow.sources]
     try:
         result: Any = flow.flow(*frames)
     except Exception as error:

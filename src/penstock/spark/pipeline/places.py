@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import check_name
-from penstock.spark.source.options import absolute_url, read_options, settled, write_options
+from penstock.spark.source.options import absolute_url, check_stream, read_options, settled, write_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,17 +52,19 @@ class Endpoint:
             return frozenset((url, name) for url, name in known if url == self.url and matches(self.names[0], name))
         return frozenset((self.url or self.format, name) for name in self.names)
 
-    def read(self, spark: SparkSession, consumer: str) -> DataFrame:
-        """The stream of what comes to this place."""
-        reader = spark.readStream.format(self.format).options(**self.read_options(consumer))
-        return reader.load()
+    def read(self, spark: SparkSession, consumer: str, hold: str | None = None) -> DataFrame:
+        """The stream of what comes to this place; while there is a file `hold`, a journal's begins no batch."""
+        options = self.read_options(consumer)
+        if hold is not None and self.in_journal:
+            options["hold"] = hold
+        return spark.readStream.format(self.format).options(**options).load()
 
     def read_options(self, consumer: str) -> dict[str, str]:
         """The data source's options; a journal's cursor follows the flow unless the place names one."""
         if not self.in_journal:
             return dict(self.options)
         options = {"consumer": consumer, "url": self.url or "", **self.options, **self._naming()}
-        read_options(settled(options))
+        check_stream(read_options(settled(options)))
         return options
 
     def write(self, frame: DataFrame, output_mode: str) -> DataStreamWriter:

@@ -29,6 +29,7 @@ from penstock.spark.pipeline.faults import Fault, fault_of
 from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
+from penstock.spark.pipeline.stopping import Hold
 from penstock.spark.source.options import absolute_url
 from penstock.spark.source.stores import check_reach
 from penstock.spark.startup import sessions
@@ -41,15 +42,15 @@ LOOK = 0.2
 """Seconds between two looks at the queries."""
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a failed flow is started again; the last repeats."""
-GRACE = 30.0
-"""Seconds a batch may take to finish after the pipeline was asked to stop."""
-
 Watcher = Callable[[list[FlowStatus]], None]
 """Is told about once a second how the flows stand."""
 
 
 class Runner:
-    """One run of a pipeline: `run()` until it is done or `stop()` is called, from another thread or a signal."""
+    """One run of a pipeline: `run()` until it is done or `stop()` is called, from another thread or a signal.
+
+    `ui` switches Spark's own pages on, and `at` is told where they are.
+    """
 
     def __init__(
         self,
@@ -62,17 +63,24 @@ class Runner:
         checkpoints: str | None = None,
         restarts: int = 5,
         log: str = "OFF",
+        keep_going: bool = False,
+        ui: bool = False,
         watch: Watcher | None = None,
+        at: Callable[[str], None] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.url = absolute_url(url)
         self.once = once
         self.master = master
         self.conf = dict(conf or {})
+        if ui:
+            self.conf.setdefault("spark.ui.enabled", "true")
+        self.keep_going = keep_going
         self.restarts = restarts
         self.log = log
         self.checkpoints = checkpoints or f"{parse_url(self.url)[1]}.checkpoints"
         self._watch = watch
+        self._at = at
         self._stop = threading.Event()
         self._starting = False
         self._spark: SparkSession | None = None
@@ -80,6 +88,7 @@ class Runner:
         self._flows: list[RunningFlow] = []
         self._reporter = Reporter(self.url)
         self._shown = 0.0
+        self._hold = Hold()
 
     # ── from outside ─────────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self) -> None:
@@ -111,7 +120,12 @@ class Runner:
                     for level in levels:
                         self._run_level([flows[flow.name] for flow in level])
             finally:
+                self._hold.release()
                 self._end()
+        failed = [running.status for running in self._flows if running.status.state == "failed"]
+        if failed:
+            said = "\n".join(f"flow {status.flow!r}: {status.error}" for status in failed)
+            raise FlowFailed(said, flow=failed[0].flow)
         return [running.status for running in self._flows]
 
     def _unreachable(self, graph: FlowGraph) -> list[str]:
@@ -159,7 +173,7 @@ class Runner:
                     self._step(running)
             except Gone as gone:
                 self._revive(flows, gone)
-            if all(running.status.state == "done" for running in flows):
+            if all(running.status.state in ("done", "failed") for running in flows):
                 return
             self._tell()
             self._stop.wait(LOOK)
@@ -167,7 +181,7 @@ class Runner:
     def _step(self, running: RunningFlow) -> None:
         """Starts the flow if it is due, else looks how it does."""
         if running.query is None:
-            if running.status.state != "done" and time.monotonic() >= running.due:
+            if running.status.state not in ("done", "failed") and time.monotonic() >= running.due:
                 self._start(running)
             return
         with reaching_spark():
@@ -187,7 +201,7 @@ class Runner:
         assert self._spark is not None
         try:
             with reaching_spark():
-                frame = frame_of(flow, self._spark, self.pipeline.file)
+                frame = frame_of(flow, self._spark, self.pipeline.file, str(self._hold.path))
                 check_frame(flow, frame, self._spark)
                 writer = flow.target.write(frame, flow.flow.output_mode).queryName(flow.consumer)
                 writer = writer.option("checkpointLocation", self._checkpoint(flow.name))
@@ -207,6 +221,9 @@ class Runner:
         if not fault.passing or running.failures > self.restarts:
             running.ended("failed", fault.message)
             again = f" (after {running.failures} attempts)" if fault.passing and self.restarts else ""
+            if self.keep_going:
+                running.status.error = f"{fault.message}{again}"
+                return
             raise FlowFailed(f"flow {running.flow.name!r}: {fault.message}{again}", flow=running.flow.name)
         running.ended("waiting", fault.message)
         running.status.restarts += 1
@@ -217,7 +234,7 @@ class Runner:
         if not self._owns:
             raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone
         for running in flows:
-            if running.status.state != "done":
+            if running.status.state not in ("done", "failed"):
                 self._failed(running, Fault("Spark's JVM is gone", True))
         self._tell(now=True)
         sessions.stop()
@@ -237,7 +254,7 @@ class Runner:
             self._open_session()
             yield
         finally:
-            self._stop_queries()
+            self._hold.stop([one for one in self._flows if one.query is not None])
             self._spark = None
             if self._owns:
                 sessions.stop()
@@ -253,6 +270,9 @@ class Runner:
         if self._owns:
             # What goes wrong is told by the flows' states: Spark's own words are a page of Java for each.
             self._spark.sparkContext.setLogLevel(self.log)
+            address = self._spark.sparkContext.uiWebUrl
+            if address and self._at is not None:
+                self._at(address)
         if self._asked is not None:  # Spark's own handler for Ctrl-C took the place of this one
             signal.signal(signal.SIGINT, self._asked)
 
@@ -266,23 +286,6 @@ class Runner:
         return bool(files.delete(path, True))
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _stop_queries(self) -> None:
-        """Ends every query between two batches; one that takes too long is cut short, and its batch comes again."""
-        running = [one for one in self._flows if one.query is not None]
-        batches = {one.flow.name: one.status.batch for one in running}
-        deadline = time.monotonic() + GRACE
-        for one in running:
-            with suppress(Exception):
-                query = one.query
-                while query is not None and query.isActive and time.monotonic() < deadline:
-                    one.look()
-                    if not query.status["isTriggerActive"] or one.status.batch != batches[one.flow.name]:
-                        break
-                    time.sleep(0.05)
-                if query is not None:
-                    query.stop()
-                    one.look()
-
     def _end(self) -> None:
         for running in self._flows:
             if running.status.state not in ("done", "failed"):
@@ -362,12 +365,14 @@ def run(
     name: str | None = None,
     restarts: int = 5,
     checkpoints: str | None = None,
+    keep_going: bool = False,
     watch: Watcher | None = None,
     **conf: str,
 ) -> list[FlowStatus]:
     """Runs a pipeline as `penstock run` does: a file, or flows; until it is stopped, or `once` over what is there.
 
-    Returns how the flows stand at the end. FlowFailed when one failed in a way that starting it again does not cure,
+    With `keep_going` a flow that fails rests and the others run on; FlowFailed comes at the end. Returns how the flows
+    stand at the end. FlowFailed when one failed in a way that starting it again does not cure,
     ConfigError when the graph is wrong, Locked when the pipeline runs already. `url` is the journal ($PENSTOCK_URL,
     else ./penstock.db); a session that is active is used, else one is started and ended.
     """
@@ -383,6 +388,7 @@ def run(
         conf=conf,
         checkpoints=checkpoints,
         restarts=restarts,
+        keep_going=keep_going,
         watch=watch,
     )
     return runner.run()

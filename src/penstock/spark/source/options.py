@@ -15,6 +15,7 @@ from penstock.clock import to_ms
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError
 from penstock.names import check_consumer, check_kind, check_name
+from penstock.spark.payload.ddl import field_names
 from penstock.units import parse_duration
 
 _READ = (
@@ -39,8 +40,24 @@ _READ = (
     "payloadColumns",
     "mode",
     "badRecords",
+    "hold",
 )
 _WRITE = ("url", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
+EVENT_COLUMNS = (
+    "seq",
+    "topic",
+    "kind",
+    "key",
+    "scope",
+    "payload",
+    "headers",
+    "occurred_at",
+    "recorded_at",
+    "id",
+    "correlation_id",
+    "causation_id",
+)
+"""The columns of every event."""
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """What Spark itself leaves among a source's options."""
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
@@ -77,6 +94,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] = ()
     min_offsets: int | None = None
     max_delay: float = _MAX_TRIGGER_DELAY
+    hold: str | None = None
+    """While a file of this name is there, a stream begins no batch: how a pipeline ends between two of them."""
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
 
@@ -128,6 +147,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     columns = given.get("payloadcolumns", "flat").lower()
     if columns not in ("flat", "struct"):
         raise ConfigError(f'payloadColumns is "flat" or "struct", not {columns!r}')
+    if schema is not None:
+        _check_columns(field_names(schema), columns)
     consumer = given.get("consumer")
     return ReadOptions(
         given["url"],
@@ -148,8 +169,27 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         tuple(check_kind(kind) for kind in _listed(given, "kinds")),
         _listed(given, "keys"),
         *_least(given),
+        given.get("hold"),
         frozenset(given),
     )
+
+
+def _check_columns(names: list[str], columns: str) -> None:
+    """ConfigError when a field of the payload would be a second column of one name: Spark looks at no case."""
+    taken = {name.lower() for name in EVENT_COLUMNS if name != "payload"} if columns == "flat" else set()
+    for name in names:
+        if name.lower() in taken:
+            raise ConfigError(
+                f"column {name!r} would be there twice: every event has one, and payloadSchema names one too; "
+                'set option("payloadColumns", "struct") to get the parsed fields as payload.…'
+            )
+
+
+def check_stream(options: ReadOptions) -> None:
+    """ConfigError for options that only a batch can have."""
+    for name in ("endingOffsets", "endingTimestamp"):
+        if name.lower() in options.given:
+            raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
 
 
 def _misfits(given: Mapping[str, str]) -> tuple[Mode, str | None]:

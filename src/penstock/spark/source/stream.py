@@ -6,6 +6,7 @@ nothing happens; that, and not the source's `commit` (which comes one batch late
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.spark.source.filters import option_filter
-from penstock.spark.source.options import ReadOptions
+from penstock.spark.source.options import ReadOptions, check_stream
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range
 from penstock.spark.source.stores import reading, writing
@@ -29,9 +30,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a journal's topics batch after batch; offsets are positions by topic."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        for name in ("endingOffsets", "endingTimestamp"):
-            if name.lower() in options.given:
-                raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
+        check_stream(options)
         self.options = options
         self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
@@ -71,6 +70,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follow(start)
         if not self._anchored:
             self._anchored = True
+            return _sorted(start)
+        if self.options.hold is not None and os.path.exists(self.options.hold):  # noqa: PTH110
             return _sorted(start)
         end = self._now() if self._target is None else self._target
         self._check_ahead(start, end)

@@ -18,6 +18,7 @@ from penstock.spark.startup.scratch import Scratch
 
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+_STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 MASTER_VARIABLE = "PENSTOCK_SPARK_MASTER"
 """Where `session()` tells the processes that Spark starts which master it has."""
 UNNAMED = {"spark.app.name": "penstock", "spark.master": "local[*]"}
@@ -65,6 +66,8 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
     anywhere = {
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.python.filterPushdown.enabled": "true",
+        # State on disk with a cache, not in the driver's heap; a checkpoint that was made otherwise stays as it is.
+        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     }
     if find_spec("pandas") is None:

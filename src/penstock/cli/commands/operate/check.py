@@ -53,6 +53,9 @@ def share(text: str) -> float:
 @_limit("--age", duration, "how old the oldest ready message may be")
 @_limit("--failed", number, "messages any queue may have given up")
 @_limit("--dead", number, "dead letters any queue may have")
+@_limit("--flow-lag", number, "what may wait to be read by any flow of a pipeline")
+@_limit("--batch-time", duration, "how long any flow's newest batch may have taken")
+@_limit("--restarts", number, "how often any flow may have been started again")
 @_limit("--pressure", share, "how full the writer may be")
 @several("--topic", shell_complete=topic_names, help="look at this topic only")
 @several("--queue", shell_complete=queue_names, help="look at this queue only")
@@ -63,6 +66,9 @@ def check(
     age: Threshold | None,
     failed: Threshold | None,
     dead: Threshold | None,
+    flow_lag: Threshold | None,
+    batch_time: Threshold | None,
+    restarts: Threshold | None,
     pressure: Threshold | None,
     topic: tuple[str, ...],
     queue: tuple[str, ...],
@@ -103,6 +109,13 @@ def check(
             _judge(found, worst, "age", age, oldest, f"a message of {name} waits for {show_duration(oldest)}")
             _judge(found, worst, "failed", nothing_failed, group.failed, f"{group.failed:,} messages of {name} failed")
             _judge(found, worst, "dead", nothing_dead, group.dead, f"{group.dead:,} dead letters from {name}")
+    for flow in sample.flows:
+        behind, took = flow.lag or 0, flow.batch_seconds or 0.0
+        _judge(found, worst, "flow_lag", flow_lag, behind, f"{behind:,} wait to be read by pipeline {flow.key}")
+        says = f"the newest batch of pipeline {flow.key} took {show_duration(took)}"
+        _judge(found, worst, "batch_time", batch_time, took, says)
+        says = f"pipeline {flow.key} was started again {flow.restarts:,} times"
+        _judge(found, worst, "restarts", restarts, flow.restarts, says)
     # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
     found += [(WARNING, one.says) for one in sample.findings if one.kind in ("disk", "pipeline", "oldest")]
     _judge(found, worst, "pressure", not_too_full, sample.pressure, f"the writer is {sample.pressure:.0%} full")

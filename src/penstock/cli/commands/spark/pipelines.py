@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,8 @@ def _setting(text: str) -> tuple[str, str]:
 @several("--conf", metavar="NAME=VALUE", type=_setting, help="a Spark setting")
 @click.option("--checkpoints", metavar="FOLDER", help="where progress is kept, if not beside the journal")
 @click.option("--restarts", type=number, default="5", help="how often in a row a flow may fail in passing")
+@click.option("--keep-going", is_flag=True, help="a flow that fails rests while the others run; exit code 1 at the end")
+@click.option("--ui", is_flag=True, help="switch Spark's own pages on, and say where they are")
 @choice("--log", "off error warn info", default="off", help="what Spark itself may say on the error stream")
 def run(
     context: CommandContext,
@@ -81,8 +84,8 @@ def run(
     if flow:
         pipeline = pipeline.only(list(flow))
     with _view(context) as watch:
-        url = journal_url(context.url)
-        runner = Runner(pipeline, url, conf=dict(conf), log=log.upper(), watch=watch, **given)
+        url, say = journal_url(context.url), partial(_say_ui, context)
+        runner = Runner(pipeline, url, conf=dict(conf), log=log.upper(), watch=watch, at=say, **given)
         if dry:
             _say_graph(context, runner)
             return
@@ -92,6 +95,10 @@ def run(
             how = "once" if given["once"] else "until stopped (Ctrl-C)"
             context.note(f"running {pipeline.name} over {runner.url} {how}")
         runner.run()
+
+
+def _say_ui(context: CommandContext, address: str) -> None:
+    context.note(f"Spark's pages: {address}")
 
 
 def _reset(context: CommandContext, runner: Runner, yes: bool) -> None:
@@ -177,15 +184,25 @@ def _frame(flows: list[FlowStatus], *, color: bool) -> str:
 
 
 # ── pipelines ────────────────────────────────────────────────────────────────────────────────────────────────────────
-@command("pipelines", "penstock pipelines", "penstock pipelines orders_pipeline --json")
+@command(
+    "pipelines",
+    "penstock pipelines",
+    "penstock pipelines orders_pipeline --json",
+    "penstock pipelines orders_pipeline --forget",
+)
 @click.argument("pipeline", required=False, help="one pipeline only")
-def pipelines(context: CommandContext, pipeline: str | None) -> None:
+@click.option("--forget", is_flag=True, help="remove its reports, cursors and checkpoints; asks first")
+@click.option("--yes", is_flag=True, help="do not ask")
+def pipelines(context: CommandContext, pipeline: str | None, forget: bool, yes: bool) -> None:
     """Shows how pipelines do, as they last reported: state, rates, lag, batch times, errors.
 
     A flow that claims to run and has not reported for a minute is `silent`: it was killed, or hangs.
     """
     from penstock.observe.pipelines import status
 
+    if forget:
+        _forget(context, pipeline, yes)
+        return
     now = datetime.now(UTC)
     with context.journal(read_only=True) as journal:
         found = status(journal, pipeline=pipeline)
@@ -199,3 +216,23 @@ def pipelines(context: CommandContext, pipeline: str | None) -> None:
         return
     rows = [(*_row(flow, flow.key, flow.believed(now))[:-1], flow.reported_at, flow.error) for flow in found]
     context.rows((*_COLUMNS[:-1], "Reported", "Error"), rows, otherwise="no pipeline has run: penstock run pipeline.py")
+
+
+def _forget(context: CommandContext, pipeline: str | None, yes: bool) -> None:
+    if pipeline is None:
+        raise click.UsageError("say which pipeline to forget: penstock pipelines NAME --forget")
+    from penstock.observe.pipelines import forget
+    from penstock.spark.pipeline.alone import forget_checkpoints
+    from penstock.spark.pipeline.running import journal_url
+
+    context.confirm(
+        f"{pipeline} is forgotten: how it stands, its cursors, how far it has come; what it has written stays. Go on?",
+        yes,
+    )
+    with context.journal() as journal:
+        url = journal_url(context.url)
+        gone = not url.startswith(("http://", "https://")) and forget_checkpoints(url, pipeline)
+        flows = forget(journal, pipeline)
+    if not flows and not gone:
+        raise Nothing(f"no pipeline {pipeline!r} has run over this journal")
+    context.note(f"forgot {pipeline} and its flows {', '.join(flow.flow for flow in flows)}".removesuffix(" "))
