@@ -101,7 +101,7 @@ def _csv_row(event: Event) -> list[str | int | None]:
         *(event.seq, event.topic, event.kind, event.id),
         *(moment.isoformat().replace("+00:00", "Z") for moment in (event.recorded_at, event.occurred_at)),
         *(event.key, event.scope, event.correlation_id, event.causation_id),
-        msgspec.json.encode(event.headers).decode() if event.headers else None,
+        msgspec.json.encode(dict(event.headers)).decode() if event.headers else None,
         base64.b64encode(event.raw).decode() if payload is None else payload,
     ]
 
