@@ -62,6 +62,7 @@ class BaseTopic:
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         batch = self._prepare_many(drafts)
+        self.journal._indexer.make_room(self.name)
         return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
 
     def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:

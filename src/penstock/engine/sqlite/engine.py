@@ -176,7 +176,8 @@ class SqliteEngine(BaseEngine):
     # reading
 
     def read(self) -> SqliteRead:
-        self._check_usable()
+        if self._closed or os.getpid() != self._pid:
+            self._check_usable()
         try:
             try:
                 connection = self._idle.pop()
@@ -351,7 +352,8 @@ class SqliteEngine(BaseEngine):
     # the rest
 
     def changes(self) -> int:
-        self._check_usable()
+        if self._closed or os.getpid() != self._pid:
+            self._check_usable()
         try:
             with self._watch:
                 return self._watcher.execute(DATA_VERSION).get  # type: ignore[no-any-return]

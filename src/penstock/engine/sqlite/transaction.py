@@ -59,14 +59,11 @@ class _SqliteTransaction:
             self._scans.discard(cursor)
             cursor.close(True)
 
-    def _let_go(self) -> apsw.Connection | None:
+    def _end_scans(self) -> None:
         """Ends every use of the connection: an unfinished scan would keep its snapshot alive after the commit."""
-        connection, self._connection = self._connection, None
-        self._execute = _refuse
         while self._scans:
             with suppress(apsw.ThreadingViolationError):  # being read by another thread, which closes it at its end
                 self._scans.pop().close(True)
-        return connection
 
 
 class SqliteRead(_SqliteTransaction):
@@ -81,7 +78,9 @@ class SqliteRead(_SqliteTransaction):
         self._scans = set()
 
     def close(self) -> None:
-        connection = self._let_go()
+        connection, self._connection, self._execute = self._connection, None, _refuse
+        if self._scans:
+            self._end_scans()
         if connection is not None:
             self._engine._end_read(connection)
 
@@ -95,6 +94,8 @@ class SqliteRead(_SqliteTransaction):
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # interrupted before it was made
+            if self._connection is None:
+                return
             self.close()
 
 
@@ -124,9 +125,9 @@ class SqliteWrite(_SqliteTransaction):
     ) -> None:
         engine = self._engine
         try:
-            if self._scans:
-                self._let_go()
             self._connection, self._execute = None, _refuse
+            if self._scans:
+                self._end_scans()
             if kind is None:
                 engine._commit()
             else:

@@ -26,17 +26,14 @@ _decode_one = msgspec.json.Decoder().decode
 class _Step:
     """A handler of one kind, and what it asks for."""
 
-    __slots__ = ("handler", "schema", "wants")
+    __slots__ = ("handler", "only", "schema", "wants")
 
     def __init__(self, handler: Callable[..., Any], wants: tuple[Any, ...], schema: Schema | None) -> None:
         self.handler = handler
         self.wants = wants
-        self.schema = schema
-
-    @property
-    def only(self) -> Any:
+        self.only = wants[0] if len(wants) == 1 else None
         """The one thing it asks for, or None when there are several."""
-        return self.wants[0] if len(self.wants) == 1 else None
+        self.schema = schema
 
     def __call__(self, state: Any, event: Event) -> None:
         self.handler(state, *[_value(want, event, self.schema) for want in self.wants])

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -23,9 +23,12 @@ from penstock.journal.commit.dedup import Original, find_original, remember
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.commit.recent import write_block
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Columns, build_block, join_columns
+from penstock.journal.storage.block import Columns, Wire, build_wire, join_columns, seal
 from penstock.journal.storage.links import add_links
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
+
+if TYPE_CHECKING:
+    from penstock.journal.index.memtable import Memtable, Newest
 
 _VERSION_BITS = 0x7 << 76 | 0x2 << 62
 _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61)
@@ -42,6 +45,9 @@ class EntityHistory(Protocol):
     def link(self, commit: Commit, head: Head, key: str) -> bytes:
         """The newest link of an entity's hash chain, without this commit's events."""
         ...
+
+    memtables: dict[str, Memtable]
+    """The topics whose newest events are indexed in memory."""
 
 
 class LateRow(Protocol):
@@ -92,6 +98,7 @@ class Commit:
     __slots__ = (
         "_additions",
         "_entities",
+        "_indexing",
         "_late",
         "_new_heads",
         "_reshaping",
@@ -108,6 +115,8 @@ class Commit:
         self._additions: dict[str, TopicAdditions] = {}
         self._new_heads: dict[str, Head] = {}
         self._reshaping = False
+        self._indexing: list[tuple[str, int, list[Wire | None], list[str | None] | None, Newest]] = []
+        """What the memtables are told when the transaction has ended well: never before it, and in its order."""
         self.tx = tx
         self.now_ms = now_ms
         self.gathered = 0
@@ -403,10 +412,16 @@ class Commit:
             columns = parts[0] if len(parts) == 1 else join_columns(parts)
             if additions.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
                 part = (first, additions.recorded_ms, additions.base_id, columns)
-                if write_block(self.tx, head, self.catalog.exchanged, part):
+                key, value, wire = write_block(self.tx, head, self.catalog.exchanged, part)
+                if wire is None:
                     self._note_reshaping()
+                wires = [wire]
             else:
-                self._write_blocks(additions, columns)
+                key, value, wires = self._write_blocks(additions, columns)
+            if name in self._entities.memtables:
+                if wires[0] is None:
+                    wires = [build_wire(columns, first, additions.recorded_ms, additions.base_id)]
+                self._indexing.append((name, first - 1, wires, columns.key, (key, len(value), value[-4:])))
             ended = Head(
                 name,
                 head.number,
@@ -427,17 +442,21 @@ class Commit:
         self._additions.clear()
         self.gathered -= self.tx.writes - before  # these were counted when they were gathered
 
-    def _write_blocks(self, additions: TopicAdditions, columns: Columns) -> None:
-        """Writes more events than make one block."""
+    def _write_blocks(self, additions: TopicAdditions, columns: Columns) -> tuple[bytes, bytes, list[Wire | None]]:
+        """Writes more events than make one block; returns the last one's key and value, and all of them."""
         head = additions.head
         head.tail = None
         start, weights = 0, columns.weights()
+        wires: list[Wire | None] = []
         while start < additions.count:
             stop = start + _fitting(weights, start)
             first = additions.first + start
-            value = build_block(columns.take(start, stop), first, additions.recorded_ms, additions.base_id + start)
-            self.tx.put(keys.block_key(head.number, first), value)
+            wire = build_wire(columns.take(start, stop), first, additions.recorded_ms, additions.base_id + start)
+            key, value = keys.block_key(head.number, first), seal(wire)
+            self.tx.put(key, value)
+            wires.append(wire)
             start = stop
+        return key, value, wires
 
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
@@ -445,6 +464,10 @@ class Commit:
             self.catalog.reshaped += 1
         if self._new_heads:
             self.catalog.heads.update(self._new_heads)
+        for name, covered, wires, entities, newest in self._indexing:
+            memtable = self._entities.memtables.get(name)
+            if memtable is not None and not memtable.add_committed(name, covered, wires, entities, newest):
+                self._entities.memtables.pop(name, None)
 
 
 _randoms: list[int] = []

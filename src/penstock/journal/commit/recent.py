@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engine.contract import WriteTx
-from penstock.journal.storage.block import Columns, build_joined, build_wire, seal
+from penstock.journal.storage.block import Columns, Wire, build_joined, build_wire, seal
 from penstock.journal.storage.keys import block_key
 from penstock.limits import BLOCK_BYTES, MERGE_FAN_IN, SMALL_BYTES
 
@@ -35,8 +35,11 @@ class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
     """The position after the last one; 0: there is none."""
 
 
-def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> bool:
-    """Writes one commit's events: as a block of their own, or together with the small ones before them (True)."""
+def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple[bytes, bytes, Wire | None]:
+    """Writes one commit's events: as a block of their own, or together with the small ones before them.
+
+    Returns the stored key and value, and the block itself where it holds nothing but these events.
+    """
     first, recorded_ms, base_id, columns = part
     tail = head.tail
     if tail is None or tail.stamp != stamp:
@@ -44,13 +47,14 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> bool:
     fits = columns.chain is None and tail.next in (first, 0)
     parts = tail.parts
     if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
-        start = block_key(head.number, parts[0][0])
-        tx.delete_range(start + b"\0", block_key(head.number, first))
-        tx.put(start, build_joined([*parts, part]))
+        key, value = block_key(head.number, parts[0][0]), build_joined([*parts, part])
+        tx.delete_range(key + b"\0", block_key(head.number, first))
+        tx.put(key, value)
         head.tail = None
-        return True
-    value = seal(build_wire(columns, first, recorded_ms, base_id))
-    tx.put(block_key(head.number, first), value)
+        return key, value, None
+    wire = build_wire(columns, first, recorded_ms, base_id)
+    key, value = block_key(head.number, first), seal(wire)
+    tx.put(key, value)
     size = len(value)
     if fits and size < SMALL_BYTES:
         parts.append(part)
@@ -58,4 +62,4 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> bool:
         tail.next = first + len(columns.kinds)
     else:
         head.tail = None
-    return False
+    return key, value, wire

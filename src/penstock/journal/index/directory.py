@@ -12,6 +12,10 @@ a run counts from the commit that lists it in the directory, and the rows of one
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
@@ -59,8 +63,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Directory).decode
 
 
-def directory_key(topic: int) -> bytes:
-    return INDEX + topic.to_bytes(4) + bytes(4)
+directory_key: Callable[[int], bytes] = partial(struct.Struct(">cI4x").pack, INDEX)
 
 
 def run_key(topic: int, run: int, section: bytes = b"", mark: bytes = b"") -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Engine, Snapshot
@@ -35,7 +36,7 @@ class EntityIndex:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._tails: dict[str, Memtable] = {}
+        self.memtables: dict[str, Memtable] = {}
         self._lock = threading.Lock()
         self._filters: OrderedDict[tuple[int, int], BloomFilter] = OrderedDict()
         self.crowded: Callable[[str], None] = lambda topic: None
@@ -46,21 +47,21 @@ class EntityIndex:
     def lookup(self, name: str) -> Lookup:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
         self.looks += 1
-        return Lookup(self, name, self._engine.changes(), self._tails.get(name))
+        return Lookup(self, name, self._engine.changes(), self.memtables.get(name))
 
     def look_within(self, name: str, needed: int = 0) -> Lookup:
         """The same for a transaction, whose own events must not be remembered; `needed`: as in `Look.open`."""
-        tail = self._tails.get(name)
+        tail = self.memtables.get(name)
         if tail is None or tail.covered < needed:
             lookup = self.lookup(name)
             with self._engine.read() as snap:
                 view = TopicView.open(snap, name)
                 if view is not None:
                     lookup.open(view)
-        return Lookup(self, name, None, self._tails.get(name))
+        return Lookup(self, name, None, self.memtables.get(name))
 
     def forget(self, name: str) -> None:
-        self._tails.pop(name, None)
+        self.memtables.pop(name, None)
 
     # ── what a commit asks ───────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, commit: Commit, head: Head, key: str) -> int:
@@ -97,8 +98,14 @@ class EntityIndex:
     def adopt(self, name: str, known: Memtable | None, tail: Memtable) -> None:
         """Keeps a tail for the next look-up, unless somebody else was faster."""
         with self._lock:
-            if self._tails.get(name) is known:
-                self._tails[name] = tail
+            if self.memtables.get(name) is known:
+                self.memtables[name] = tail
+
+    def cut(self, name: str, through: int) -> None:
+        """Forgets, in memory, what runs cover through a position; when that is worth the work of keeping the rest."""
+        memtable = self.memtables.get(name)
+        if memtable is not None and (through - memtable.base) * 2 >= len(memtable):
+            memtable.without(through, partial(self.adopt, name, memtable))
 
     def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
         """Whether a run may hold an entity."""

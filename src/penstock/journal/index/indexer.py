@@ -52,6 +52,7 @@ from penstock.limits import (
     INDEX_CALM_SECONDS,
     INDEX_FAN_IN,
     INDEX_FILTER_TERMS,
+    INDEX_MEMORY_BYTES,
     INDEX_RUN_BYTES,
     INDEX_RUN_EVENTS,
     INDEX_STEP_BYTES,
@@ -63,6 +64,8 @@ log = Log("penstock.indexer")
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
 _WAY_SECONDS = 0.002
 """The rest while somebody looks something up: a look-up in many runs needs the interpreter many times."""
+_STALL_SECONDS, _STALL_STEP_SECONDS = 1.0, 0.002
+"""How long one batch waits, at the most, for the indexer to catch up, and how often it looks."""
 _CALM = 16
 """A journal with fewer commits than this between two looks has time for merging more than it must."""
 
@@ -174,8 +177,36 @@ class Indexer:
             self._try(topic, self._index_if_due)
 
     def _index_if_due(self, topic: str) -> None:
+        self._fill_memtable(topic)
         if self._is_due(topic):
             self.index(topic)
+
+    def _fill_memtable(self, topic: str) -> None:
+        """Begins a topic's memtable, which the writer then adds to: a look-up during a bulk load finds it ready."""
+        if topic not in self._index.memtables:
+            lookup = self._index.lookup(topic)
+            with self._engine.read() as snap:
+                view = TopicView.open(snap, topic)
+                if view is not None and view.record.settings.indexed:
+                    lookup.open(view)
+
+    def make_room(self, topic: str) -> None:
+        """Before a batch is appended: waits a moment while too much of its topic is in no run yet.
+
+        So the load slows down to what is indexed beside it, as in other log-structured stores, and a look-up never has
+        more to search than fits in memory. Not for long: who waits for an indexer that fails would wait for ever.
+        """
+        memtable = self._index.memtables.get(topic)
+        if memtable is None or memtable.size <= INDEX_MEMORY_BYTES:
+            return
+        head = self._writer.catalog.heads.get(topic)
+        if head is None or not head.settings.indexed or self._closed:
+            return
+        self.request(topic)
+        until = time.monotonic() + _STALL_SECONDS
+        while memtable is not None and memtable.size > INDEX_MEMORY_BYTES and time.monotonic() < until:
+            time.sleep(_STALL_STEP_SECONDS)
+            memtable = self._index.memtables.get(topic)
 
     def _settle(self, topic: str) -> None:
         with self._turn:
@@ -226,12 +257,16 @@ class Indexer:
 
         run = Building(self._writer, topic, directory, (base + 1, last), 0)
         if not written:
-            return run.skip(advance)
-        if not run.begin():
+            done = run.skip(advance)
+        elif run.begin():
+            run.write(written)
+            run.filter(entities)
+            done = run.publish(advance)
+        else:
             return False
-        run.write(written)
-        run.filter(entities)
-        return run.publish(advance)
+        if done:
+            self._index.cut(topic, last)
+        return done
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _merge(self, topic: str, thorough: bool) -> bool:

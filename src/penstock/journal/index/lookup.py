@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.events import Event
 from penstock.journal.commit.catalog import last_block, load_state, open_block
 from penstock.journal.index.directory import CAUSES, CORRELATIONS, ENTITIES, Directory, Run, load_directory, run_key
-from penstock.journal.index.memtable import Memtable, Newest
+from penstock.journal.index.memtable import Memtable, Newest, block_size
 from penstock.journal.index.rows import mark_seq, prefix, read_chunk, read_marks, span_of
 from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
@@ -70,7 +70,7 @@ class Lookup:
         elif self._limit < needed and (self._version is None or self._looked_over != self._version):
             self._catch_up(view, tail)
             if directory.through > tail.base and self._version is not None:
-                self._index.adopt(self._name, tail, tail.after(directory.through))
+                self._index.cut(self._name, directory.through)
         return self
 
     def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
@@ -85,7 +85,7 @@ class Lookup:
             self._behind, self._tail, self._limit = True, tail, base
             return
         for block in view.blocks(base, keys.MAX_SEQ):
-            tail.add(block, _size(block))
+            tail.add(block, block_size(block))
         self._tail, self._limit = tail, tail.covered
         if self._version is not None:
             tail.state = (tail.covered, self._version, None)
@@ -103,7 +103,7 @@ class Lookup:
             block = open_block(key, value, view.name)
             if block.last <= self._limit:
                 break
-            newer.append((block, _size(block)))
+            newer.append((block, block_size(block)))
             if block.first <= self._limit:
                 break
         newer.reverse()
@@ -303,11 +303,6 @@ def _waiting_bytes(view: TopicView, base: int) -> int:
     """How much of a topic no run covers, about."""
     block = last_block(view.snap, view.number, view.name)
     return 0 if block is None else (block.last - base) * (len(block.payload) // block.count + 64)
-
-
-def _size(block: Block) -> int:
-    """The bytes a block takes in memory, about."""
-    return len(block.payload) + 64 * block.count + 1024
 
 
 def entity_events(

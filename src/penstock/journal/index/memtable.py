@@ -12,12 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from penstock.events import Event
-from penstock.journal.storage.block import Block
+from penstock.journal.storage.block import Block, Wire
 from penstock.journal.storage.columns import text_values
+from penstock.limits import INDEX_MEMORY_BYTES
 
-_seq_of: Callable[[Event], int] = lambda event: event.seq  # noqa: E731
-
-
+Found = tuple[list[int], list[Event]]
+"""Events, and their positions beside them, to be searched."""
 Newest = tuple[bytes, int, bytes]
 """A block's key, length and checksum: enough to see that it is still the newest one."""
 State = tuple[int, int | None, Newest | None]
@@ -54,9 +54,9 @@ class Memtable:
         self._lock = threading.Lock()
         self._keyless = keyless
         self._blocks: list[tuple[Block, int]] = []
-        self._by_key: dict[str, list[Event]] = {}
-        self._by_cause: dict[str, list[Event]] | None = None
-        self._by_correlation: dict[str, list[Event]] | None = None
+        self._by_key: dict[str, Found] = {}
+        self._by_cause: dict[str, Found] | None = None
+        self._by_correlation: dict[str, Found] | None = None
 
     def __len__(self) -> int:
         return self.covered - self.base
@@ -73,25 +73,61 @@ class Memtable:
             self.state = (self.covered, version, newest)
             return True
 
+    def add_committed(
+        self,
+        topic: str,
+        covered: int,
+        wires: Sequence[Wire | None],
+        keys: Sequence[str | None] | None,
+        newest: Newest,
+    ) -> bool:
+        """Adds what a commit of this process has just written after `covered`; unless something came in between.
+
+        So that a look-up during a bulk load has next to nothing to read: the writer has the events in hand. False when
+        it has become too large to be kept.
+        """
+        with self._lock:
+            if self.covered != covered:
+                return True
+            start = 0
+            for wire in wires:
+                if wire is not None:
+                    block = Block(wire, topic)
+                    stop = start + wire.count
+                    self._add(block, 0, keys if keys is None or wire.count == len(keys) else keys[start:stop])
+                    self.size += len(block.payload) + 64 * wire.count + 1024
+                    start = stop
+            # Whether another process has committed as well, a look-up finds out by the newest block.
+            self.state = (self.covered, None, newest)
+            return self.size <= 2 * INDEX_MEMORY_BYTES
+
     def add(self, block: Block, size: int) -> None:
         """Adds what a block holds after `covered`."""
         start = block.row_after(self.covered)
-        if start >= block.count:
-            return
+        if start < block.count:
+            keys = None if block.wire.key is None else text_values(block.wire.key, block.count)[start:]
+            self._add(block, start, keys)
+            self.size += size
+
+    def _add(self, block: Block, start: int, keys: Sequence[str | None] | None) -> None:
+        """Adds the events of a block from a row on, whose keys these are."""
         self._blocks.append((block, start))
-        self.size += size
         by_key = self._by_key
-        if block.wire.key is not None or self._keyless:
-            for row, key in enumerate(text_values(block.wire.key, block.count)[start:], start):
+        if keys is None and self._keyless:
+            keys = [None] * (block.count - start)
+        if keys is not None:
+            seqs = block.seqs
+            for row, key in enumerate(keys, start):
                 if key is None:
                     if not self._keyless:
                         continue
                     key = ""
-                found = by_key.get(key)
-                if found is None:
-                    by_key[key] = [Event(block, row)]
+                if key in by_key:
+                    positions, events = by_key[key]
+                    events.append(Event(block, row))
+                    positions.append(seqs[row])  # last: what has a position is there
                 else:
-                    found.append(Event(block, row))
+                    by_key[key] = [seqs[row]], [Event(block, row)]
         if self._by_cause is not None:
             _note(self._by_cause, block, start, "causation")
         if self._by_correlation is not None:
@@ -124,32 +160,44 @@ class Memtable:
                     _note(self._by_correlation, block, start, "correlation")
             return _between(self._by_correlation.get(id), after, through)
 
-    def after(self, base: int) -> Memtable:
-        """A tail of what is left when runs cover everything through `base`."""
-        with self._lock:
-            left = Memtable(self.epoch, base, keyless=self._keyless)
-            share = self.size / max(1, len(self._blocks))
-            for block, _ in self._blocks:
+    def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
+        """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
+
+        Events that are added meanwhile are in it, too: those who write wait only for the last step.
+        """
+        left = Memtable(self.epoch, base, keyless=self._keyless)
+        done = 0
+        while True:
+            with self._lock:
+                blocks = self._blocks[done:]
+                if not blocks:
+                    left.covered = max(self.covered, base)
+                    left.state = (left.covered, *self.state[1:])
+                    adopt(left)
+                    return
+            for block, _ in blocks:
                 if block.last > base:
-                    left.add(block, int(share))
-            left.covered = max(self.covered, base)
-            left.state = (left.covered, *self.state[1:])
-            return left
+                    left.add(block, block_size(block))
+            done += len(blocks)
 
 
-def _note(found: dict[str, list[Event]], block: Block, start: int, column: str) -> None:
+def block_size(block: Block) -> int:
+    """The bytes a block takes in memory, about."""
+    return len(block.payload) + 64 * block.count + 1024
+
+
+def _note(found: dict[str, Found], block: Block, start: int, column: str) -> None:
     values = getattr(block.wire, column)
     if values is not None:
         for row, text in enumerate(text_values(values, block.count)[start:], start):
             if text is not None:
-                found.setdefault(text, []).append(Event(block, row))
+                positions, events = found.setdefault(text, ([], []))
+                events.append(Event(block, row))
+                positions.append(block.seq(row))
 
 
-def _between(events: list[Event] | None, after: int, through: int) -> list[Event]:
-    if not events:
+def _between(found: Found | None, after: int, through: int) -> list[Event]:
+    if found is None:
         return []
-    start = bisect_right(events, after, key=_seq_of) if events[0].seq <= after else 0
-    stop = len(events)
-    if events[-1].seq > through:
-        stop = bisect_right(events, through, key=_seq_of)
-    return events[start:stop]
+    positions, events = found
+    return events[bisect_right(positions, after) : bisect_right(positions, through)]

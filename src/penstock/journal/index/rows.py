@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.errors import Corrupt
 from penstock.journal.storage.block import OPTIONAL, Block, Columns, build_wire, columns_of, read_block, seal
-from penstock.journal.storage.columns import pack_ints, pack_signed
+from penstock.journal.storage.columns import pack_ints, pack_signed, text_values
 from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
 
 _ROW_BYTES = 48
@@ -194,24 +194,13 @@ def read_chunk(value: bytes, topic: str) -> Block:
 
 
 def span_of(block: Block, term: str) -> tuple[int, int]:
-    """The rows of a chunk that belong to a term: start and stop."""
-    key, count = block.key, block.count
-    if not count:
+    """The rows of a chunk that belong to a term, which lie together: start and stop; 0 and 0 when it has none."""
+    keys, wanted = text_values(block.wire.key, block.count), term or None
+    try:
+        start = keys.index(wanted)
+    except ValueError:
         return 0, 0
-    if (key(0) or "") == term and (key(count - 1) or "") == term:
-        return 0, count
-    encoded = term.encode()
-    wanted = (len(encoded), encoded)
-
-    def place(row: int) -> tuple[int, bytes]:
-        found = (key(row) or "").encode()
-        return len(found), found
-
-    start = bisect_left(range(count), wanted, key=place)
-    stop = bisect_left(range(count), (len(encoded), encoded + b"\0"), start, key=place)
-    while stop < count and (key(stop) or "") == term:
-        stop += 1
-    return start, stop
+    return start, start + keys.count(wanted)
 
 
 # ── marks alone ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -84,8 +84,7 @@ def aged_key(name: str) -> bytes:
     return AGED + name.encode()
 
 
-def state_key(topic: int) -> bytes:
-    return _topic.pack(STATE, topic)
+state_key: Callable[[int], bytes] = partial(_topic.pack, STATE)
 
 
 def cursor_key(topic: int, consumer: str) -> bytes:
