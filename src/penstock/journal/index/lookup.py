@@ -17,7 +17,7 @@ from penstock.journal.index.rows import mark_seq, prefix, read_chunk, read_marks
 from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
-from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES
+from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, SETTLED_BYTES
 
 if TYPE_CHECKING:
     from penstock.journal.index.index import EntityIndex
@@ -68,7 +68,7 @@ class Lookup:
         if tail is None or stale or self._limit < max(directory.through, state.sealed):
             self._begin(view, directory, tail, needed, state.trimmed)
         elif self._limit < needed and (self._version is None or self._looked_over != self._version):
-            self._catch_up(view, tail)
+            self._catch_up(view, tail, max(state.trimmed, state.compacted))
             if directory.through > tail.base and self._version is not None:
                 self._index.cut(self._name, directory.through)
         return self
@@ -91,11 +91,20 @@ class Lookup:
             tail.state = (tail.covered, self._version, None)
             self._index.adopt(self._name, known, tail)
 
-    def _catch_up(self, view: TopicView, tail: Memtable) -> None:
-        """Reads what was committed since the tail was looked over."""
+    def _catch_up(self, view: TopicView, tail: Memtable, reshaped: int) -> None:
+        """Reads what was committed since the tail was looked over; positions after `reshaped` have no holes."""
         newer: list[tuple[Block, int]] = []
         newest: Newest | None = None
-        for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
+        blocks = view.snap.scan(*keys.block_range(view.number), reverse=True)
+        if (
+            self._newest is not None
+            and self._newest[1] >= SETTLED_BYTES
+            and self._limit >= reshaped
+            and view.snap.get(keys.block_key(view.number, self._limit + 1)) is None
+        ):
+            # A large block is never merged with what follows: it need not be read to see that it is still the newest.
+            newest, blocks = self._newest, iter(())
+        for key, value in blocks:
             seen = (key, len(value), value[-4:])
             newest = newest or seen
             if seen == self._newest:
