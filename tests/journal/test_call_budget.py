@@ -82,13 +82,13 @@ def check(called: list[str], calls: int, modules: int) -> None:
 def test_append(journal: Journal) -> None:
     topic = journal.topic("t")
     topic.append("k", {"a": 1})
-    check(usual_calls(lambda _: topic.append("k", {"a": 1})), calls=30, modules=14)
+    check(usual_calls(lambda _: topic.append("k", {"a": 1})), calls=33, modules=14)
 
 
 def test_push(journal: Journal) -> None:
     queue = journal.queue("q")
     queue.push({"a": 1})
-    check(usual_calls(lambda _: queue.push({"a": 1})), calls=36, modules=19)
+    check(usual_calls(lambda _: queue.push({"a": 1})), calls=39, modules=19)
 
 
 def test_take(journal: Journal) -> None:
@@ -96,21 +96,21 @@ def test_take(journal: Journal) -> None:
     queue = journal.queue("q")
     queue.push_many(range(2 * TRIES))
     taken = [queue.take()]
-    check(usual_calls(lambda _: taken.append(queue.take())), calls=36, modules=16)
+    check(usual_calls(lambda _: taken.append(queue.take())), calls=39, modules=16)
     assert None not in taken
 
 
 def test_take_of_what_was_just_pushed(journal: Journal) -> None:
     queue = journal.queue("q")
     taken = []
-    check(usual_calls(lambda _: taken.append(queue.take()), lambda: queue.push({"a": 1})), calls=47, modules=20)
+    check(usual_calls(lambda _: taken.append(queue.take()), lambda: queue.push({"a": 1})), calls=50, modules=20)
     assert None not in taken
 
 
 def test_ack(journal: Journal) -> None:
     queue = journal.queue("q")
     queue.push_many(range(2 * TRIES))
-    check(usual_calls(lambda delivery: delivery.ack(), queue.take), calls=35, modules=15)
+    check(usual_calls(lambda delivery: delivery.ack(), queue.take), calls=38, modules=15)
     assert queue.stats().in_flight == 0
 
 
@@ -121,13 +121,13 @@ def test_append_with_an_expectation(journal: Journal) -> None:
     def work(_: object) -> None:
         newest.append(topic.append("deposited", {"amount": 1}, key="known", expect=newest[-1]).seq)
 
-    check(usual_calls(work), calls=52, modules=19)
+    check(usual_calls(work), calls=55, modules=19)
 
 
 def test_append_with_an_expectation_about_a_new_entity(journal: Journal) -> None:
     topic, number = journal.topic("t"), count()
     topic.append("deposited", {"amount": 1}, key="first", expect=0)
-    check(usual_calls(lambda _: topic.append("k", {"a": 1}, key=f"new {next(number)}", expect=0)), calls=68, modules=25)
+    check(usual_calls(lambda _: topic.append("k", {"a": 1}, key=f"new {next(number)}", expect=0)), calls=71, modules=25)
 
 
 def test_append_with_an_expectation_about_an_entity_in_a_run(journal: Journal) -> None:

@@ -88,20 +88,25 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
 
 def _note_newest(newest: dict[str, int], columns: Columns, first: int) -> None:
     """Writes down where events leave each entity."""
-    if columns.key is not None:
-        newest.update([(key, seq) for seq, key in enumerate(columns.key, first) if key is not None])
+    entities = columns.key
+    if entities is None:
+        return
+    if len(entities) > 1:
+        newest.update([(key, seq) for seq, key in enumerate(entities, first) if key is not None])
+    elif entities[0] is not None:
+        newest[entities[0]] = first
 
 
 class Commit:
     """A write transaction under way, with its own view of every topic's end."""
 
     __slots__ = (
-        "_additions",
         "_entities",
         "_indexing",
         "_late",
         "_new_heads",
         "_reshaping",
+        "additions",
         "catalog",
         "gathered",
         "now_ms",
@@ -112,7 +117,8 @@ class Commit:
     def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
         self.catalog = catalog
         self._entities = entities
-        self._additions: dict[str, TopicAdditions] = {}
+        self.additions: dict[str, TopicAdditions] = {}
+        """What is gathered, by topic."""
         self._new_heads: dict[str, Head] = {}
         self._reshaping = False
         self._indexing: list[tuple[str, int, list[Wire | None], list[str | None] | None, Newest]] = []
@@ -172,7 +178,7 @@ class Commit:
 
     def latest(self, name: str) -> int:
         """The highest position of a topic, this commit's events included."""
-        additions = self._additions.get(name)
+        additions = self.additions.get(name)
         if additions is not None:
             return additions.first + additions.count - 1
         head = self.head(name)
@@ -193,16 +199,13 @@ class Commit:
         """Says that this commit puts blocks in the place of others, with the same events."""
         self.catalog.exchanged += 1
 
-    def additions(self, name: str) -> TopicAdditions | None:
-        return self._additions.get(name)
-
     def _begin(self, name: str) -> TopicAdditions:
         """What this commit adds to a topic, from its first event on."""
         head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.ensure(name)
         recorded_ms = head.recorded_ms
         if self.now_ms > recorded_ms:
             recorded_ms = self.now_ms
-        additions = self._additions[name] = TopicAdditions(
+        additions = self.additions[name] = TopicAdditions(
             head, head.latest + 1, recorded_ms, next_id(head.last_id, recorded_ms), []
         )
         return additions
@@ -219,7 +222,7 @@ class Commit:
             self._check_expects(name, columns.key or [], batch.expects, range(len(columns.kinds)))
         elif not columns.kinds:
             return []
-        return self._add(self._additions.get(name) or self._begin(name), columns, batch.size)
+        return self._add(self.additions.get(name) or self._begin(name), columns, batch.size)
 
     def append_one(self, name: str, batch: PreparedBatch) -> Receipt:
         """The same for a batch of one event."""
@@ -277,7 +280,7 @@ class Commit:
             self._check_expects(name, columns.key or [], batch.expects, fresh)
         receipts = dict(known)
         if fresh:
-            additions = self._additions.get(name) or self._begin(name)
+            additions = self.additions.get(name) or self._begin(name)
             if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
                 columns = columns.pick(fresh)
             if batch.cause_rows:
@@ -293,7 +296,7 @@ class Commit:
         self, name: str, entities: Sequence[str | None], expects: Sequence[int | None], rows: Sequence[int]
     ) -> None:
         """Every expectation is about the entity as it was before this batch."""
-        head = self.head(name)
+        head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.head(name)
         for row in rows:
             key, expected = entities[row], expects[row]
             if expected is None or key is None:
@@ -404,7 +407,7 @@ class Commit:
         before = self.tx.writes
         while self._late:
             self._late.popitem()[0].save(self)
-        for name, additions in self._additions.items():
+        for name, additions in self.additions.items():
             count, head, first = additions.count, additions.head, additions.first
             if not count:
                 continue
@@ -439,7 +442,7 @@ class Commit:
                 ended.links, ended.linked = head.links, head.linked
             self._new_heads[name] = ended
             self.touched[name] = self.touched.get(name, 0) + count
-        self._additions.clear()
+        self.additions.clear()
         self.gathered -= self.tx.writes - before  # these were counted when they were gathered
 
     def _write_blocks(self, additions: TopicAdditions, columns: Columns) -> tuple[bytes, bytes, list[Wire | None]]:

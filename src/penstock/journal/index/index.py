@@ -66,7 +66,7 @@ class EntityIndex:
     # ── what a commit asks ───────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, commit: Commit, head: Head, key: str) -> int:
         """The position of an entity's newest event, this commit's own included."""
-        additions = commit.additions(head.name)
+        additions = commit.additions.get(head.name)
         position = additions.newest_of(key) if additions else 0
         if position:
             return position
