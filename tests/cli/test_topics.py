@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from cli.commandline import Cli
+from penstock.cli.commands.topics.following import follow_topics
 from penstock.clock import ManualClock
-from server.serving import serving
+from server.serving import Served, serving
 
 
 def test_topics_lists_each_topic_with_its_ends(cli: Cli, orders: str) -> None:
@@ -225,25 +230,45 @@ def test_tail_of_several_topics_is_in_the_order_of_time(cli: Cli, shops: None) -
     assert "there is no topic 'zzz'" in cli("tail", "other", "zzz", code=3).err
 
 
-def test_tail_follows_several_topics_and_those_made_later(cli: Cli, shops: None, url: str) -> None:
+def test_tail_follows_several_topics_and_those_made_later(
+    cli: Cli, shops: None, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = threading.Event()
+
+    def follow(*args: Any) -> Iterator[penstock.Event]:
+        following.set()
+        return follow_topics(*args)
+
+    monkeypatch.setattr("penstock.cli.commands.topics.following.follow_topics", follow)
+
     def append() -> None:
+        assert following.wait(60), "nothing follows"
         with penstock.open(url) as journal:
             for name in ("shop.west", "unheard", "shop.north", "plain"):
                 journal.topic(name).append("late", name)
 
-    timer = threading.Timer(0.2, append)
-    timer.start()
+    appending = threading.Thread(target=append)
+    appending.start()
     said = cli("tail", "shop.*", "plain", "-f", "-n0", "--kind", "late", "--count", "3", "--json")
-    timer.join()
+    appending.join()
     assert sorted(event["payload"] for event in said.documents) == ["plain", "shop.north", "shop.west"]
+
+
+def append_once_followed(served: Served, topic: penstock.Topic) -> None:
+    """Not earlier: what is there before the command looks would be history to it."""
+    deadline = time.monotonic() + 60
+    while not re.search(rb"^penstock_server_listeners [1-9]", served.get("/metrics").data, re.MULTILINE):
+        assert time.monotonic() < deadline, "nothing follows"
+        time.sleep(0.01)
+    topic.append("late", 1)
 
 
 def test_tail_follows_a_servers_topics(cli: Cli, shops: None, url: str) -> None:
     with penstock.open(url) as journal, serving(journal) as served:
-        timer = threading.Timer(0.2, lambda: journal.topic("shop.north").append("late", 1))
-        timer.start()
+        appending = threading.Thread(target=append_once_followed, args=(served, journal.topic("shop.north")))
+        appending.start()
         said = cli("tail", "shop.*", "-f", "-n1", "--count", "2", "--json", "--url", served.url)
-        timer.join()
+        appending.join()
     assert [event["topic"] for event in said.documents] == ["shop.west", "shop.north"]
 
 
