@@ -52,7 +52,7 @@ OBJECT_CACHE_BYTES: Final = 64 << 20
 """Memory for blocks of tables that were read from an object store."""
 OBJECT_MEMTABLE_BYTES: Final = 32 << 20
 """Bytes of newest rows kept in memory before they become a table in the object store."""
-FOLLOW_SECONDS: Final = 0.25
+FOLLOW_SECONDS: Final = 0.4
 """How often a reader looks for new objects of the log while something happens; the pause grows to the next one."""
 FOLLOW_IDLE_SECONDS: Final = 0.7
 """The longest pause of a reader."""
