@@ -21,7 +21,7 @@ import lmdb
 from penstock.engine.base import BaseEngine, check_backup_target, check_key, sync_folder, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Durability
 from penstock.engine.lmdb.environment import Environment, acquire, explain, opening, release
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import ConfigError, OutcomeUnknown, StorageError
 
 FORMAT = b"penstock lmdb 1"
 FORMAT_KEY = b"\xff" * 505
@@ -317,10 +317,26 @@ class LmdbEngine(BaseEngine):
             if self.durability == "disk" and not self._environment.synced:
                 self._env.sync(True)
         except lmdb.Error as error:
+            self._foreign = True
+            if self._meta_failed():
+                raise OutcomeUnknown(
+                    f"the meta page of {self._name} could not be written: {error}; whether the commit was kept shows "
+                    "when the store is next opened"
+                ) from error
             raise explain(error, self._name) from error
         # A transaction that changed nothing takes no number.
         self._last = min(number, self._env.info()["last_txnid"])
         self._foreign = False
+
+    def _meta_failed(self) -> bool:
+        """Whether a commit failed at its last step: before that nothing of it counts, and LMDB goes on."""
+        try:
+            self._env.begin(write=True).abort()
+        except lmdb.PanicError:
+            return True
+        except lmdb.Error:
+            pass
+        return False
 
     # the rest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import lmdb
 
 from penstock.engine.contract import Durability
+from penstock.engine.lmdb.pages import check_file
 from penstock.errors import Corrupt, Locked, PenstockError, StorageError
 
 MAP_BYTES = (1 << 40, 1 << 36, 1 << 32, 1 << 28)
 """Address space asked for; the file itself grows as it is filled. Where the first is refused, the next is tried."""
 MAX_READERS = 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
+PROBE_BYTES = 64 << 10
 
 
 class Environment:
@@ -79,6 +82,7 @@ def acquire(folder: Path, *, read_only: bool, durability: Durability) -> Environ
     with opening:
         shared = _open.get((name, False)) or _open.get((name, True))
         if shared is None:
+            check_file(folder)
             shared = _open[name, read_only] = Environment(folder, read_only=read_only, durability=durability)
             return shared
         if shared.read_only and not read_only:
@@ -100,11 +104,27 @@ def release(environment: Environment) -> None:
             environment.env.close()
 
 
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no room for a few pages more; tried, because quotas do not show otherwise."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError as error:
+        return error.errno in FULL
+    return False
+
+
 def explain(error: lmdb.Error, name: str) -> PenstockError:
     """The penstock error that says what an LMDB error means for a store."""
     match error:
-        case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError() | lmdb.PanicError():
+        case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError():
             return Corrupt(f"LMDB found {name} damaged: {error}; restore a backup")
+        case lmdb.PanicError():
+            return StorageError(
+                f"{name} takes no more writes, because its meta page could not be written; close it in this process "
+                "and open it again"
+            )
         case lmdb.MapFullError() | lmdb.MapResizedError():
             return StorageError(
                 f"{name} has outgrown the address space this system granted; once no snapshot is open in this process "
@@ -115,6 +135,7 @@ def explain(error: lmdb.Error, name: str) -> PenstockError:
             return StorageError(f"{name} has {MAX_READERS} snapshots open; close some", retryable=True)
         case lmdb.TxnFullError():
             return StorageError(f"a transaction on {name} changes more pages than LMDB can hold: {error}; split it")
-    if error.code in FULL:
+    # LMDB reports a write that the disk had no room to finish as an I/O error.
+    if error.code in FULL or (error.code == errno.EIO and is_full(Path(name.partition(":")[2]))):
         return StorageError(f"the disk of {name} is full; nothing of this transaction was kept", retryable=True)
     return StorageError(f"LMDB refused on {name}: {error}")
