@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -84,23 +82,6 @@ def check_backup_target(destination: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise StorageError(f"the folder of {target} cannot be made: {error}") from error
     return target
-
-
-def sync_file(descriptor: int) -> None:
-    """Puts a file's bytes on disk, past the disk's own cache where the system makes that a separate wish."""
-    if sys.platform == "darwin":
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(descriptor)
-
-
-def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Makes files created, renamed or removed in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def transaction_is_over() -> Closed:

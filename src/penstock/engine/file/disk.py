@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock.engine.base import sync_file, sync_folder
+from penstock.durable import sync_file, sync_folder
 
 
 class Disk:

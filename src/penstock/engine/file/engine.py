@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
+from penstock.durable import like
 from penstock.engine.base import BaseEngine, check_backup_target
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.file.copy import Cancelled, Copy, create_data_file
@@ -303,11 +304,12 @@ class FileEngine(BaseEngine):
             source, keys, seq = self._data, self._index.map.snapshot(), self._position.seq
         partial = target.with_name(target.name + ".partial")
         try:
-            partial.mkdir(exist_ok=True)
+            partial.mkdir(0o700, exist_ok=True)
             with keys:
                 copy = Copy(self._disk, partial / "data", generation=1, base=seq)
                 copy.add_state(keys, source, lambda: self._closed)
                 copy.sync()
+            like(self._folder, partial)
             self._disk.sync_folder(partial)
             self._disk.rename(partial, target)
             self._disk.sync_folder(target.parent)

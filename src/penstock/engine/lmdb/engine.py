@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Self
 
 import lmdb
 
-from penstock.engine.base import BaseEngine, check_backup_target, check_key, sync_folder, transaction_is_over
+from penstock.durable import like, settle, sync_folder
+from penstock.engine.base import BaseEngine, check_backup_target, check_key, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Durability
 from penstock.engine.lmdb.environment import Environment, acquire, explain, opening, release
 from penstock.errors import ConfigError, OutcomeUnknown, StorageError
@@ -372,17 +373,11 @@ class LmdbEngine(BaseEngine):
         target = check_backup_target(destination)
         partial = target.with_name(target.name + ".partial")
         try:
-            partial.mkdir(exist_ok=True)
+            partial.mkdir(0o700, exist_ok=True)
             (partial / "data.mdb").unlink(missing_ok=True)
             self._env.copy(str(partial), compact=True)
-            descriptor = os.open(partial / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            sync_folder(partial)
-            partial.rename(target)
-            sync_folder(target.parent)
+            like(self._folder, partial)
+            settle(partial, target)
         except lmdb.Error as error:
             raise explain(error, self._name) from error
         except OSError as error:

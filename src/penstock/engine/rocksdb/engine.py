@@ -22,7 +22,8 @@ from typing import ClassVar, Self
 
 import rocksdict
 
-from penstock.engine.base import BaseEngine, check_backup_target, sync_folder, transaction_is_over
+from penstock.durable import like, settle, sync_folder
+from penstock.engine.base import BaseEngine, check_backup_target, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
 from penstock.engine.overlay import END, OverlayWrite
 from penstock.engine.rocksdb import forks
@@ -393,9 +394,8 @@ class RocksdbEngine(BaseEngine):
                 self._copy_to(partial)
             else:
                 rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
-            sync_folder(partial)
-            partial.rename(target)
-            sync_folder(target.parent)
+            like(self._folder, partial)
+            settle(partial, target)
         except PenstockError:
             raise
         except OSError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock.engine.base import sync_folder
+from penstock.durable import sync_folder
 from penstock.engine.rocksdb.log import BLOCK_BYTES, HEAD, is_sound
 
 LAST = (1, 4)

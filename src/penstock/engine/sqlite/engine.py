@@ -18,7 +18,8 @@ from typing import ClassVar, Self
 
 import apsw
 
-from penstock.engine.base import BaseEngine, check_backup_target, sync_file, sync_folder
+from penstock.durable import like, settle, sync_file, sync_folder
+from penstock.engine.base import BaseEngine, check_backup_target
 from penstock.engine.contract import Durability
 from penstock.engine.sqlite.errors import explain, write_failed
 from penstock.engine.sqlite.format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
@@ -434,18 +435,14 @@ class SqliteEngine(BaseEngine):
         partial = target.with_name(target.name + ".partial")
         partial.unlink(missing_ok=True)
         try:
+            partial.touch()
+            like(self._path, partial)  # before there is anything in it
             connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
             try:
                 connection.execute("VACUUM INTO ?", (str(partial),))
             finally:
                 connection.close(True)
-            descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            partial.rename(target)
-            sync_folder(target.parent)
+            settle(partial, target)
         except apsw.Error as error:
             raise self._explain(error) from error
         except OSError as error:

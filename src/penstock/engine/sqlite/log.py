@@ -15,7 +15,7 @@ from array import array
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.engine.base import sync_file
+from penstock.durable import sync_file
 from penstock.errors import StorageError
 
 HEADER = struct.Struct(">IIIIIIII")

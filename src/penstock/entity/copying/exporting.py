@@ -12,13 +12,15 @@ part is there whole or not at all. A path that ends with .jsonl, .parquet, .arro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
 from penstock.document import event_json
+from penstock.durable import like, make_folder, replace_file, settle, sync_folder
 from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format, part_schema, write_file
 from penstock.errors import ConfigError
 from penstock.events import Event
@@ -45,6 +47,8 @@ class TopicEntry(msgspec.Struct, omit_defaults=True):
     settings: Settings = Settings()
     trimmed: int = 0
     through: int = 0
+    synced: int = 0
+    """How many bytes of its lines are on disk; what an interrupted run wrote after them is written again."""
 
 
 class ExportManifest(msgspec.Struct):
@@ -88,7 +92,10 @@ def export(
         raise ConfigError(f'a folder is written as "jsonl" or "parquet", not {format!r}')
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
-    folder.mkdir(parents=True, exist_ok=True)
+    store = journal._engine.location
+    if not folder.exists():
+        make_folder(folder)
+        like(store, folder)
     manifest = _manifest(folder, format)
     write = _write_lines if format == "jsonl" else _write_parts
     with journal._engine.read() as snap:
@@ -98,9 +105,17 @@ def export(
         meter = _Meter(progress, total)
         for name, view in found:
             state = load_state(snap, view.number, name)
-            manifest.topics[name] = TopicEntry(view.record.settings, state.trimmed, view.latest())
-            save_manifest(folder, manifest)
-            write(folder, view, meter)
+            before = manifest.topics.get(name)
+            entry = TopicEntry(
+                view.record.settings, state.trimmed, view.latest(), before.synced if before is not None else 0
+            )
+            manifest.topics[name] = entry
+
+            def save() -> None:
+                save_manifest(folder, manifest, store)
+
+            save()
+            write(_Target(folder, store, entry, save), view, meter)
     return ExportReport(len(found), meter.written)
 
 
@@ -138,10 +153,19 @@ def load_manifest(folder: Path) -> ExportManifest | None:
     return manifest
 
 
-def save_manifest(folder: Path, manifest: ExportManifest) -> None:
-    partial = folder / (MANIFEST + ".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    partial.replace(folder / MANIFEST)
+def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = None) -> None:
+    replace_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    like(store, folder / MANIFEST)
+
+
+@dataclass
+class _Target:
+    """Where a topic goes: the folder, the store whose permissions it gets, what the manifest says, and saving that."""
+
+    folder: Path
+    store: str | None
+    entry: TopicEntry
+    save: Callable[[], None]
 
 
 def _manifest(folder: Path, format: str) -> ExportManifest:
@@ -156,25 +180,37 @@ def _manifest(folder: Path, format: str) -> ExportManifest:
 
 
 # ── JSON Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _write_lines(folder: Path, view: TopicView, meter: _Meter) -> None:
-    path = folder / f"{view.name}.jsonl"
-    after = _cut_torn_line(path)
+def _write_lines(target: _Target, view: TopicView, meter: _Meter) -> None:
+    path = target.folder / f"{view.name}.jsonl"
+    after = _cut_unsynced(path, target.entry.synced)
     meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
     with path.open("ab", buffering=1 << 20) as out:
+        like(target.store, path)
+        sync_folder(target.folder)
         for block in view.blocks(after, keys.MAX_SEQ):
             rows = range(block.row_after(after), block.count)
             out.writelines(event_json(Event(block, row)) + b"\n" for row in rows)
             meter.add(len(rows))
-        out.flush()
-        os.fsync(out.fileno())
+            if out.tell() - target.entry.synced >= _SYNC_BYTES:
+                _sync_lines(out, target)
+        _sync_lines(out, target)
 
 
-def _cut_torn_line(path: Path) -> int:
-    """Removes what an interrupted export left of a line; returns the position of the last whole one."""
+def _sync_lines(out: BinaryIO, target: _Target) -> None:
+    out.flush()
+    os.fsync(out.fileno())
+    target.entry.synced = out.tell()
+    target.save()
+
+
+def _cut_unsynced(path: Path, synced: int) -> int:
+    """Removes what may not be on disk, or not as it was written; returns the position of the last line before it."""
     if not path.exists():
         return 0
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
+        end = min(end, synced)
+        file.truncate(end)
         start, tail = end, b""
         while start and tail.count(b"\n") < 2:
             step = min(start, 1 << 16)
@@ -202,14 +238,15 @@ def parts_of(folder: Path) -> list[tuple[int, int, Path]]:
     found = []
     for path in folder.glob("*.parquet"):
         first, _, last = path.stem.partition("-")
-        if first.isdigit() and last.isdigit():
+        if first.isdigit() and last.isdigit() and path.stat().st_size:  # an empty one is what a power cut left
             found.append((int(first), int(last), path))
     return sorted(found)
 
 
-def _write_parts(folder: Path, view: TopicView, meter: _Meter) -> None:
-    own = folder / view.name
-    own.mkdir(exist_ok=True)
+def _write_parts(target: _Target, view: TopicView, meter: _Meter) -> None:
+    own = target.folder / view.name
+    make_folder(own)
+    like(target.store, own)
     parts = parts_of(own)
     after = parts[-1][1] if parts else 0
     meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
@@ -219,13 +256,13 @@ def _write_parts(folder: Path, view: TopicView, meter: _Meter) -> None:
         gathered.append(block)
         count += block.count
         if count >= _PART_EVENTS:
-            _write_part(own, gathered, after, meter)
+            _write_part(own, gathered, after, meter, target.store)
             after, gathered, count = block.last, [], 0
     if gathered:
-        _write_part(own, gathered, after, meter)
+        _write_part(own, gathered, after, meter, target.store)
 
 
-def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter) -> None:
+def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter, store: str | None) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -239,7 +276,8 @@ def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter) ->
             first = first or block.seq(rows[0])
             writer.write_batch(_part_batch(block, rows, schema))
             meter.add(len(rows))
-    partial.replace(folder / f"{first}-{last}.parquet")
+    like(store, partial)
+    settle(partial, folder / f"{first}-{last}.parquet")
 
 
 def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:

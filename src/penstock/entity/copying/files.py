@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 import msgspec
 
 from penstock.document import event_json
+from penstock.durable import settle
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def write_file(
     try:
         with partial.open("wb", buffering=1 << 20) as out:
             count = write_events(events, out, format, progress=progress, total=total)
-        partial.replace(path)
+        settle(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return count

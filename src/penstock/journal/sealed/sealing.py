@@ -28,6 +28,7 @@ import pyarrow.fs
 from msgspec.structs import replace
 
 from penstock.clock import to_ms
+from penstock.durable import make_folder, settle
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.journal.commit.catalog import load_state, save_state
 from penstock.journal.commit.commit import Commit
@@ -43,7 +44,7 @@ from penstock.journal.sealed.segments import (
     save_segment,
     shown_lake,
 )
-from penstock.journal.sealed.writing import day_of, make_folder, settle, write_segment
+from penstock.journal.sealed.writing import day_of, write_segment
 from penstock.journal.upkeep.compaction import remove_blocks
 from penstock.names import check_name, check_position
 

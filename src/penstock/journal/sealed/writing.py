@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from penstock.clock import from_ms
+from penstock.durable import like, make_folder, settle
 from penstock.engine.contract import Engine
 from penstock.errors import Corrupt
 from penstock.journal.commit.catalog import load_state
@@ -62,6 +60,7 @@ def write_segment(engine: Engine, topic: str, after: int, through: int, lake: st
         raise Corrupt("events are missing that were to be sealed", topic=topic, seq=after + 1)
     size, crc = _verify(filesystem, path, tally, topic)
     if local:
+        like(engine.location, path)
         settle(path, target)
     return Segment(after + 1, through, tally.count, lake, f"{folder}/{file}", size, crc, tally.binary)
 
@@ -182,30 +181,3 @@ def day_of(view: TopicView, seq: int, through: int) -> datetime:
         recorded = from_ms(block.recorded_ms(block.row_after(seq - 1)))
         return datetime(recorded.year, recorded.month, recorded.day, tzinfo=UTC)
     raise Corrupt("a block is missing", topic=view.name, seq=seq)
-
-
-# ── local disks ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def settle(path: str, target: str) -> None:
-    """Puts a local file on disk under its name."""
-    _sync(path)
-    Path(path).replace(target)
-    _sync(str(Path(target).parent))
-
-
-def make_folder(path: str) -> None:
-    """Makes a folder and those above it, on disk: a file is lost with the folder it lies in."""
-    folder = Path(path)
-    missing = [folder, *folder.parents]
-    missing = missing[: next(at for at, one in enumerate(missing) if one.is_dir())]
-    for one in reversed(missing):
-        with suppress(FileExistsError):
-            one.mkdir()
-        _sync(str(one.parent))
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 _open: set[str] = set()
+# What a child inherits are its parent's journals, which may be gone while it lives on.
+os.register_at_fork(after_in_child=_open.clear)
 
 
 def new_owner() -> str:

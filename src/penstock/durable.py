@@ -1,0 +1,103 @@
+"""Files that survive a power cut: written under another name, synced, renamed, and their folder synced.
+
+Every file penstock writes beside a store (backups, exports, sealed history, manifests) goes through here. What is made
+from a store is as private as the store: `like` gives it the store's permissions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+
+def sync_file(descriptor: int) -> None:
+    """Puts a file's bytes on disk, past the disk's own cache where the system makes that a separate wish."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes files created, renamed or removed in a folder survive a power cut."""
+    sync_path(folder)
+
+
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Puts a file or folder on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def settle(partial: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Gives a finished file, or a folder of files, its name, on disk with all that is in it."""
+    source, place = Path(partial), Path(target)
+    _sync_all(source)
+    source.replace(place)
+    sync_folder(place.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Puts a whole file in place of what is there: after a power cut it is the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(data)
+        settle(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Makes a folder and those above it, on disk: a file is lost with the folder it lies in."""
+    folder = Path(path).absolute()
+    missing = [folder, *folder.parents]
+    missing = missing[: next(at for at, one in enumerate(missing) if one.is_dir())]
+    for one in reversed(missing):
+        with suppress(FileExistsError):
+            one.mkdir()
+        sync_folder(one.parent)
+
+
+def like(store: str | os.PathLike[str] | None, made: str | os.PathLike[str]) -> None:
+    """Gives a file or folder made from a store, and all in it, the store's permissions; nothing where it has none."""
+    if store is None or not Path(store).exists():
+        return
+    kept = _readable(Path(store))
+    target = Path(made)
+    for folder, _, files in os.walk(target):
+        for name in files:
+            _limit(Path(folder) / name, kept)
+        _limit(Path(folder), kept | (kept & 0o444) >> 2)
+    if target.is_file():
+        _limit(target, kept)
+
+
+def _readable(store: Path) -> int:
+    """Who may read and write a store: a folder's files say it, unless the folder itself lets fewer in."""
+    mode = stat.S_IMODE(store.stat().st_mode) & 0o666
+    if store.is_dir():
+        for name in ("data", "data.mdb", "CURRENT"):
+            with suppress(FileNotFoundError):
+                mode &= stat.S_IMODE((store / name).stat().st_mode)
+    return mode
+
+
+def _limit(path: Path, mode: int) -> None:
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        path.chmod(mode)
+
+
+def _sync_all(path: Path) -> None:
+    for folder, _, files in os.walk(path):
+        for name in files:
+            sync_path(Path(folder) / name)
+        sync_folder(folder)
+    if path.is_file():
+        sync_path(path)
