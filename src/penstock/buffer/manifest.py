@@ -7,7 +7,7 @@ any of them a producer cannot know whether its entries are in the queue; `find` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.buffer.counters import ManifestCounters
@@ -94,14 +94,19 @@ class ManifestObject:
         removed = self._marks.read(name)
         return max(found if removed is None else [*found, removed], default=None)
 
-    def append(self, entries: Sequence[tuple[str, Sequence[Metadata]]], mark: Mark | None = None) -> int:
+    def append(
+        self,
+        entries: Sequence[tuple[str, Sequence[Metadata]]],
+        mark: Mark | None = None,
+        checksums: Mapping[str, int] | None = None,
+    ) -> int:
         """Tries once to append to the latest known manifest; returns the first entry's sequence.
 
         `VersionConflict` and `StorageError` leave it open whether it was done: ask `find` with `expected_sequence`.
         """
         self.expected_sequence = None
         snapshot = self._known or self._load()
-        data = append(snapshot.manifest, entries, mark)
+        data = append(snapshot.manifest, entries, mark, checksums)
         first = self.expected_sequence = snapshot.manifest.next_sequence
         self._replace(snapshot, data)
         return first

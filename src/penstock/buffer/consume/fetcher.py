@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
 
 from penstock.buffer.consume.batch import Batch
 from penstock.buffer.counters import BufferCounters
@@ -50,6 +51,8 @@ class Fetcher:
         started = perf_counter()
         data = self.fetch_raw(descriptor)
         try:
+            if descriptor.crc is not None and crc32(data) != descriptor.crc:
+                raise Corrupt("a batch fails the checksum its manifest entry gives; fetch it again, or restore it")
             decoded = decode(data, limit=self._limit)
         except Corrupt as error:
             raise Corrupt(str(error), seq=descriptor.sequence, file=descriptor.location) from None

@@ -80,9 +80,9 @@ def batch_footer(count: int, compression: Compression = "none") -> bytes:
         raise ConfigError(f"compression must be one of {', '.join(_CODES)}, not {compression!r}") from None
 
 
-def compress_entries(encoded: Buffer) -> bytes:
-    """Encoded entries as one zstd frame."""
-    compressed: bytes = _zstd().ZstdCompressor(level=3).compress(encoded)
+def compress_entries(encoded: Buffer, *, checksum: bool = True) -> bytes:
+    """Encoded entries as one zstd frame, with zstd's own checksum unless told otherwise; every reader takes both."""
+    compressed: bytes = _zstd().ZstdCompressor(level=3, write_checksum=checksum).compress(encoded)
     return compressed
 
 

@@ -19,3 +19,5 @@ class Descriptor(msgspec.Struct, frozen=True):
     sequence: int
     location: str
     metadata: tuple[Metadata, ...] = ()
+    crc: int | None = None
+    """The CRC-32 of the batch object's bytes; None when its producer gave none."""

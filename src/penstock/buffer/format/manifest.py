@@ -3,7 +3,8 @@
     entry    length of the rest (u32) · sequence (u64) · location length (u16) · location (UTF-8) · ranges (u32)
              then per range: start index (u32) · ingestion time ms (i64) · payload length (u32) · payload
     footer   entry count (u32) · next sequence (u64) · epoch (u64) · version (u16)
-    mark     behind an entry's last range, where readers that do not know it skip it (see `mark`)
+    crc      behind an entry's last range: magic (4 bytes) · CRC-32 of the batch object (u32)
+    mark     behind that (see `mark`); readers that know neither skip both
 
 Entries are never rewritten: appending and dequeuing copy their bytes verbatim, so whatever a newer writer put behind an
 entry's last range survives. Appending looks at the footer alone.
@@ -12,7 +13,7 @@ entry's last range survives. Appending looks at the footer alone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.buffer.format.descriptor import Descriptor, Metadata
@@ -32,6 +33,8 @@ _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<QH")  # after the length: sequence, location length
 _RANGE = struct.Struct("<IqI")
 _ENTRY_MIN = _HEAD.size + _LENGTH.size
+_CRC = struct.Struct("<4sI")
+_CRC_MAGIC = b"PScr"
 _EMPTY = _FOOTER.pack(0, 0, 0, VERSION)
 
 
@@ -89,7 +92,10 @@ class Manifest:
             if through is not None and sequence > through:
                 return
             if may_be_mark(self.data, end):
-                mark = decode_mark(self.data, self._ranges_end(start, end), end)
+                begin = self._ranges_end(start, end)
+                if self._crc(begin, end) is not None:
+                    begin += _CRC.size
+                mark = decode_mark(self.data, begin, end)
                 if mark is not None:
                     yield mark
 
@@ -106,6 +112,13 @@ class Manifest:
                 raise Corrupt("a metadata range does not fit its manifest entry", offset=offset)
             offset += _RANGE.size + _RANGE.unpack_from(data, offset)[2]
         return offset
+
+    def _crc(self, begin: int, end: int) -> int | None:
+        """The checksum behind an entry's last range, if there is one."""
+        if end - begin < _CRC.size:
+            return None
+        magic, crc = _CRC.unpack_from(self.data, begin)
+        return int(crc) if magic == _CRC_MAGIC else None
 
     def _walk(self) -> Iterator[tuple[int, int, int]]:
         """Each entry's start (after its length), end and sequence, checked against the bytes that are there."""
@@ -165,7 +178,7 @@ class Manifest:
             if offset > end:
                 raise Corrupt(f"metadata range {index} of entry {sequence} is shorter than stated", offset=payload)
             metadata.append(Metadata(start_index, ingested_at_ms, bytes(data[payload:offset])))
-        return Descriptor(sequence, location, tuple(metadata))
+        return Descriptor(sequence, location, tuple(metadata), self._crc(offset, end))
 
 
 def parse_manifest(data: Buffer | None) -> Manifest:
@@ -178,7 +191,13 @@ def empty_manifest(next_sequence: int) -> Manifest:
     return Manifest(_FOOTER.pack(0, next_sequence, 0, VERSION))
 
 
-def encode_entry(sequence: int, location: str, metadata: Sequence[Metadata] = (), mark: Mark | None = None) -> bytes:
+def encode_entry(
+    sequence: int,
+    location: str,
+    metadata: Sequence[Metadata] = (),
+    mark: Mark | None = None,
+    crc: int | None = None,
+) -> bytes:
     """One manifest entry."""
     name = location.encode()
     if len(name) > MAX_LOCATION:
@@ -187,23 +206,32 @@ def encode_entry(sequence: int, location: str, metadata: Sequence[Metadata] = ()
     for each in metadata:
         parts.append(_RANGE.pack(each.start_index, each.ingested_at_ms, len(each.payload)))
         parts.append(each.payload)
+    if crc is not None:
+        parts.append(_CRC.pack(_CRC_MAGIC, crc))
     if mark is not None:
         parts.append(encode_mark(mark))
     parts[0] = _LENGTH.pack(sum(map(len, parts)))
     return b"".join(parts)
 
 
-def append(manifest: Manifest, entries: Iterable[tuple[str, Sequence[Metadata]]], mark: Mark | None = None) -> bytes:
+def append(
+    manifest: Manifest,
+    entries: Iterable[tuple[str, Sequence[Metadata]]],
+    mark: Mark | None = None,
+    checksums: Mapping[str, int] | None = None,
+) -> bytes:
     """The manifest with these (location, metadata) at its end; the entries already there are copied, not decoded.
 
-    The mark goes with the last of them, so that it stays for as long as any of them does.
+    The mark goes with the last of them, so that it stays for as long as any of them does. `checksums` has the CRC-32 of
+    the objects at the locations it names.
     """
     sequence = manifest.next_sequence
     parts: list[Buffer] = [memoryview(manifest.data)[: len(manifest.data) - FOOTER_SIZE]]
     added = list(entries)
     for location, metadata in added:
         last = sequence == manifest.next_sequence + len(added) - 1
-        parts.append(encode_entry(sequence, location, metadata, mark if last else None))
+        crc = checksums.get(location) if checksums else None
+        parts.append(encode_entry(sequence, location, metadata, mark if last else None, crc))
         sequence += 1
     count = manifest.count + len(parts) - 1
     if sequence >= 1 << 64 or count >= 1 << 32:

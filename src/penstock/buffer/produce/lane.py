@@ -139,7 +139,10 @@ class Lane:
             batch.locations.add(batch.location)
         started = monotonic()
         try:
-            self._manifest.append([(batch.location, batch.metadata) for batch in ready])
+            self._manifest.append(
+                [(batch.location, batch.metadata) for batch in ready],
+                checksums={batch.location: batch.crc for batch in ready if batch.crc is not None},
+            )
         except BaseException:
             if self._manifest.expected_sequence is not None:
                 self._uncertain = self._manifest.expected_sequence

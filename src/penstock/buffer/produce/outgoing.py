@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from zlib import crc32
 
 from penstock.buffer.format.batch import FOOTER_SIZE, Compression, batch_footer, compress_entries, decode_batch
 from penstock.buffer.format.descriptor import Metadata
@@ -94,6 +95,7 @@ class Outgoing:
         "attempts",
         "calls",
         "count",
+        "crc",
         "due_at",
         "location",
         "locations",
@@ -117,6 +119,7 @@ class Outgoing:
         self.location = ""  # where it is: the name, once the upload succeeded
         self.locations: set[str] = set()  # every one a manifest write may have carried
         self.uploaded = False
+        self.crc: int | None = None  # of the object's bytes
 
     def data(self, compression: Compression) -> bytes | memoryview:
         """The whole object."""
@@ -128,6 +131,7 @@ class Outgoing:
                 self._data = self.slab[:end]
             else:
                 self._data = compress_entries(self.slab[: self.size]) + footer
+            self.crc = crc32(self._data)
         return self._data
 
     def entries(self) -> list[bytes]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
 from typing import NamedTuple
+from zlib import crc32
 
 from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.counters import BufferCounters
@@ -40,6 +41,7 @@ class StagedObject(NamedTuple):
     metadata: tuple[Metadata, ...]
     entries: int
     size: int
+    crc: int
 
 
 class Publisher:
@@ -72,7 +74,7 @@ class Publisher:
         location = self._place.new_batch(self._clock.now_ms())
         self._store.put(location, data)
         self._measures.bytes_written.inc(len(data))
-        return StagedObject(location, tuple(metadata), count, len(block))
+        return StagedObject(location, tuple(metadata), count, len(block), crc32(data))
 
     def publish(self, staged: Sequence[StagedObject], mark: Mark | None = None) -> bool:
         """Appends all of it in one conditional put; False when the mark says that it was done before.
@@ -105,7 +107,11 @@ class Publisher:
                     names.add(share.location)
                 started = monotonic()
                 try:
-                    manifest.append([(share.location, share.metadata) for share in shares], mark)
+                    manifest.append(
+                        [(share.location, share.metadata) for share in shares],
+                        mark,
+                        {share.location: share.crc for share in shares},
+                    )
                 finally:
                     contention.took(monotonic() - started)
                 break

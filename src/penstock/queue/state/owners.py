@@ -47,9 +47,13 @@ def is_alive(owner: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the kernel's own ticks; empty where the system does not say."""
+    """When a process started, in the kernel's own ticks; empty where the system does not say, or when it has ended.
+
+    One that has ended is listed until its parent asks for its result.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    state, *fields = stat.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
