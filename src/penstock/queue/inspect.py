@@ -81,6 +81,7 @@ def looking(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
         state = queue._cache.load(snap, queue.name)
         if state is None:
             raise unknown_queue(queue.name)
+        state.blocks = BlockCache(queue.name, state.topic)  # the other one is the writer's
         yield snap, state
 
 
@@ -138,13 +139,7 @@ def _all_unsettled(snap: Snapshot, state: QueueState) -> Iterator[int]:
 
 def positions(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
     """One group's unsettled positions, ascending."""
-    return heapq.merge(aside(snap, group), sorted(flying_in(snap, group)), untouched(snap, group, latest))
-
-
-def aside(snap: Snapshot, group: Group) -> Iterator[int]:
-    """Positions that have a row of their own, ascending, read as they are asked for."""
-    for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"e")):
-        yield keys.tail_seq(key)
+    return heapq.merge(group.aside(snap), sorted(flying_in(snap, group)), untouched(snap, group, latest))
 
 
 def available(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[Event]:

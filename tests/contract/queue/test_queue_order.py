@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from penstock import Draft, Journal, ManualClock, Queue, Retry
 from penstock.errors import ConfigError
+from penstock.journal.commit.commit import Commit
+from penstock.queue.operations.take import take
+from penstock.queue.run import waiting
 
 Reopen = Callable[[Journal], Journal]
 
@@ -236,3 +240,69 @@ def test_a_stack_and_a_queue_at_once_lose_nothing(journal: Journal) -> None:
                 delivery.ack()
         assert len(queue) == len(left)
     assert [event.seq for event in queue] == left
+
+
+# ── much behind one key ──────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_take_gets_past_what_waits_behind_a_key_with_little_work(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: list[int] = []
+
+    def counted(commit: Commit, *args: Any) -> Any:
+        before = commit.tx.writes
+        try:
+            return take(commit, *args)
+        finally:
+            work.append(commit.tx.writes - before)
+
+    monkeypatch.setattr(waiting, "take", counted)
+    queue = journal.queue("jobs")
+    queue.push_many([Draft("m", number, key="slow") for number in range(20_000)])
+    queue.push_many([Draft("m", number, key=f"slow-{number % 7}") for number in range(7_000)])
+    queue.push("free", key="free")
+    first = queue.take()
+    others = queue.take_many(7)
+    assert first is not None and len(others) == 7
+    found = queue.take()
+    assert found is not None and found.payload == "free"
+    assert sum(work) < 500 and max(work) < 300
+    assert len(queue) == 27_001 and queue.stats().ready == 26_992 and queue.stats().in_flight == 9
+    journal.maintain()
+    work.clear()
+    for delivery in (first, *others):
+        delivery.ack()
+    assert [one.payload for one in queue.take_many(9)] == [1, 7, 8, 9, 10, 11, 12, 13]
+    assert queue.take() is None and max(work) < 100
+
+
+def test_runs_of_held_messages_can_be_looked_at_discarded_and_moved(journal: Journal, reopen: Reopen) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many([Draft("m", number, key="ab"[number % 2]) for number in range(60)])
+    held = queue.take_many(2)
+    assert queue.take() is None and [event.payload for event in queue] == list(range(60))
+    queue = reopen(journal).queue("jobs")
+    assert queue.get(31).payload == 30 and queue.peek(5) == []  # type: ignore[union-attr]
+    assert queue.discard([31, 5, 60, 31]) == 3 and len(queue) == 57 and queue.get(31) is None
+    other = queue.journal.queue("other")
+    assert queue.move(other, limit=4) == 4 and [event.payload for event in other] == [2, 3, 5, 6]
+    assert queue.journal.topic("jobs").compact(20, force=True).removed > 0
+    assert [event.seq for event in queue] == [seq for seq in range(21, 60) if seq != 31]
+    assert len(queue) == 38 == queue.stats().ready
+    queue.configure(mode="fanout")
+    queue.add_group("mail")
+    found = []
+    while deliveries := queue.take_many(9, group="mail"):
+        assert len({one.key for one in deliveries}) == len(deliveries)
+        found.extend(one.seq for one in deliveries)
+        queue.ack_many(deliveries)
+    assert sorted(found) == [seq for seq in range(21, 60) if seq != 31] and len(queue) == 0
+    assert found[::2] == sorted(found[::2]) and queue.ack_many([one.token for one in held]) == 0
+
+
+def test_many_keyed_messages_are_taken_at_once(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many([Draft("m", number, key=f"k{number}") for number in range(3000)])
+    assert len(queue.take_many(3000)) == 3000
+    plain = journal.queue("plain")
+    plain.push_many(range(2000))
+    assert len(plain.take_many(2000, newest=True)) == 2000

@@ -16,6 +16,7 @@ from penstock.events import Event, EventRows
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
+from penstock.journal.storage.block import Block
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
@@ -23,12 +24,15 @@ from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, MessageRow, read_special
+from penstock.queue.state.runs import SHORTEST_RUN, first_free, pass_over
 from penstock.queue.token import new_secret
 
 LEASE_MESSAGES = 1024
 """The most messages under one lease record: settling one of them rewrites the record."""
-STEP = 4096
+STEP = 256
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
+RUN_STEPS = 8
+"""How many of them a block counts that is walked past as a whole."""
 
 
 class Request(msgspec.Struct, eq=False):
@@ -201,9 +205,9 @@ class Choice:
         return top if top > self.group.record.frontier else None
 
     def _take_at(self, seq: int) -> int:
-        self.walked += 1
         found = self.blocks.find(self.commit.tx, seq, seq)
         if found is None:
+            self.walked += 1
             self.group.cover(self.commit, seq, seq)
             return 0
         event = Event(*found)
@@ -214,6 +218,7 @@ class Choice:
             )
         self.group.cover(self.commit, seq, seq)
         if self._is_over(*found):
+            self.walked += 1
             give_up(self.commit, self.queue, self.group, MessageRow(seq), EXPIRED, None)
             return 0
         self.messages.append((MessageRow(seq), event))
@@ -221,17 +226,18 @@ class Choice:
 
     def _take_ready(self, seq: int) -> int:
         group, tx = self.group, self.commit.tx
-        self.walked += 1
         message = group.message(tx, seq)
         assert message is not None
         event = self.blocks.event(tx, seq)
         group.remove(self.commit, message)
         if event is None:
+            self.walked += 1
             # Retention or a forced compaction has removed it: there is nothing to deliver any more.
             if message.key is not None:
                 group.free(self.commit, message.key)
             return 0
         if self._is_over(event._rows, event._row):
+            self.walked += 1
             give_up(self.commit, self.queue, group, message, EXPIRED, None)
             return 0
         self.messages.append((message, event))
@@ -254,7 +260,7 @@ class Choice:
             self._drop_old(through)
             return 0
         if has_keys(rows):
-            return self._take_keyed(rows, row)
+            return self._take_keyed(rows, row, through)
         return self._take_run(rows, row, limit, through)
 
     def _take_run(self, rows: Rows, row: int, limit: int, through: int) -> int:
@@ -285,22 +291,36 @@ class Choice:
         self.deliveries.extend([LocalDelivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
-    def _take_keyed(self, rows: Rows, row: int) -> int:
+    def _take_keyed(self, rows: Rows, row: int, through: int) -> int:
         """Messages with ordering keys, one by one: those behind an unsettled one of the same key are set aside."""
         group, commit = self.group, self.commit
-        self.walked += 1
         seq = rows.seq(row)
         key = rows.key(row)
+        if key is not None and group.occupant(commit.tx, key) is not None:
+            self._pass_blocked(rows, row, through)
+            return 0
         group.advance(commit, seq)
         if key is None:
             self.messages.append((MessageRow(seq), Event(rows, row)))
             return 1
-        if group.occupant(commit.tx, key) is not None:
-            group.place(commit, MessageRow(seq, HELD, key=key))
-            return 0
         group.occupy(commit, key, seq)
         self.messages.append((MessageRow(seq, key=key), Event(rows, row)))
         return 1
+
+    def _pass_blocked(self, rows: Rows, row: int, through: int) -> None:
+        """Sets messages aside whose keys are busy: many neighbours as one run, a few with a row each."""
+        group, commit = self.group, self.commit
+        assert isinstance(rows, Block)
+        stop = min(rows.count, rows.row_after(through))
+        free = first_free(rows, row, stop, lambda key: group.occupant(commit.tx, key) is not None)
+        if free - row >= SHORTEST_RUN:
+            pass_over(commit, group, rows, row, free)
+            self.walked += RUN_STEPS
+            return
+        for at in range(row, free):
+            group.advance(commit, rows.seq(at))
+            group.place(commit, MessageRow(rows.seq(at), HELD, key=rows.key(at)))
+            self.walked += 1
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _lease_messages(self) -> None:

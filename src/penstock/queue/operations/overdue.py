@@ -23,9 +23,7 @@ def give_up_through(commit: Commit, queue: QueueState, group: Group, through: in
 
 def _give_up_placed(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, step: int) -> int:
     """Those that have a row of their own."""
-    low, _ = keys.rows(group.topic, group.number, b"e")
-    rows = islice(commit.tx.scan(low, keys.message_key(group.topic, group.number, through + 1)), None)
-    for seq in [keys.tail_seq(key) for key, _ in islice(rows, 4 * step)]:
+    for seq in list(islice(group.aside(commit.tx, through), 4 * step)):
         message = group.message(commit.tx, seq)
         if message is None or (message.state == FAILED and reason != RETIRED):
             continue
@@ -60,9 +58,7 @@ def trim(commit: Commit, queue: QueueState, through: int) -> None:
     """Settles everything up to a position for every group: a forced compaction has removed it."""
     for group in queue.everyone(commit.tx):
         _trim_leases(commit, group, through)
-        low, _ = keys.rows(group.topic, group.number, b"e")
-        stop = keys.message_key(group.topic, group.number, through + 1)
-        for seq in [keys.tail_seq(key) for key, _ in commit.tx.scan(low, stop)]:
+        for seq in list(group.aside(commit.tx, through)):
             message = group.message(commit.tx, seq)
             if message is not None:
                 group.remove(commit, message)

@@ -20,6 +20,7 @@ from penstock.queue.operations.overdue import give_up_through, trim
 from penstock.queue.operations.settle import EXPIRED, RETIRED
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState
+from penstock.queue.state.runs import members
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
@@ -30,7 +31,7 @@ REMOVE_AT_ONCE = 50_000
 """The most positions one commit removes: nobody should have to wait long behind it."""
 THIN_POSITIONS = 20_000
 """How much must have piled up behind an unsettled message before settled ones are picked out."""
-THIN_BLOCKS = 200
+THIN_BLOCKS = 32
 """The most blocks one commit looks at for that."""
 FORGET_CONSUMER_MS = 24 * 3600 * 1000
 
@@ -158,18 +159,23 @@ def remove_through(commit: Commit, queue: QueueState, through: int, journal: Bas
 def thin(commit: Commit, queue: QueueState, start: int, stop: int) -> int:
     """Removes what is settled from blocks of start+1 … stop that hold little else; returns how far it came."""
     tx, topic = commit.tx, queue.topic
-    unsettled: set[int] = set()
-    for group in queue.everyone(tx):
-        low, high = (keys.message_key(topic, group.number, at) for at in (start + 1, stop + 1))
-        unsettled.update(keys.tail_seq(key) for key, _ in tx.scan(low, high))
-        unsettled.update(lease.seq(index) for _, lease in group.leases(tx) for index in lease.held())
     view = TopicView(tx, queue.name, TopicRecord(topic))
-    reached = stop
-    thinner: list[tuple[Block, list[int]]] = []
-    for count, block in enumerate(view.blocks(start, stop)):
-        if block.last > stop or count == THIN_BLOCKS:
+    reached, size = stop, 0
+    blocks: list[Block] = []
+    for block in view.blocks(start, stop):
+        if block.last > stop or len(blocks) == THIN_BLOCKS or size > THIN_POSITIONS:
             reached = block.first - 1
             break
+        blocks.append(block)
+        size += block.count
+    unsettled: set[int] = set()
+    for group in queue.everyone(tx):
+        low, high = (keys.message_key(topic, group.number, at) for at in (start + 1, reached + 1))
+        unsettled.update(keys.tail_seq(key) for key, _ in tx.scan(low, high))
+        unsettled.update(seq for seq, _ in members(tx, group, reached))
+        unsettled.update(lease.seq(index) for _, lease in group.leases(tx) for index in lease.held())
+    thinner: list[tuple[Block, list[int]]] = []
+    for block in blocks:
         kept = [row for row, seq in enumerate(block.seqs) if seq in unsettled or seq <= start]
         if len(kept) * 2 <= block.count:
             thinner.append((block, kept))

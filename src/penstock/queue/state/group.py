@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.commit import Commit
-from penstock.queue.state import keys
+from penstock.queue.state import keys, runs
 from penstock.queue.state.records import (
     FAILED,
     HELD,
@@ -108,11 +109,25 @@ class Group:
     # ── messages that are not where a plain queue would have them ────────────────────────────────────────────────────
     def message(self, snap: Snapshot, seq: int) -> MessageRow | None:
         value = snap.get(keys.message_key(self.topic, self.number, seq))
-        return None if value is None else read_message(value, self.queue.name)
+        if value is not None:
+            return read_message(value, self.queue.name)
+        return runs.member(snap, self, seq) if self.record.runs else None
 
     def messages(self, snap: Snapshot) -> Iterator[MessageRow]:
         for _, value in snap.scan(*keys.rows(self.topic, self.number, b"e")):
             yield read_message(value, self.queue.name)
+        for seq, key in runs.members(snap, self):
+            yield MessageRow(seq, HELD, key=key)
+
+    def aside(self, snap: Snapshot, through: int | None = None) -> Iterator[int]:
+        """Positions of those messages, ascending, read as they are asked for."""
+        low, high = keys.rows(self.topic, self.number, b"e")
+        if through is not None:
+            high = keys.message_key(self.topic, self.number, through + 1)
+        rows = (keys.tail_seq(key) for key, _ in snap.scan(low, high))
+        if not self.record.runs:
+            return rows
+        return heapq.merge(rows, (seq for seq, _ in runs.members(snap, self, through)))
 
     def place(self, commit: Commit, message: MessageRow) -> None:
         """Puts a message where its state says; its position must be at or below the frontier, or covered."""
@@ -136,6 +151,8 @@ class Group:
 
     def remove(self, commit: Commit, message: MessageRow) -> None:
         """Takes a placed message out again."""
+        if message.state == HELD and self.record.runs and runs.member(commit.tx, self, message.seq) is not None:
+            runs.take_out(commit, self, message.seq)
         commit.touch(self)
         tx, record = commit.tx, self.record
         tx.delete(keys.message_key(self.topic, self.number, message.seq))
@@ -274,8 +291,11 @@ class Group:
 
     def _first_held(self, commit: Commit, key: str) -> MessageRow | None:
         if self.record.held:
-            for row, _ in commit.tx.scan(*keys.held_range(self.topic, self.number, key)):
-                return self.message(commit.tx, keys.tail_seq(row))
+            for row, end in commit.tx.scan(*keys.held_range(self.topic, self.number, key)):
+                seq = keys.tail_seq(row)
+                if end:
+                    return runs.unfold(commit, self, key, seq, seq, keys.unpack_seq(end))
+                return self.message(commit.tx, seq)
         return None
 
     def _shift(self, commit: Commit, message: MessageRow, state: int) -> None:
@@ -299,6 +319,8 @@ class Group:
         stop = keys.message_key(self.topic, self.number, through + 1)
         low, _ = keys.rows(self.topic, self.number, b"e")
         count = sum(read_message(value, self.queue.name).state != FAILED for _, value in snap.scan(low, stop))
+        for start, end, left in runs.runs(snap, self, through):
+            count += left if end <= through else sum(seq >= start for seq, _ in runs.members(snap, self, through))
         last = through if self.record.until < 0 else min(through, self.record.until)
         untouched = max(0, last - self.record.frontier)
         for start, end in self.covers(snap) if untouched else ():
@@ -322,6 +344,9 @@ class Group:
         floor = self.passed()
         for key, _ in snap.scan(*keys.rows(self.topic, self.number, b"e")):
             floor = min(floor, keys.tail_seq(key) - 1)
+            break
+        for start, _, _ in runs.runs(snap, self):
+            floor = min(floor, start - 1)
             break
         for _, lease in self.leases(snap):
             if lease.messages is None and not lease.settled:

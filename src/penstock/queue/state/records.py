@@ -68,6 +68,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """Leases that last as long as their owner's process."""
     after: int = 0
     """The group never wanted positions up to here."""
+    runs: int = 0
+    """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
     """Of the shared group in fanout mode: it keeps what is not settled up to here, which no group wanted; what comes
     after is the groups'. -1: everything is its own."""

@@ -1,0 +1,216 @@
+"""Runs of held messages: neighbouring positions whose ordering keys are all busy, set aside without a row for each.
+
+A million messages may wait behind one key. A take that has to get past them writes, for every block of them, one row
+that says from where to where they lie and how many are left (`p`), and for every key among them one that says where
+its first one is (`h`, with the run's end as its value). When the key is free again its first message gets a row of its
+own, and the key's row moves on to the next one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from penstock.engine.contract import Snapshot
+from penstock.journal.commit.commit import Commit
+from penstock.journal.storage.block import Block
+from penstock.journal.storage.columns import unpack_ints
+from penstock.queue.state import keys
+from penstock.queue.state.records import HELD, MessageRow
+
+if TYPE_CHECKING:
+    from penstock.queue.state.group import Group
+
+SHORTEST_RUN = 16
+"""Fewer messages than this get a row each."""
+LONGEST_LOOK = 4096
+"""Rows looked at one by one, where a block has too many keys to search its bytes."""
+
+_value = struct.Struct(">QQ")
+
+
+# ── in a block ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def first_free(block: Block, row: int, stop: int, is_busy: Callable[[str], bool]) -> int:
+    """The first row from `row` on whose key is free (or that has none); `stop` when all before it are busy."""
+    values, codes = _coded(block)
+    if isinstance(codes, int):
+        key = values[codes]
+        return stop if key is not None and is_busy(key) else row
+    if codes is not None and len(codes) == block.count:
+        rest, busy = codes[row:stop], b""
+        while rest:
+            key = values[rest[0]]
+            if key is None or not is_busy(key):
+                break
+            busy += rest[:1]
+            rest = rest.lstrip(busy)
+        return stop - len(rest)
+    known: dict[str, bool] = {}
+    for at in range(row, min(stop, row + LONGEST_LOOK)):
+        key = block.key(at)
+        if key is None:
+            return at
+        if key not in known:
+            known[key] = is_busy(key)
+        if not known[key]:
+            return at
+    return min(stop, row + LONGEST_LOOK)
+
+
+def first_rows(block: Block, row: int, stop: int) -> dict[str | None, int]:
+    """Every key among some rows, and its first row."""
+    values, codes = _coded(block)
+    if isinstance(codes, int):
+        return {values[codes]: row}
+    if codes is not None and len(codes) == block.count:
+        return {values[code]: codes.index(code, row, stop) for code in set(codes[row:stop])}
+    found: dict[str | None, int] = {}
+    for at in range(row, stop):
+        found.setdefault(block.key(at), at)
+    return found
+
+
+def next_row(block: Block, row: int, stop: int, key: str) -> int | None:
+    """The first row from `row` on that has a key."""
+    values, codes = _coded(block)
+    if row >= stop:
+        return None
+    if isinstance(codes, int):
+        return row if values[codes] == key else None
+    if codes is not None:
+        if key not in values:
+            return None
+        code = values.index(key)
+        if len(codes) == block.count:
+            at = codes.find(code, row, stop)
+            return None if at < 0 else at
+        numbers = unpack_ints(codes, block.count)
+        return next((at for at in range(row, stop) if numbers[at] == code), None)
+    return next((at for at in range(row, stop) if block.key(at) == key), None)
+
+
+def _coded(block: Block) -> tuple[list[str | None], int | bytes | None]:
+    """A block's keys and which row has which; None where they are not in that form."""
+    column = block.wire.key
+    return (column[1], column[2]) if column is not None and column[0] == 1 else ([], None)
+
+
+# ── in a group ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def pass_over(commit: Commit, group: Group, block: Block, row: int, stop: int) -> None:
+    """Sets the messages of some rows aside, right above the frontier; all of their keys are busy."""
+    tx, start, end = commit.tx, block.seq(row), block.seq(stop - 1)
+    for key, at in first_rows(block, row, stop).items():
+        tx.put(keys.held_key(group.topic, group.number, key or "", block.seq(at)), keys.pack_seq(end))
+    tx.put(keys.run_key(group.topic, group.number, start), _value.pack(end, stop - row))
+    group.record.held += stop - row
+    group.record.runs += 1
+    group.advance(commit, end)
+
+
+def runs(snap: Snapshot, group: Group, through: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """Where each run begins and ends, and how many messages are left in it, ascending."""
+    if group.record.runs:
+        low, high = keys.rows(group.topic, group.number, b"p")
+        if through is not None:
+            high = keys.run_key(group.topic, group.number, through + 1)
+        for key, value in snap.scan(low, high):
+            yield keys.tail_seq(key), *_value.unpack(value)
+
+
+def members(snap: Snapshot, group: Group, through: int | None = None) -> Iterator[tuple[int, str]]:
+    """The messages of all runs, ascending, with their keys."""
+    for start, end, _ in runs(snap, group, through):
+        yield from _members_of(snap, group, start, end if through is None else min(end, through))
+
+
+def _members_of(snap: Snapshot, group: Group, start: int, end: int) -> Iterator[tuple[int, str]]:
+    parts: dict[str | None, list[tuple[int, int]]] = {}
+    at = start
+    while (found := group.queue.blocks.find(snap, at, end)) is not None:
+        block, begin = found
+        for row in range(begin, block.row_after(end)):
+            seq, key = block.seq(row), block.key(row)
+            if key not in parts:
+                parts[key] = [] if key is None else _parts(snap, group, key, seq, end)
+            if key is not None and any(first <= seq <= last for first, last in parts[key]):
+                yield seq, key
+        at = block.last + 1
+
+
+def _parts(snap: Snapshot, group: Group, key: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The stretches of one run in which a key's messages are held."""
+    low = keys.held_key(group.topic, group.number, key, start)
+    stop = keys.held_key(group.topic, group.number, key, end + 1)
+    return [(keys.tail_seq(row), keys.unpack_seq(value)) for row, value in snap.scan(low, stop) if value]
+
+
+def member(snap: Snapshot, group: Group, seq: int) -> MessageRow | None:
+    """A message that is held in a run, or None."""
+    found = _stretch(snap, group, seq)
+    return None if found is None else MessageRow(seq, HELD, key=found[0])
+
+
+def take_out(commit: Commit, group: Group, seq: int) -> None:
+    """Gives a message of a run a row of its own."""
+    found = _stretch(commit.tx, group, seq)
+    assert found is not None
+    unfold(commit, group, found[0], seq, found[1], found[2])
+
+
+def _stretch(snap: Snapshot, group: Group, seq: int) -> tuple[str, int, int] | None:
+    """The key of a message that is held in a run, and from where to where its key is held there."""
+    low, _ = keys.rows(group.topic, group.number, b"p")
+    run = next(iter(snap.scan(low, keys.run_key(group.topic, group.number, seq + 1), reverse=True)), None)
+    if run is None or _value.unpack(run[1])[0] < seq:
+        return None
+    event = group.queue.blocks.event(snap, seq)
+    key = None if event is None else event.key
+    if key is None:
+        return None
+    low, _ = keys.held_range(group.topic, group.number, key)
+    stop = keys.held_key(group.topic, group.number, key, seq + 1)
+    row = next(iter(snap.scan(low, stop, reverse=True)), None)
+    if row is None or not row[1] or keys.unpack_seq(row[1]) < seq:
+        return None
+    return key, keys.tail_seq(row[0]), keys.unpack_seq(row[1])
+
+
+def unfold(commit: Commit, group: Group, key: str, seq: int, first: int, last: int) -> MessageRow:
+    """Gives a message of a run a row of its own; the key's messages before and after it stay in the run."""
+    tx = commit.tx
+    if first < seq:
+        tx.put(keys.held_key(group.topic, group.number, key, first), keys.pack_seq(seq - 1))
+    following = _next(tx, group, key, seq + 1, last)
+    if following is not None:
+        tx.put(keys.held_key(group.topic, group.number, key, following), keys.pack_seq(last))
+    _shrink(commit, group, seq)
+    group.record.held -= 1
+    message = MessageRow(seq, HELD, key=key)
+    group.place(commit, message)
+    return message
+
+
+def _next(snap: Snapshot, group: Group, key: str, start: int, end: int) -> int | None:
+    """The next position of a key in a part of a run."""
+    while (found := group.queue.blocks.find(snap, start, end)) is not None:
+        block, row = found
+        if isinstance(block, Block):
+            at = next_row(block, row, block.row_after(end), key)
+            if at is not None:
+                return block.seq(at)
+        start = block.last + 1
+    return None
+
+
+def _shrink(commit: Commit, group: Group, seq: int) -> None:
+    """One message less in the run that holds a position."""
+    low, _ = keys.rows(group.topic, group.number, b"p")
+    for row, value in commit.tx.scan(low, keys.run_key(group.topic, group.number, seq + 1), reverse=True):
+        end, left = _value.unpack(value)
+        if left > 1:
+            commit.tx.put(row, _value.pack(end, left - 1))
+        else:
+            commit.tx.delete(row)
+            group.record.runs -= 1
+        break
