@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 import penstock
 from penstock import Delivery, ManualClock, Queue, Retry
-from penstock.errors import ConfigError, QueueFull, StaleDelivery
+from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery
 from penstock.queue.operations import choice
 
 GROUPS = ("default", "audit", "mail")
@@ -43,6 +43,7 @@ class Message:
     key: str | None = None
     priority: int = 0
     budget: int | None = None
+    at: int = 0
 
 
 @dataclass
@@ -87,6 +88,10 @@ class Model:
     held: dict[str, Holding] = field(default_factory=dict)
     dead: dict[int, str | None] = field(default_factory=dict)
     """Payloads of dead letters, and the group that gave each up."""
+    dedups: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The first message of each dedup key, and when that was."""
+    moved: list[int] = field(default_factory=list)
+    """Payloads that lie in another queue by now."""
 
     def __post_init__(self) -> None:
         self.views[""] = {}
@@ -163,6 +168,7 @@ class Model:
     def push(self, message: Message, due: int, group: str | None = None) -> int:
         """A new message for everybody; a dead letter that goes back is for the group that gave it up."""
         self.latest += 1
+        message.at = self.now
         self.messages[self.latest] = message
         for name in [group] if group and self.mode == "fanout" else self.current():
             self.views[name][self.latest] = Status(due=due if due > self.now else 0)
@@ -239,6 +245,20 @@ class Model:
         for name in self.homes(one):
             self.views[name][one.seq] = Status("ready", 0, one.attempts - 1)
 
+    def expire(self) -> None:
+        """What has outlived its ttl, and nobody holds, is gone."""
+        ttl = self.policy.get("ttl")
+        for view in self.views.values() if ttl else ():
+            for seq, one in list(view.items()):
+                if one.state == "ready" and self.messages[seq].at <= self.now - ttl * 1000:
+                    del view[seq]
+
+    def free(self) -> list[int]:
+        """What nobody holds and nobody has given up."""
+        held = {one.seq for one in self.held.values()}
+        failed = {seq for view in self.views.values() for seq, one in view.items() if one.state == "failed"}
+        return [seq for seq in self.unsettled() if seq not in held and seq not in failed]
+
     # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────────
     def counts(self, name: str) -> tuple[int, int, int, int]:
         view = self.views[name].values()
@@ -255,7 +275,7 @@ class Model:
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 _stores = itertools.count()
-STYLES = ("plain", "priority", "keyed", "fanout", "fanout-keyed", "modes")
+STYLES = ("plain", "priority", "keyed", "fanout", "fanout-keyed", "modes", "ttl", "fanout-ttl")
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -302,10 +322,14 @@ class QueueMachine(RuleBasedStateMachine):
             "max_in_flight": max_in_flight,
             "max_size": max_size if style == "plain" else None,
             "priority": style == "priority",
+            "dedup_window": 20,
         }
+        if style.endswith("ttl"):
+            self.policy |= {"ttl": 25, "dead_letter": None}
         self.style = style
         self.keyed = style.endswith("keyed")
         self.journals[0].queue("jobs", **self.policy)
+        self.journals[0].queue("aside", priority=style == "priority")
         self.model = Model(self.policy, mode, self.clock.now_ms())
 
     def queue(self, which: int) -> Queue:
@@ -356,6 +380,71 @@ class QueueMachine(RuleBasedStateMachine):
             message = Message(payload, options.get("key"), options.get("priority", 0), budget)
             due = self.clock.now_ms() + options.get("delay", 0) * 1000
             assert receipt.seq == self.model.push(message, due)
+
+    @rule(which=which, key=st.sampled_from(["x", "y"]))
+    def push_once(self, which: int, key: str) -> None:
+        limit = self.policy["max_size"]
+        known = self.model.dedups.get(key)
+        fresh = known is None or self.model.now - known[1] >= self.policy["dedup_window"] * 1000
+        if limit is not None and fresh and len(self.model.unsettled()) - self.failed_count() + 1 > limit:
+            return
+        payload = next(self.numbers)
+        receipt = self.queue(which).push(payload, dedup=key)
+        assert receipt.duplicate is not fresh
+        if fresh:
+            assert receipt.seq == self.model.push(Message(payload), 0)
+            self.model.dedups[key] = receipt.seq, self.model.now
+        else:
+            assert known is not None and receipt.seq == known[0]
+
+    @rule(which=which, window=st.sampled_from([10, 20, 90]), attempts=st.integers(1, 3))
+    def configure(self, which: int, window: int, attempts: int) -> None:
+        changes = {"dedup_window": window, "max_attempts": attempts}
+        shortest = min(window, self.policy["dedup_window"])
+        self.queue(which).configure(**changes)
+        self.policy |= changes
+        known = self.model.dedups
+        # A key that no longer counts is forgotten: a longer window does not bring it back.
+        for key in [key for key, (_, at) in known.items() if self.model.now - at >= shortest * 1000]:
+            del known[key]
+
+    @rule(which=which, limit=st.sampled_from([None, 1, 3]))
+    def move(self, which: int, limit: int | None) -> None:
+        chosen = self.model.free()[:limit]
+        assert self.queue(which).move(self.journals[which].queue("aside"), limit=limit) == len(chosen)
+        for seq in chosen:
+            self.model.moved.append(self.model.messages[seq].payload)
+            for view in self.model.views.values():
+                view.pop(seq, None)
+
+    @rule(which=which, how=st.sampled_from(["keys", "events", "age"]))
+    def forget(self, which: int, how: str) -> None:
+        """Retention and compaction by key remove nothing that is not settled."""
+        topic = self.journals[which].topic("jobs")
+        if how == "keys":
+            topic.compact_keys()
+        else:
+            topic.configure(**{"max_events": 2} if how == "events" else {"max_age": 3})
+            self.journals[which].maintain()
+
+    @rule(which=which)
+    def fence(self, which: int) -> None:
+        """While an exclusive fence is open nothing can be pushed; what is there stays as it is."""
+        fence = self.journals[which].fence()
+        with pytest.raises(FenceActive):
+            self.queue(which).push(-1)
+        fence.cancel()
+
+    @rule(which=which, chance=st.integers(0, 9))
+    def drop(self, which: int, chance: int) -> None:
+        if chance:
+            return
+        model = self.model
+        assert self.queue(which).drop() == len(model.unsettled())
+        self.journals[1 - which].queue("jobs", **(self.policy | {"mode": model.mode}))
+        model.held.clear()
+        model.begins.clear()
+        model.views = {"": {}}
 
     def failed_count(self) -> int:
         return sum(one.state == "failed" for name in self.model.current() for one in self.model.views[name].values())
@@ -463,7 +552,7 @@ class QueueMachine(RuleBasedStateMachine):
         delivery = self.handed[pick % len(self.handed)]
         live = delivery.token in self.model.held
         if how == "rolled back":
-            with pytest.raises(ZeroDivisionError), delivery.queue.journal.transaction() as tx:
+            with pytest.raises((ZeroDivisionError, QueueFull)), delivery.queue.journal.transaction() as tx:
                 if live:
                     tx.nack(delivery, dead=True)
                 tx.push("jobs", -1)
@@ -584,6 +673,8 @@ class QueueMachine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         model = self.model
+        model.expire()
+        assert [event.payload for event in self.journals[0].queue("aside")] == model.moved
         for which in (0, 1):
             queue = self.queue(which)
             assert [event.seq for event in queue] == model.unsettled()

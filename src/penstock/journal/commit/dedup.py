@@ -64,8 +64,12 @@ def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -
 
 
 def change_window(tx: WriteTx, topic: int, old: float | None, new: float | None, now_ms: int) -> None:
-    """Moves a topic's keys into the buckets of another window, so that none is forgotten by the change itself."""
-    if _bucket(old, _FAR) == _bucket(new, _FAR):
+    """Moves a topic's keys into the buckets of another window, so that none is forgotten by the change itself.
+
+    A key that no longer counts stays forgotten, also when the window grows.
+    """
+    shorter = new is not None and (old is None or new <= old)
+    if old == new or (shorter and _bucket(old, _FAR) == _bucket(new, _FAR)):
         return
     start, stop = keys.dedup_range(topic, keys.MAX_BUCKET)
     known: dict[str, Original] = {}
