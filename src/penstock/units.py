@@ -81,6 +81,27 @@ def _two_figures(value: float) -> str:
     return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
+def write_duration(seconds: float) -> str:
+    """A duration that `parse_duration` reads back without loss: 250ms, 90s, 5m, 1h30m, 7d."""
+    left = round(seconds * 1000)
+    if left == 0:
+        return "0s"
+    parts = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)
+
+
+def write_size(count: int) -> str:
+    """Bytes that `parse_size` reads back without loss: 1000, 64KiB, 2GiB."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)
+
+
 def show_size(count: int) -> str:
     """Bytes as people read them: 712 B, 64.0 KiB, 1.2 GiB."""
     if count < 1024:

@@ -52,8 +52,9 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     contexts = []
 
     def complain(message: Any) -> None:
-        # A server that was stopped while the page was open is none of the page's making.
-        if message.type in ("error", "warning") and "net::ERR_" not in message.text:
+        # A server that was stopped while the page was open is none of the page's making, and a refusal is shown.
+        expected = "net::ERR_" in message.text or "a status of 400" in message.text
+        if message.type in ("error", "warning") and not expected:
             complaints.append(f"{message.type}: {message.text}")
 
     def refuse(dialog: Dialog) -> None:

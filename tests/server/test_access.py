@@ -50,7 +50,7 @@ def test_no_route_of_the_api_is_left_open(guarded: Served) -> None:
 
     asked = 0
     names = dict.fromkeys(
-        ("topic", "queue", "event", "consumer", "token", "seq", "correlation", "group", "schedule"), "1"
+        ("topic", "queue", "event", "consumer", "token", "seq", "correlation", "group", "schedule", "act"), "1"
     )
     for route in make_app(guarded.journal).routes:
         if not isinstance(route, Route) or route.path == "/healthz" or not route.methods:

@@ -68,8 +68,18 @@ class Access:
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self.role_of_token(token.strip())
-        cookie = connection.cookies.get(COOKIE)
-        return self._role_of_session(cookie) if cookie else None
+        found = self._session_of(connection)
+        return None if found is None else found[0]
+
+    def identity(self, connection: HTTPConnection) -> str:
+        """Who sent a request, for the record: the beginning of its token's hash, `local` where none is asked for."""
+        if self.open:
+            return "local"
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return fingerprint(token.strip())
+        found = self._session_of(connection)
+        return "" if found is None else found[1]
 
     def require(self, connection: HTTPConnection, role: Role) -> Role:
         """The sender's role; Refused when it may not do what needs `role`."""
@@ -86,19 +96,21 @@ class Access:
         return has
 
     # ── sessions of the page ─────────────────────────────────────────────────────────────────────────────────────────
-    def session(self, role: Role) -> str:
-        """A cookie's value that stands for a role for some hours, in this server's lifetime."""
-        said = f"{role}.{int(time.time()) + SESSION_SECONDS}"
+    def session(self, token: str, role: Role) -> str:
+        """A cookie's value that stands for a token's role for some hours, in this server's lifetime."""
+        said = f"{role}.{fingerprint(token)}.{int(time.time()) + SESSION_SECONDS}"
         return f"{said}.{self._sign(said)}"
 
-    def _role_of_session(self, cookie: str) -> Role | None:
-        said, _, signature = cookie.rpartition(".")
+    def _session_of(self, connection: HTTPConnection) -> tuple[Role, str] | None:
+        """The role and the identity that a request's cookie stands for."""
+        cookie = connection.cookies.get(COOKIE)
+        said, _, signature = (cookie or "").rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
             return None
-        role, _, until = said.partition(".")
-        if not until.isdigit() or int(until) < time.time():
+        role, who, until = said.split(".")
+        if int(until) < time.time():
             return None
-        return next((known for known in ROLES if known == role), None)
+        return next(((known, who) for known in ROLES if known == role), None)
 
     def _sign(self, said: str) -> str:
         return hmac.new(self._secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
@@ -118,6 +130,11 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
+
+
+def fingerprint(token: str) -> str:
+    """What a token is called in records: enough of its hash to tell tokens apart, too little to find one."""
+    return _digest(token).hex()[:10]
 
 
 def _digest(token: str) -> bytes:

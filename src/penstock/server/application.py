@@ -17,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.observe.history import History
 from penstock.protocol.operation import Role
 from penstock.server.access import Access
+from penstock.server.acts import act_routes
 from penstock.server.api import deliveries, failures, live, messages, queues, reading, topics
 from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
@@ -101,6 +102,7 @@ def make_app(
             Route("/healthz", whole_journal.health),
             Route("/metrics", whole_journal.metrics),
             *page_routes(),
+            *act_routes(),
         ],
         exception_handlers={
             Refused: failures.answer_refused,

@@ -16,6 +16,7 @@ import msgspec
 from penstock.clock import Seconds, SystemClock, from_ms, seconds
 from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError, QueueFull
+from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.storage.block import Columns
@@ -146,6 +147,17 @@ def listed(queue: LocalQueue) -> list[Schedule]:
     queue.journal._check_open()
     with queue.journal._engine.read() as snap:
         return [_shown(queue.name, name, record) for name, record in _stored(snap, queue._number, queue.name)]
+
+
+def push_now(queue: LocalQueue, name: str) -> Receipt:
+    """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
+    with queue.journal._engine.read() as snap:
+        record = dict(_stored(snap, queue._number, queue.name)).get(name)
+    if record is None:
+        raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
+    payload = record.payload if record.binary else msgspec.json.decode(record.payload)
+    headers = {**(record.headers or {}), NAME_HEADER: name}
+    return queue.push(payload, kind=record.kind, headers=headers, key=record.key, priority=record.priority)
 
 
 def remove(queue: LocalQueue, name: str) -> bool:

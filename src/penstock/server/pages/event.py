@@ -81,6 +81,7 @@ def event_page(request: Request, service: Service) -> Response:
     cause = None
     if event.causation_id is not None:
         cause = next((found for found in topic.ancestors(event) if found.id == event.causation_id), None)
+    is_queue = topic.name in service.journal.queues()
     failure = failure_of(request, service, event)
     values = {
         "event": event,
@@ -91,7 +92,9 @@ def event_page(request: Request, service: Service) -> Response:
         "shown_effects": SHOWN_EFFECTS,
         "oldest": topic.oldest,
         "latest": topic.latest,
-        "is_queue": topic.name in service.journal.queues(),
+        "is_queue": is_queue,
+        "is_message": is_queue and service.journal.queue(topic.name).get(event.seq) is not None,
+        "consumer_names": sorted(topic.cursors()),
     }
     if "part" in request.query_params:
         return rendering.part(request, "event_part.html", **values)

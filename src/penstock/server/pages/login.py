@@ -24,7 +24,8 @@ async def login_page(request: Request) -> Response:
     if request.method != "POST":
         return rendering.bare_page(request, "login.html", "Log in", problem=None)
     data = parse_qs((await parameters.body(request, service)).decode("utf-8", "replace"))
-    role = service.access.role_of_token(data.get("token", [""])[0].strip())
+    token = data.get("token", [""])[0].strip()
+    role = service.access.role_of_token(token)
     if role is None:
         await asyncio.sleep(WRONG_TOKEN_PAUSE)
         problem = "That token is not known here."
@@ -32,7 +33,7 @@ async def login_page(request: Request) -> Response:
     answer = RedirectResponse(f"{base}/", 303)
     answer.set_cookie(
         COOKIE,
-        service.access.session(role),
+        service.access.session(token, role),
         max_age=SESSION_SECONDS,
         path=f"{base}/",
         httponly=True,

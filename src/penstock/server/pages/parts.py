@@ -17,6 +17,8 @@ from penstock.units import show_duration, show_size
 
 PREVIEW = 300
 """Characters of a payload in a list."""
+TYPED_BYTES = 16 << 10
+"""A payload that is longer is no template for what a person types."""
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -44,8 +46,27 @@ def preview(event: Event) -> str:
     return text[:PREVIEW] + ("…" if len(text) > PREVIEW else "")
 
 
+def payload_text(event: Event) -> str:
+    """A payload as a person would type it; empty when it is too long for that."""
+    raw = event.raw
+    return "" if len(raw) > TYPED_BYTES else msgspec.json.format(raw, indent=2).decode("utf-8", "replace")
+
+
 # ── tables, tiles ────────────────────────────────────────────────────────────────────────────────────────────────────
-class Row(msgspec.Struct):
+class ActButton(msgspec.Struct):
+    """A button that does something about a row."""
+
+    label: str
+    act: str
+    fields: dict[str, str]
+
+    @property
+    def document(self) -> str:
+        """The fields as the button carries them."""
+        return msgspec.json.encode(self.fields).decode()
+
+
+class Row(msgspec.Struct, omit_defaults=True):
     """A row: what it is known by, where it leads, what its cells say."""
 
     key: str
@@ -53,6 +74,7 @@ class Row(msgspec.Struct):
     href: str | None = None
     alert: bool = False
     """Something about it wants attention."""
+    buttons: list[ActButton] = []
 
 
 class Table(msgspec.Struct):
@@ -65,6 +87,8 @@ class Table(msgspec.Struct):
     empty: str = "nothing yet"
     sorts: list[tuple[str, str]] = []
     """For each column the query that puts rows in its order, and how they are in its order now."""
+    has_buttons: bool = False
+    """Whether rows end with buttons."""
 
 
 class Tile(msgspec.Struct):

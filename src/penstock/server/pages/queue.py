@@ -16,9 +16,9 @@ from penstock.queue.policy import QueuePolicy
 from penstock.queue.retry import Retry
 from penstock.server.api.queues import groups_of, queue_of
 from penstock.server.pages import charts, parts, rendering, schedules
-from penstock.server.pages.parts import Row, Table, Tile, Update
+from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
-from penstock.units import show_duration
+from penstock.units import show_duration, write_duration
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -58,14 +58,20 @@ def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
     ]
 
 
-def pending_table(queue: LocalQueue, group: str) -> Table:
+def pending_table(queue: LocalQueue, group: str, *, may_write: bool, may_admin: bool) -> Table:
+    """Messages in flight, with what can be done about each."""
     rows = []
     for held in islice(queue.pending(group if queue.policy.mode == "fanout" else None), SHOWN):
         cells = [f"#{held.seq}", held.consumer or "–", held.group, parts.number(held.attempt)]
         cells += [_clock(held.delivered_at), _clock(held.deadline)]
-        rows.append(Row(held.token, cells))
+        fields = {"queue": queue.name, "token": held.token}
+        buttons = [ActButton("Release", "release", fields)] if may_write else []
+        if may_admin:
+            buttons.append(ActButton("Done", "settle", {**fields, "outcome": "done"}))
+            buttons.append(ActButton("Give up", "settle", {**fields, "outcome": "dead"}))
+        rows.append(Row(held.token, cells, buttons=buttons))
     columns = ["Message", "Holder", "Group", "Attempt", "Delivered", "Deadline"]
-    return Table("pending", columns, rows, [3], "nothing is in flight")
+    return Table("pending", columns, rows, [3], "nothing is in flight", has_buttons=may_write)
 
 
 def _clock(moment: datetime) -> str:
@@ -78,6 +84,7 @@ def queue_page(request: Request, service: Service) -> Response:
     queue = queue_of(request, service)
     group = _group(request, queue)
     service.sampler.start()
+    allowed = rendering.allowed(request)
     holds_dead = is_dead_letter_queue(service.sampler.newest, queue.name)
     return rendering.page(
         request,
@@ -95,11 +102,14 @@ def queue_page(request: Request, service: Service) -> Response:
         dead=list(islice(queue.dead_letters(), SHOWN)),
         failed=list(islice(queue.failures(group), SHOWN)),
         shown=SHOWN,
-        pending=pending_table(queue, group),
+        pending=pending_table(queue, group, **allowed),
         next=queue.peek(10, group=group),
         policy=policy_words(queue.policy),
         consumers=consumer_table(queue),
-        schedules=schedules.table(queue.schedules(), rendering.base_of(request)),
+        schedules=schedules.table(queue.schedules(), rendering.base_of(request), **allowed),
+        policy_values=policy_values(queue.policy),
+        templates=[event for event in queue.peek(5, group=group) if not event.binary],
+        has_groups=queue.policy.mode == "fanout",
     )
 
 
@@ -120,8 +130,35 @@ def policy_words(policy: QueuePolicy) -> list[tuple[str, str]]:
         ("Most messages", bound(policy.max_size)),
         ("Most in flight", bound(policy.max_in_flight)),
         ("Priorities", "yes" if policy.priority else "no"),
-        ("Remembers dedup keys for", show_duration(policy.dedup_window)),
+        ("Remembers dedup keys for", "ever" if policy.dedup_window is None else show_duration(policy.dedup_window)),
     ]
+
+
+def policy_values(policy: QueuePolicy) -> dict[str, str]:
+    """A policy as its form shows it, in units a person can write back."""
+
+    def bound(value: int | None) -> str:
+        return "" if value is None else str(value)
+
+    return {
+        "lease": write_duration(policy.lease),
+        "max_attempts": str(policy.max_attempts),
+        "retry": retry_value(policy.retry),
+        "dead_letter": policy.dead_letter or "",
+        "ttl": "" if policy.ttl is None else write_duration(policy.ttl),
+        "max_size": bound(policy.max_size),
+        "max_in_flight": bound(policy.max_in_flight),
+        "dedup_window": "ever" if policy.dedup_window is None else write_duration(policy.dedup_window),
+    }
+
+
+def retry_value(retry: Retry) -> str:
+    """A retry in the form that its field takes; a linear or random one has none and is kept unless it is changed."""
+    delays = ", ".join(write_duration(delay) for delay in retry.delays)
+    if retry.curve == "exponential" and not retry.jitter:
+        cap = "" if retry.cap is None else f" up to {write_duration(retry.cap)}"
+        return f"{delays} x {retry.factor:g}{cap}"
+    return {"immediate": "at once", "fixed": delays, "schedule": delays}.get(retry.curve, "as it is")
 
 
 def retry_words(retry: Retry) -> str:
@@ -158,8 +195,9 @@ async def live_queue(request: Request, service: Service) -> Response:
     name = request.path_params["queue"]
     queue = queue_of(request, service)
     group = _group(request, queue)
+    allowed = rendering.allowed(request)
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(sample, name, group), pending_table(queue, group), consumer_table(queue))
+        return parts.update(tiles(sample, name, group), pending_table(queue, group, **allowed), consumer_table(queue))
 
     return rendering.stream(request, service, render)

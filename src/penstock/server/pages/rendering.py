@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import cache
 from urllib.parse import quote
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -55,6 +56,11 @@ def stamp(value: datetime) -> str:
     return value.isoformat(timespec="milliseconds")
 
 
+def document(value: dict[str, str]) -> str:
+    """Fields as JSON, for an attribute; escaped like any other text."""
+    return msgspec.json.encode(value).decode()
+
+
 @cache
 def environment() -> Environment:
     """The templates; compiled once for the process."""
@@ -66,7 +72,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        segment=segment, stamp=stamp, number=parts.number, rate=parts.rate, age=parts.age, preview=parts.preview
+        segment=segment,
+        stamp=stamp,
+        number=parts.number,
+        rate=parts.rate,
+        age=parts.age,
+        preview=parts.preview,
+        payload_text=parts.payload_text,
+        tojson_text=document,
     )
     return made
 
@@ -79,6 +92,11 @@ def base_of(request: Request) -> str:
 def can(request: Request, role: str) -> bool:
     """Whether the person who looks at the page may do what needs a role."""
     return ROLES.index(request.state.role) >= ROLES.index(role)
+
+
+def allowed(request: Request) -> dict[str, bool]:
+    """What the person who looks at the page may do."""
+    return {"may_write": can(request, "write"), "may_admin": can(request, "admin")}
 
 
 def page(
@@ -107,8 +125,7 @@ def page(
         query=request.query_params,
         live=None if live is None else base + live,
         role=request.state.role,
-        may_write=can(request, "write"),
-        may_admin=can(request, "admin"),
+        **allowed(request),
         has_login=not service.access.open,
         **values,
     )
@@ -128,7 +145,7 @@ def stream(request: Request, service: Service, render: Callable[[Sample], Update
 
 def part(request: Request, template: str, **values: object) -> HTMLResponse:
     """A part of a page, for the script to put into one."""
-    return _answer(template, 200, base=base_of(request), **values)
+    return _answer(template, 200, base=base_of(request), **allowed(request), **values)
 
 
 def bare_page(request: Request, template: str, title: str, *, status: int = 200, **values: str | None) -> HTMLResponse:

@@ -12,7 +12,7 @@ from penstock.observe.sample import Sample
 from penstock.queue.run.cron import Cron
 from penstock.queue.run.schedule import Schedule
 from penstock.server.pages import parts, rendering
-from penstock.server.pages.parts import Row, Table, Update
+from penstock.server.pages.parts import ActButton, Row, Table, Update
 from penstock.server.service import Service, guarded
 from penstock.units import show_duration
 
@@ -38,16 +38,20 @@ def said(schedule: Schedule) -> str:
     return f"every {show_duration(schedule.interval)}"
 
 
-def table(schedules: list[Schedule], base: str) -> Table:
+def table(schedules: list[Schedule], base: str, *, may_write: bool, may_admin: bool) -> Table:
     """Every schedule, the next to tick first."""
     rows = []
     for one in sorted(schedules, key=lambda one: (one.next_tick, one.queue, one.name)):
         ticks = [tick.isoformat(timespec="milliseconds") for tick in next_ticks(one)]
         last = "–" if one.last_tick is None else one.last_tick.isoformat(timespec="milliseconds")
         cells = [one.name, one.queue, said(one), *ticks, last, one.missed, one.kind]
-        rows.append(Row(f"{one.queue}/{one.name}", cells, f"{base}/queues/{quote(one.queue)}#schedule-section"))
+        fields = {"queue": one.queue, "name": one.name}
+        buttons = [ActButton("Run now", "run-schedule", fields), ActButton("Remove", "remove-schedule", fields)]
+        href = f"{base}/queues/{quote(one.queue)}#schedule-section"
+        rows.append(Row(f"{one.queue}/{one.name}", cells, href, buttons=buttons if may_write else []))
     columns = ["Schedule", "Queue", "When", "Next", "Then", "Then", "Last", "Missed ticks", "Kind"]
-    return Table("schedules", columns, rows, [], "no queue has a schedule: queue.every(60, payload, name=…)")
+    empty = "there is no schedule: queue.every(60, payload, name=…)"
+    return Table("schedules", columns, rows, [], empty, has_buttons=may_write)
 
 
 def all_schedules(service: Service) -> list[Schedule]:
@@ -57,15 +61,15 @@ def all_schedules(service: Service) -> list[Schedule]:
 
 @guarded("read")
 def schedules_page(request: Request, service: Service) -> Response:
-    found = table(all_schedules(service), rendering.base_of(request))
+    found = table(all_schedules(service), rendering.base_of(request), **rendering.allowed(request))
     return rendering.page(request, service, "schedules.html", "Schedules", live="/live/schedules", schedules=found)
 
 
 @guarded("read")
 async def live_schedules(request: Request, service: Service) -> Response:
-    base = rendering.base_of(request)
+    base, allowed = rendering.base_of(request), rendering.allowed(request)
 
     def render(sample: Sample) -> Update:
-        return parts.update((), table(all_schedules(service), base))
+        return parts.update((), table(all_schedules(service), base, **allowed))
 
     return rendering.stream(request, service, render)

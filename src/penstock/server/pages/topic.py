@@ -11,12 +11,14 @@ from starlette.responses import Response
 
 from penstock.errors import ConfigError
 from penstock.events import Event
+from penstock.journal.commit.catalog import Settings
 from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters
 from penstock.server.api.topics import existing
 from penstock.server.pages import charts, parts, rendering
-from penstock.server.pages.parts import Row, Table, Tile, Update
+from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
+from penstock.units import write_duration, write_size
 
 if TYPE_CHECKING:
     from penstock.api import LocalTopic
@@ -28,14 +30,16 @@ SCANNED = 20_000
 
 
 # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def consumer_table(topic: str, sample: Sample) -> Table:
+def consumer_table(topic: str, sample: Sample, *, may_write: bool, may_admin: bool) -> Table:
     found = sample.topics.get(topic)
     rows = []
     if found is not None:
         for consumer, lag in sorted(found.lags.items()):
             cells = [consumer, parts.number(found.latest - lag), parts.number(lag)]
-            rows.append(Row(consumer, cells))
-    return Table("consumers", ["Consumer", "Position", "Lag"], rows, [1, 2], "no consumer has committed a position")
+            fields = {"topic": topic, "consumer": consumer}
+            rows.append(Row(consumer, cells, buttons=[ActButton("Forget", "forget", fields)] if may_write else []))
+    empty = "no consumer has committed a position"
+    return Table("consumers", ["Consumer", "Position", "Lag"], rows, [1, 2], empty, has_buttons=may_write)
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -57,6 +61,16 @@ def _events(request: Request, topic: LocalTopic) -> tuple[list[Event], str | Non
         return list(islice((e for e in looked if wanted.where is None or wanted.where.matches(e)), SHOWN)), None
     except ConfigError as error:
         return [], str(error)
+
+
+def settings_values(settings: Settings) -> dict[str, str]:
+    """What a topic keeps, in units a person can write back."""
+    return {
+        "max_age": "" if settings.max_age is None else write_duration(settings.max_age),
+        "max_events": "" if settings.max_events is None else str(settings.max_events),
+        "max_bytes": "" if settings.max_bytes is None else write_size(settings.max_bytes),
+        "by_key": "yes" if settings.by_key else "",
+    }
 
 
 def tiles(name: str, sample: Sample) -> list[Tile]:
@@ -92,7 +106,9 @@ def topic_page(request: Request, service: Service) -> Response:
         is_queue=topic.name in service.journal.queues(),
         tiles=tiles(topic.name, sample),
         charts=charts.TOPIC,
-        consumers=consumer_table(topic.name, sample),
+        consumers=consumer_table(topic.name, sample, **rendering.allowed(request)),
+        settings=settings_values(topic.settings),
+        templates=[event for event in events[:5] if not event.binary],
         consumer_names=sorted(topic.cursors()),
         events=events,
         problem=problem,
@@ -103,8 +119,9 @@ def topic_page(request: Request, service: Service) -> Response:
 @guarded("read")
 async def live_topic(request: Request, service: Service) -> Response:
     name = request.path_params["topic"]
+    allowed = rendering.allowed(request)
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(name, sample), consumer_table(name, sample))
+        return parts.update(tiles(name, sample), consumer_table(name, sample, **allowed))
 
     return rendering.stream(request, service, render)

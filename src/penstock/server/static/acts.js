@@ -1,51 +1,76 @@
-// Carries out what the forms of a page ask for, after asking back.
-import { $, ask, send, tell, tellAfterReload } from "./core.js";
+// Does what forms and buttons ask for: the server says what an act would touch, the person says yes, the server does it.
+import { ask, base, tell, tellAfterReload } from "./core.js";
 
-// ── seek, redrive, purge ────────────────────────────────────────────────────────────────────────────────────────────
-$("seek")?.addEventListener("submit", async (submit) => {
-  submit.preventDefault();
-  const form = submit.target;
-  const given = Object.fromEntries(new FormData(form));
-  const topic = form.dataset.topic;
-  const where = { start: "the start", end: "the end" }[given.to] ?? `${given.to} ${given.value}`;
-  if (!await ask(`Move ${given.consumer} to ${where} of ${topic}?`, "Seek")) return;
-  const change = { seek: true };
-  if (given.to === "position") change.position = Number(given.value);
-  else if (given.to === "time") change.time = given.value;
-  else change.to = given.to;
-  try {
-    const path = `/topics/${encodeURIComponent(topic)}/cursors/${encodeURIComponent(given.consumer)}`;
-    const said = await send("PUT", path, change);
-    tell(`${said.consumer} is at ${said.position}; ${said.lag} events lie ahead`);
-  } catch (error) { tell(error.message, true); }
-});
-
-for (const form of document.querySelectorAll("form.redrive")) {
-  const boxes = () => [...form.querySelectorAll("tbody input[type=checkbox]")];
-  form.querySelector("thead input")?.addEventListener("change", (change) => {
-    for (const box of boxes()) box.checked = change.target.checked;
+async function perform(act, fields, preview) {
+  const answer = await fetch(`${base}/acts/${act}`, {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ fields, preview }),
   });
-  form.addEventListener("submit", async (submit) => {
-    submit.preventDefault();
-    const all = submit.submitter?.value === "all";
-    const ids = all ? undefined : boxes().filter((box) => box.checked).map((box) => box.value);
-    if (ids && !ids.length) { tell("choose some messages first", true); return; }
-    const path = `/queues/${encodeURIComponent(form.dataset.queue)}/redrive`;
-    try {
-      const { would_redrive: count } = await send("POST", path, { ids, dry_run: true });
-      if (!await ask(`Send ${count} messages back to their queue, with a fresh budget?`, "Send back")) return;
-      const { redriven } = await send("POST", path, { ids });
-      tellAfterReload(`${redriven} messages were sent back`);
-    } catch (error) { tell(error.message, true); }
-  });
+  const said = await answer.json();
+  if (!answer.ok) throw new Error(said.detail || said.error || answer.statusText);
+  return said;
 }
 
-$("purge")?.addEventListener("submit", async (submit) => {
-  submit.preventDefault();
-  const queue = submit.target.dataset.queue;
-  if (!await ask(`Remove every message of ${queue}, also those in flight? This cannot be undone.`, "Remove")) return;
+// The server words the question; the button that was pressed says what yes means.
+async function carryOut(act, fields, yes, options = {}) {
   try {
-    const { removed } = await send("POST", `/queues/${encodeURIComponent(queue)}/purge`);
-    tellAfterReload(`${removed} messages were removed`);
+    const { question } = await perform(act, fields, true);
+    if (question && !await ask(question, yes)) return;
+    const { says } = await perform(act, fields, false);
+    if (options.stay) { tell(says); return; }
+    if (options.then) { sessionStorage.setItem("penstock-said", says); location.href = options.then; return; }
+    tellAfterReload(says);
   } catch (error) { tell(error.message, true); }
+}
+
+function fieldsOf(form, submitter) {
+  const fields = {};
+  for (const [name, value] of new FormData(form, submitter)) {
+    if (name === "ids") (fields.ids ??= []).push(value);
+    else fields[name] = value;
+  }
+  return fields;
+}
+
+document.addEventListener("submit", (submit) => {
+  const form = submit.target.closest("form[data-act]");
+  if (!form) return;
+  submit.preventDefault();
+  const act = submit.submitter?.dataset.act ?? form.dataset.act;
+  const fields = fieldsOf(form, submit.submitter);
+  if (act === "delete" && fields.scope !== "filter") delete fields.where;
+  carryOut(act, fields, submit.submitter?.textContent ?? "Yes", { stay: "stay" in form.dataset });
+});
+
+document.addEventListener("click", (click) => {
+  const button = click.target.closest("button[data-act][data-fields]");
+  if (!button) return;
+  click.preventDefault();
+  carryOut(button.dataset.act, JSON.parse(button.dataset.fields), button.textContent, { then: button.dataset.then });
+});
+
+// ── typing JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────
+function check(field) {
+  const problem = field.closest("form").querySelector("[data-json-problem]");
+  let wrong = "";
+  if (field.value.trim()) try { JSON.parse(field.value); } catch (error) { wrong = error.message; }
+  field.setCustomValidity(wrong);
+  field.setAttribute("aria-invalid", String(Boolean(wrong)));
+  if (problem) { problem.textContent = wrong; problem.hidden = !wrong; }
+}
+document.addEventListener("input", (input) => { if (input.target.matches("[data-json]")) check(input.target); });
+
+document.addEventListener("change", (change) => {
+  const choice = change.target;
+  if (choice.matches("[data-template]")) {
+    const form = choice.closest("form");
+    const picked = choice.selectedOptions[0];
+    const field = form.querySelector("[data-json]");
+    field.value = choice.value;
+    check(field);
+    if (picked.dataset.kind && form.elements.kind) form.elements.kind.value = picked.dataset.kind;
+    if (picked.dataset.key !== undefined && form.elements.key) form.elements.key.value = picked.dataset.key;
+  }
+  if (choice.matches("thead input[type=checkbox]")) {
+    for (const box of choice.closest("table").querySelectorAll("tbody input[type=checkbox]")) box.checked = choice.checked;
+  }
 });

@@ -64,12 +64,3 @@ export function ask(question, yes) {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
   });
 }
-
-export async function send(method, path, document_) {
-  const answer = await fetch(base + "/v1" + path, {
-    method, headers: { "Content-Type": "application/json" }, body: method === "GET" ? undefined : JSON.stringify(document_ ?? {}),
-  });
-  const said = await answer.json();
-  if (!answer.ok) throw new Error(said.detail || said.error || answer.statusText);
-  return said;
-}

@@ -1,6 +1,17 @@
 // Keeps tiles, tables and the line at the top as the server says they are.
 import { $, ISO, base, body, localTime, make } from "./core.js";
 
+function buttons(row) {
+  const cell = make("td", null, { class: "acts" });
+  for (const one of row.buttons ?? []) {
+    cell.append(make("button", one.label, {
+      type: "button", class: "plain small", "data-act": one.act, "data-fields": JSON.stringify(one.fields),
+      "aria-label": `${one.label} ${row.cells[0]}`,
+    }));
+  }
+  return cell;
+}
+
 function updateTable(id, rows) {
   const table = $(id);
   if (!table) return;
@@ -17,6 +28,7 @@ function updateTable(id, rows) {
         line.append(cell);
       });
     }
+    if (table.tHead.querySelector("th.acts") && !line.querySelector("td.acts")) line.append(buttons(row));
     known.delete(row.key);
     row.cells.forEach((text, column) => {
       const cell = line.cells[column];

@@ -1,0 +1,139 @@
+"""Acts on messages: send back what was given up, edit it, delete it; release and settle what is in flight."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.conditions import Where
+from penstock.errors import ConfigError
+from penstock.events import Event
+from penstock.queue.operations.dead import living_headers, origin
+from penstock.server.acts.act import ActCall, act, counted, happened
+
+
+def _choice(call: ActCall) -> Callable[[Event], bool] | None:
+    """Which messages: those that were ticked, those of a condition, or all."""
+    where = call.optional("where")
+    condition = None if where is None else Where(where)
+    scope = call.optional("scope") or "all"
+    if scope == "all":
+        return None
+    if scope == "filter":
+        if condition is None:
+            raise ConfigError("a condition is missing, like: payload.total > 10")
+        return condition.matches
+    ids = frozenset(call.several("ids"))
+    if not ids:
+        raise ConfigError("choose some messages first")
+    return lambda event: event.id in ids
+
+
+@act("admin", "queue", "ids", "where", "scope", "limit")
+def redrive(call: ActCall) -> str:
+    """Sends dead letters and failed messages back, all of them, chosen ones, or those of a condition."""
+    queue, choice, limit = call.queue(), _choice(call), call.whole("limit")
+    if call.preview:
+        count = queue.redrive(where=choice, limit=limit, dry_run=True)
+        if not count:
+            raise ConfigError("no message that was given up is among those")
+        return f"Send {counted(count, 'message')} back to their queue, with a fresh budget?"
+    return happened(queue.redrive(where=choice, limit=limit), "message", "sent back")
+
+
+@act("admin", "queue", "ids", "where", "scope")
+def delete(call: ActCall) -> str:
+    """Removes messages that were given up, or that nobody holds."""
+    queue, choice = call.queue(), _choice(call)
+    found: dict[str, list[int]] = {}
+    for group in queue.groups() if queue.policy.mode == "fanout" else ["default"]:
+        for failure in queue.failures(group):
+            if choice is None or choice(failure.event):
+                found.setdefault(queue.name, []).append(failure.event.seq)
+    for letter in queue.dead_letters():
+        if choice is None or choice(letter.event):
+            found.setdefault(letter.event.topic, []).append(letter.event.seq)
+    count = sum(len(set(seqs)) for seqs in found.values())
+    if not count:
+        raise ConfigError("no message that was given up is among those")
+    if call.preview:
+        return f"Delete {counted(count, 'message')} that {queue.name} gave up? This cannot be undone."
+    removed = sum(call.journal.queue(name).discard(sorted(set(seqs))) for name, seqs in found.items())
+    return happened(removed, "message", "deleted")
+
+
+def _message(call: ActCall) -> Event:
+    queue, seq = call.queue(), call.whole("seq")
+    event = None if seq is None else queue.get(seq)
+    if event is None:
+        raise ConfigError(f"{queue.name} has no message {seq}: it was settled meanwhile")
+    return event
+
+
+@act("admin", "queue", "seq")
+def delete_message(call: ActCall) -> str:
+    """Removes one message that nobody holds, whatever its state."""
+    queue, event = call.queue(), _message(call)
+    if any(held.seq == event.seq for held in queue.pending()):
+        raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first, or settle it")
+    if call.preview:
+        return f"Delete 1 message, {queue.name} #{event.seq:,}? This cannot be undone."
+    return happened(queue.discard([event.seq]), "message", "deleted")
+
+
+@act("admin", "queue", "seq", "payload")
+def edit(call: ActCall) -> str:
+    """Pushes a message that was given up with another payload, and removes the old one.
+
+    The new one comes first, under a dedup key, so that a failure in between loses nothing and a repeat adds nothing.
+    """
+    queue, event, payload = call.queue(), _message(call), call.payload()
+    home = origin(event) or queue.name
+    target = call.journal.queue(home) if home in call.journal.queues() else queue
+    if call.preview:
+        return f"Push 1 edited message to {target.name} and delete {queue.name} #{event.seq:,}?"
+    if any(held.seq == event.seq for held in queue.pending()):
+        raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first")
+    contents = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()[:16]
+    receipt = target.push(
+        payload,
+        kind=event.kind,
+        key=event.key,
+        headers=living_headers(event.headers),
+        cause=event,
+        dedup=f"edit-{event.id}-{contents}",
+    )
+    queue.discard([event.seq])
+    return f"the edited message is {target.name} #{receipt.seq:,}"
+
+
+# ── in flight ────────────────────────────────────────────────────────────────────────────────────────────────────────
+@act("write", "queue", "token")
+def release(call: ActCall) -> str:
+    """Takes a message from its holder and makes it ready again."""
+    queue = call.queue()
+    delivery = queue.delivery(call.text("token"))
+    if call.preview:
+        holder = delivery.consumer or "its holder"
+        return f"Take 1 message, {queue.name} #{delivery.event.seq:,}, from {holder}? Somebody else will get it."
+    delivery.release()
+    return f"{queue.name} #{delivery.event.seq:,} is ready again"
+
+
+@act("admin", "queue", "token", "outcome")
+def settle(call: ActCall) -> str:
+    """Settles a message in its holder's stead: done, or given up."""
+    queue = call.queue()
+    delivery = queue.delivery(call.text("token"))
+    name = f"{queue.name} #{delivery.event.seq:,}"
+    gives_up = call.optional("outcome") == "dead"
+    if call.preview:
+        done = "Give up" if gives_up else "Settle as done"
+        return f"{done} 1 message, {name}, which {delivery.consumer or 'somebody'} still works on?"
+    if gives_up:
+        delivery.nack(error="given up from the console", dead=True)
+        return f"{name} was given up"
+    delivery.ack()
+    return f"{name} was settled"

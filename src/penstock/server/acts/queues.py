@@ -1,0 +1,196 @@
+"""Acts on queues: push a message, change the policy, make, empty and drop queues, groups and schedules."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.queue.policy import FIELDS, checked
+from penstock.queue.retry import Retry
+from penstock.queue.run.schedule import push_now
+from penstock.server.acts.act import ActCall, act, counted, happened
+from penstock.units import parse_duration
+
+
+@act("write", "queue", "kind", "payload", "key", "delay", "priority")
+def push(call: ActCall) -> str:
+    queue, payload = call.queue(), call.payload()
+    if call.preview:
+        return ""
+    receipt = queue.push(
+        payload,
+        kind=call.optional("kind") or "message",
+        key=call.optional("key"),
+        delay=call.duration("delay") or 0,
+        priority=call.whole("priority") or 0,
+    )
+    return f"the message was pushed as {queue.name} #{receipt.seq:,}"
+
+
+# ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+POLICY_FIELDS = ("lease", "max_attempts", "retry", "dead_letter", "ttl", "max_size", "max_in_flight", "dedup_window")
+
+
+def read_retry(text: str) -> Retry:
+    """A retry as people write it: `at once`, `30s`, `5s, 1m, 10m`, `1s x 2 up to 5m`."""
+    plain = text.strip().lower()
+    try:
+        if plain in ("", "at once", "immediate", "0"):
+            return Retry.immediate()
+        if "x" in plain:
+            first, _, rest = plain.partition("x")
+            factor, _, cap = rest.partition("up to")
+            limit = parse_duration(cap) if cap.strip() else None
+            return Retry.exponential(parse_duration(first), factor=float(factor), cap=limit)
+        delays = [parse_duration(part) for part in plain.split(",")]
+        return Retry.fixed(delays[0]) if len(delays) == 1 else Retry.schedule(*delays)
+    except ValueError as error:
+        said = f"{text[:60]!r} is no retry: write `at once`, `30s`, `5s, 1m, 10m` or `1s x 2 up to 5m`"
+        raise ConfigError(said) from error
+
+
+def _policy(call: ActCall) -> dict[str, object]:
+    """The policy a form asks for; an empty field is no limit, or the default."""
+    given: dict[str, object] = {
+        "max_size": call.whole("max_size"),
+        "max_in_flight": call.whole("max_in_flight"),
+        "dead_letter": call.optional("dead_letter"),
+        "ttl": call.duration("ttl"),
+    }
+    retry = call.optional("retry")
+    if retry != "as it is":
+        given["retry"] = read_retry(retry or "")
+    defaulted = {
+        "lease": call.duration("lease"),
+        "max_attempts": call.whole("max_attempts"),
+    }
+    given |= {name: value for name, value in defaulted.items() if value is not None}
+    window = call.optional("dedup_window")
+    if window is not None:
+        given["dedup_window"] = None if window == "ever" else parse_duration(window)
+    return given
+
+
+@act("admin", "queue", *POLICY_FIELDS)
+def policy(call: ActCall) -> str:
+    queue = call.queue()
+    changes = checked(_policy(call), queue.name)
+    now = queue.policy
+    values = {name: getattr(now, name) for name in FIELDS}
+    changed = {name: value for name, value in changes.items() if values[name] != value}
+    words = ", ".join(f"{name.replace('_', ' ')}" for name in changed)
+    if call.preview:
+        if not changed:
+            return f"Nothing is different. Save the policy of {queue.name} all the same?"
+        return f"Change {words} of {queue.name}, with {counted(len(queue), 'message')} in it?"
+    queue.configure(**changed)
+    return f"the policy of {queue.name} was changed: {words or 'nothing'}"
+
+
+@act("admin", "queue", "mode", *POLICY_FIELDS)
+def make_queue(call: ActCall) -> str:
+    name, mode = call.text("queue"), call.optional("mode") or "work"
+    if name in call.journal.queues():
+        raise ConfigError(f"there is a queue {name!r} already: its page changes its policy")
+    given = {field: value for field, value in _policy(call).items() if value is not None}
+    checked({**given, "mode": mode}, name)
+    if call.preview:
+        held = call.journal.topic(name).latest if name in call.journal.topics() else 0
+        return f"{name} is a topic with {counted(held, 'event')}. Make it a queue as well?" if held else ""
+    call.journal.queue(name, mode=mode, **given)
+    return f"the queue {name} was made"
+
+
+# ── emptying and dropping ────────────────────────────────────────────────────────────────────────────────────────────
+@act("admin", "queue")
+def purge(call: ActCall) -> str:
+    queue = call.queue()
+    if call.preview:
+        return f"Remove {_contents(call)} of {queue.name}, also those in flight? This cannot be undone."
+    return happened(queue.purge(), "message", "removed")
+
+
+@act("admin", "queue")
+def drop_queue(call: ActCall) -> str:
+    queue = call.queue()
+    if call.preview:
+        groups, schedules = queue.groups(), queue.schedules()
+        with_ = f" with {counted(len(groups), 'group')} and {counted(len(schedules), 'schedule')}"
+        return (
+            f"Drop the queue {queue.name} and {_contents(call)} in it,{with_}? This cannot be undone; its topic stays."
+        )
+    return f"the queue {queue.name} was dropped with {counted(queue.drop(), 'message')}"
+
+
+def _contents(call: ActCall) -> str:
+    return counted(sum(1 for _ in call.queue()), "message")
+
+
+# ── groups and schedules ─────────────────────────────────────────────────────────────────────────────────────────────
+@act("write", "queue", "group", "after")
+def add_group(call: ActCall) -> str:
+    queue, group = call.queue(), call.text("group")
+    latest = (call.optional("after") or "start") == "end"
+    if call.preview:
+        return ""
+    queue.add_group(group, after="latest" if latest else 0)
+    return f"the group {group} was added"
+
+
+@act("admin", "queue", "group")
+def remove_group(call: ActCall) -> str:
+    queue, group = call.queue(), call.text("group")
+    if group not in queue.groups():
+        raise ConfigError(f"{queue.name} has no group {group[:80]!r}")
+    if call.preview:
+        stats = queue.stats(group)
+        waiting = stats.ready + stats.in_flight + stats.delayed + stats.failed
+        return f"Remove the group {group} of {queue.name}? {counted(waiting, 'message')} will no longer wait for it."
+    queue.remove_group(group)
+    return f"the group {group} was removed"
+
+
+MISSED: tuple[Literal["all", "last", "none"], ...] = ("all", "last", "none")
+
+
+@act("write", "queue", "name", "when", "timezone", "payload", "kind", "missed")
+def add_schedule(call: ActCall) -> str:
+    queue, name, when = call.queue(), call.text("name"), call.text("when")
+    payload = call.payload()
+    wanted = call.optional("missed") or "all"
+    missed = next((one for one in MISSED if one == wanted), None)
+    if missed is None:
+        raise ConfigError(f"missed is all, last or none, not {wanted[:40]!r}")
+    interval = when if len(when.split()) == 5 or when.startswith("@") else parse_duration(when)
+    if call.preview:
+        known = any(one.name == name for one in queue.schedules())
+        return f"{queue.name} has a schedule {name}. Replace it?" if known else ""
+    made = queue.every(
+        interval,
+        payload,
+        name=name,
+        timezone=call.optional("timezone") or "UTC",
+        missed=missed,
+        kind=call.optional("kind") or "message",
+    )
+    return f"{name} ticks next at {made.next_tick:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@act("write", "queue", "name")
+def remove_schedule(call: ActCall) -> str:
+    queue, name = call.queue(), call.text("name")
+    if call.preview:
+        return f"Remove the schedule {name} of {queue.name}?"
+    if not queue.unschedule(name):
+        raise ConfigError(f"{queue.name} has no schedule {name[:80]!r}")
+    return f"the schedule {name} was removed"
+
+
+@act("write", "queue", "name")
+def run_schedule(call: ActCall) -> str:
+    """Pushes a schedule's message now; its ticks stay as they are."""
+    queue, name = call.queue(), call.text("name")
+    if call.preview:
+        return ""
+    receipt = push_now(queue, name)
+    return f"the message of {name} was pushed as {queue.name} #{receipt.seq:,}"

@@ -1,0 +1,262 @@
+"""Acts of the console over HTTP: what they ask, what they do, whom they refuse, what the audit topic says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.queue.retry import Retry
+from penstock.server.acts.act import ACTS
+from penstock.server.acts.queues import read_retry
+from server.serving import ADMIN, READ, WRITE, Answer, Served
+
+
+def ask(served: Served, act: str, /, **fields: Any) -> Answer:
+    return served.post(f"/acts/{act}", {"fields": fields, "preview": True})
+
+
+def do(served: Served, act: str, /, **fields: Any) -> str:
+    answer = served.post(f"/acts/{act}", {"fields": fields})
+    assert answer.status == 200, answer.json
+    return str(answer.json["says"])
+
+
+def question(served: Served, act: str, /, **fields: Any) -> str:
+    answer = ask(served, act, **fields)
+    assert answer.status == 200, answer.json
+    return str(answer.json.get("question", ""))
+
+
+def refusal(served: Served, act: str, /, **fields: Any) -> str:
+    answer = ask(served, act, **fields)
+    assert answer.status in (400, 404), answer.json
+    return str(answer.json["detail"])
+
+
+def give_up(journal: penstock.Journal, name: str, payloads: list[Any], **policy: Any) -> None:
+    queue = journal.queue(name, max_attempts=1, **policy)
+    queue.push_many(payloads, kind="mail", headers={"source": "test"})
+    for delivery in queue.take_many(len(payloads)):
+        delivery.nack(error="no")
+
+
+# ── who may ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_act_is_refused_to_those_who_may_only_read(guarded: Served, journal: penstock.Journal) -> None:
+    journal.queue("q").push("x")
+    assert len(ACTS) >= 18
+    for name, act in ACTS.items():
+        for preview in (True, False):
+            body = {"fields": {act.subject: "q"}, "preview": preview}
+            assert guarded.ask("POST", f"/acts/{name}", body, token=READ).status == 403, name
+            if act.role == "admin":
+                assert guarded.ask("POST", f"/acts/{name}", body, token=WRITE).status == 403, name
+    assert len(journal.queue("q")) == 1
+    assert "penstock.audit" not in journal.topics()
+
+
+def test_what_is_done_is_written_down_with_who_did_it(guarded: Served, journal: penstock.Journal) -> None:
+    journal.queue("jobs").push_many([1, 2, 3])
+    assert question(guarded, "purge", queue="jobs").startswith("Remove 3 messages of jobs")
+    assert "penstock.audit" not in journal.topics()  # a question is no act
+    body = {"fields": {"queue": "jobs", "payload": '"y"' + " " * 2000}}
+    assert guarded.ask("POST", "/acts/push", body, token=WRITE).status == 200
+    assert do(guarded, "purge", queue="jobs") == "4 messages were removed"
+    first, second = journal.topic("penstock.audit").read()
+    assert (first.kind, first.key, first.payload["role"]) == ("console.push", "jobs", "write")
+    assert len(first.payload["fields"]["payload"]) <= 501
+    assert second.kind == "console.purge"
+    assert second.payload["role"] == "admin" and second.payload["says"] == "4 messages were removed"
+    assert second.payload["address"] == "127.0.0.1"
+    assert first.payload["who"] != second.payload["who"] and len(second.payload["who"]) == 10
+    assert ADMIN not in second.raw.decode() and WRITE not in first.raw.decode()
+
+
+def test_unknown_acts_fields_and_shapes_are_refused(served: Served, journal: penstock.Journal) -> None:
+    journal.queue("q")
+    assert "cannot 'explode'" in refusal(served, "explode")
+    assert "has no field 'queu'" in refusal(served, "purge", queu="q")
+    assert served.post("/acts/purge", {"fields": {"queue": "q"}, "dry": True}).status == 400
+    assert "there is no queue 'z'" in refusal(served, "purge", queue="z")
+    assert "queue is missing" in refusal(served, "purge")
+
+
+# ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_publishing_checks_the_json_and_asks_before_it_makes_a_topic(served: Served, journal: penstock.Journal) -> None:
+    assert "the payload is no JSON" in refusal(served, "publish", topic="t", kind="k", payload="{")
+    assert "headers are a JSON object" in refusal(served, "publish", topic="t", kind="k", headers='{"a": 1}')
+    assert question(served, "publish", topic="t", kind="k") == "There is no topic t yet. Make it with this event?"
+    fields = {"topic": "t", "kind": "k", "payload": '{"n": 1}', "key": "a", "headers": '{"source": "x"}'}
+    assert do(served, "publish", **fields) == "k was published as t #1"
+    assert question(served, "publish", **fields) == ""
+    (event,) = journal.topic("t").read()
+    assert (event.payload, event.key, event.headers["source"]) == ({"n": 1}, "a", "x")
+
+
+def test_retention_is_written_in_units_and_says_how_many_events_go(served: Served, journal: penstock.Journal) -> None:
+    journal.topic("t").append_many([penstock.Draft("k", n) for n in range(30)])
+    fields = {"topic": "t", "max_age": "1h30m", "max_events": "10", "max_bytes": "64MiB"}
+    asked = question(served, "retention", **fields)
+    assert "20 events of 30 will be removed" in asked and "the newest 10 events" in asked
+    do(served, "retention", **fields)
+    settings = journal.topic("t").settings
+    assert (settings.max_age, settings.max_events, settings.max_bytes) == (5400.0, 10, 64 << 20)
+    assert "'soon' is no duration" in refusal(served, "retention", topic="t", max_age="soon")
+    assert question(served, "retention", topic="new").startswith("Make the topic new")
+    do(served, "retention", topic="new", max_age="7d")
+    assert "new" in journal.topics()
+
+
+def test_trimming_says_how_many_events_and_which_consumer_waits(served: Served, journal: penstock.Journal) -> None:
+    topic = journal.topic("t")
+    topic.append_many([penstock.Draft("k", n) for n in range(30)])
+    topic.commit("slow", 5)
+    asked = question(served, "trim", topic="t", through="20")
+    assert "Remove 20 events of t" in asked and "The slowest consumer is at 5" in asked
+    assert do(served, "trim", topic="t", through="20") == "5 events were removed from t"
+    assert do(served, "trim", topic="t", through="20", force="yes") == "15 events were removed from t"
+
+
+def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, journal: penstock.Journal) -> None:
+    topic = journal.topic("t")
+    topic.append_many([penstock.Draft("k", n) for n in range(30)])
+    topic.commit("billing", 20)
+
+    def seek(to: str, value: str = "") -> str:
+        return do(served, "seek", topic="t", consumer="billing", to=to, value=value)
+
+    assert "a whole number, like 1200, not 'abc'" in refusal(
+        served, "seek", topic="t", consumer="billing", to="position", value="abc"
+    )
+    assert "lies beyond" in refusal(served, "seek", topic="t", consumer="billing", value="31")
+    assert "will skip 10 events" in question(served, "seek", topic="t", consumer="billing", to="end")
+    assert "is new to t" in question(served, "seek", topic="t", consumer="other", to="start")
+    assert seek("event", "8") == "billing is at 7; 23 events ahead"
+    assert seek("end") == "billing is at 30; 0 events ahead"
+    assert seek("time", "1h") == "billing is at 0; 30 events ahead"
+    assert "30 events" in question(served, "forget", topic="t", consumer="billing")
+    do(served, "forget", topic="t", consumer="billing")
+    assert topic.cursors() == {}
+
+
+# ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("text", "retry"),
+    [
+        ("at once", Retry.immediate()),
+        ("30s", Retry.fixed(30)),
+        ("5s, 1m, 10m", Retry.schedule(5, 60, 600)),
+        ("1s x 2 up to 5m", Retry.exponential(1, factor=2, cap=300)),
+        ("500ms x 1.5", Retry.exponential(0.5, factor=1.5)),
+    ],
+)
+def test_a_retry_is_written_as_people_say_it(text: str, retry: Retry) -> None:
+    from penstock.server.pages.queue import retry_value
+
+    assert read_retry(text) == retry
+    assert read_retry(retry_value(retry)) == retry
+
+
+def test_a_retry_that_cannot_be_read_is_refused(served: Served, journal: penstock.Journal) -> None:
+    journal.queue("q")
+    assert "write `at once`" in refusal(served, "policy", queue="q", retry="1s x often")
+    assert "'soon' is no retry" in refusal(served, "policy", queue="q", retry="soon")
+
+
+def test_a_policy_is_changed_in_units_and_nothing_else_with_it(served: Served, journal: penstock.Journal) -> None:
+    queue = journal.queue("q", ttl=60, retry=Retry.linear(5), priority=True)
+    queue.push_many([1, 2])
+    fields = {"queue": "q", "lease": "5m", "max_attempts": "7", "retry": "as it is", "ttl": "1m", "dedup_window": "5m"}
+    assert question(served, "policy", **fields) == "Change lease, max attempts of q, with 2 messages in it?"
+    do(served, "policy", **fields)
+    policy = queue.policy
+    assert (policy.lease, policy.max_attempts, policy.ttl, policy.retry) == (300, 7, 60, Retry.linear(5))
+    assert policy.priority
+
+
+def test_queues_groups_and_schedules_are_made_and_dropped(served: Served, journal: penstock.Journal) -> None:
+    do(served, "make-queue", queue="news", mode="fanout", max_attempts="5", lease="1m")
+    assert "already" in refusal(served, "make-queue", queue="news")
+    queue = journal.queue("news")
+    assert (queue.policy.mode, queue.policy.max_attempts, queue.policy.lease) == ("fanout", 5, 60)
+    do(served, "add-group", queue="news", group="mail")
+    do(served, "push", queue="news", payload='{"a": 1}', delay="0s")
+    assert "1 message will no longer wait" in question(served, "remove-group", queue="news", group="mail")
+    do(served, "remove-group", queue="news", group="mail")
+    assert queue.groups() == []
+    do(served, "add-schedule", queue="news", name="nightly", when="0 6 * * mon", payload='{"n": 1}', kind="tick")
+    do(served, "add-schedule", queue="news", name="often", when="5m")
+    assert {one.name: one.interval for one in queue.schedules()} == {"nightly": None, "often": 300}
+    assert "Replace it?" in question(served, "add-schedule", queue="news", name="often", when="6m")
+    assert "was pushed" in do(served, "run-schedule", queue="news", name="nightly")
+    newest = next(journal.topic("news").read(reverse=True))
+    assert (newest.kind, newest.payload, newest.headers["schedule"]) == ("tick", {"n": 1}, "nightly")
+    do(served, "remove-schedule", queue="news", name="often")
+    asked = question(served, "drop-queue", queue="news")
+    assert "2 messages" in asked and "1 schedule" in asked
+    do(served, "drop-queue", queue="news")
+    assert "news" not in journal.queues()
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_messages_are_sent_back_by_choice_by_filter_and_all(served: Served, journal: penstock.Journal) -> None:
+    give_up(journal, "emails", [{"n": n} for n in range(10)], dead_letter="emails.dead")
+    some = [one.event.id for one in journal.queue("emails").dead_letters()][:2]
+    assert "choose some messages first" in refusal(served, "redrive", queue="emails", scope="chosen")
+    assert "Send 2 messages back" in question(served, "redrive", queue="emails", scope="chosen", ids=some)
+    assert do(served, "redrive", queue="emails", scope="chosen", ids=some) == "2 messages were sent back"
+    assert "a condition is missing" in refusal(served, "redrive", queue="emails", scope="filter")
+    assert "cannot be read" in refusal(served, "redrive", queue="emails", scope="filter", where="payload.n >")
+    assert do(served, "redrive", queue="emails", scope="filter", where="payload.n >= 8") == "2 messages were sent back"
+    assert do(served, "redrive", queue="emails", scope="all", limit="5") == "5 messages were sent back"
+    assert do(served, "redrive", queue="emails", scope="all") == "1 message was sent back"
+    assert "no message that was given up" in refusal(served, "redrive", queue="emails", scope="all")
+    assert journal.queue("emails").stats().ready == 10
+
+
+def test_what_was_given_up_is_deleted_by_choice_and_all(served: Served, journal: penstock.Journal) -> None:
+    give_up(journal, "emails", list(range(4)), dead_letter="emails.dead")
+    give_up(journal, "plain", list(range(3)))
+    journal.queue("plain").push("alive")
+    (one, *_) = [letter.event.id for letter in journal.queue("emails").dead_letters()]
+    assert "Delete 1 message that emails gave up" in question(
+        served, "delete", queue="emails", scope="chosen", ids=[one]
+    )
+    assert do(served, "delete", queue="emails", scope="chosen", ids=[one]) == "1 message was deleted"
+    assert do(served, "delete", queue="emails", scope="all") == "3 messages were deleted"
+    assert do(served, "delete", queue="plain", scope="all") == "3 messages were deleted"
+    assert [event.payload for event in journal.queue("plain")] == ["alive"]
+
+
+def test_a_message_is_edited_once_however_often_it_is_sent(served: Served, journal: penstock.Journal) -> None:
+    give_up(journal, "emails", [{"to": "nobody"}], dead_letter="emails.dead")
+    (letter,) = journal.queue("emails").dead_letters()
+    fields = {"queue": "emails.dead", "seq": str(letter.event.seq), "payload": '{"to": "ann"}'}
+    assert "Push 1 edited message to emails" in question(served, "edit", **fields)
+    assert do(served, "edit", **fields) == "the edited message is emails #2"
+    assert served.post("/acts/edit", {"fields": fields}).status == 400  # it is gone
+    delivery = journal.queue("emails").take()
+    assert delivery is not None and delivery.payload == {"to": "ann"}
+    assert delivery.event.kind == "mail" and dict(delivery.event.headers) == {"source": "test"}
+    assert delivery.event.causation_id == letter.event.id
+    assert list(journal.queue("emails.dead")) == []
+
+
+def test_what_is_in_flight_is_released_settled_and_given_up_but_not_deleted(
+    served: Served, journal: penstock.Journal
+) -> None:
+    queue = journal.queue("jobs", dead_letter="jobs.dead")
+    queue.push_many(["a", "b", "c"])
+    first, second, third = queue.take_many(3, consumer="worker-1")
+    assert "is in flight" in refusal(served, "delete-message", queue="jobs", seq="1")
+    assert "from worker-1" in question(served, "release", queue="jobs", token=first.token)
+    assert do(served, "release", queue="jobs", token=first.token) == "jobs #1 is ready again"
+    with pytest.raises(penstock.errors.StaleDelivery):
+        first.ack()
+    assert "which worker-1 still works on" in question(served, "settle", queue="jobs", token=second.token)
+    do(served, "settle", queue="jobs", token=second.token, outcome="done")
+    do(served, "settle", queue="jobs", token=third.token, outcome="dead")
+    assert [event.payload for event in journal.queue("jobs.dead")] == ["c"]
+    assert do(served, "delete-message", queue="jobs", seq="1") == "1 message was deleted"
+    assert len(queue) == 0
