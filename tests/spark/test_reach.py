@@ -17,6 +17,8 @@ from penstock.errors import ConfigError
 from penstock.spark import flow, topic
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner
+from penstock.spark.sink.staging import staging_root
+from penstock.spark.source.options import absolute_url
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stores import check_reach, journal_id
 from penstock.spark.startup.settings import MASTER_VARIABLE
@@ -81,6 +83,14 @@ def test_a_first_write_makes_the_journal(tmp_path: Path) -> None:
     writer.commit([writer.write(iter([pa.record_batch({"kind": ["a"], "payload": ["1"]})]))])
     with penstock.open(path, read_only=True) as journal:
         assert len(journal.topic("orders")) == 1
+
+
+def test_a_write_to_a_bucket_needs_a_folder_that_all_see(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r's3://bucket/shop needs a folder .*option\("staging"'):
+        staging_root("s3://bucket/shop", None)
+    assert staging_root("s3://bucket/shop", str(tmp_path)) == str(tmp_path)
+    assert absolute_url("s3://bucket/shop") == "s3://bucket/shop"
+    assert staging_root(f"sqlite:{tmp_path}/shop.db", None) == f"{tmp_path}/shop.db.staging"
 
 
 def test_a_file_is_out_of_reach_for_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from typing import BinaryIO
 from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.engine.url import parse_url
-from penstock.errors import StorageError
+from penstock.errors import ConfigError, StorageError
 from penstock.journal.storage.block import Wire, decode_wire, encode_wire
+from penstock.spark.source.stores import REMOTE
 
 _INLINE_BYTES = 1 << 20
 """Up to this size a task's blocks travel in its message."""
@@ -138,4 +139,10 @@ def staging_root(url: str, given: str | None) -> str:
     """The folder under which tasks stage what they write to a journal."""
     if given is not None:
         return os.path.abspath(given)  # noqa: PTH100
-    return parse_url(url)[1] + ".staging"
+    scheme, path = parse_url(url)
+    if scheme in REMOTE:
+        raise ConfigError(
+            f"a write to {scheme}:{path} needs a folder that the driver and every task see, for what is too large to "
+            'travel in a message: option("staging", "/shared/folder")'
+        )
+    return path + ".staging"
