@@ -16,6 +16,7 @@ from penstock.entity.topic import EntityTopic
 from penstock.errors import ConfigError
 from penstock.journal.moving import CopyReport, copy_store
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
+from penstock.names import check_whole
 from penstock.queue.journal import QueueJournal, QueueTransaction
 from penstock.surface.journal import Journal
 from penstock.surface.topic import Topic
@@ -171,8 +172,7 @@ def open_local(
     durability = _checked_durability(durability or _from_environment("PENSTOCK_DURABILITY") or "disk")
     if writer_capacity is None:
         writer_capacity = _capacity_from_environment()
-    if not isinstance(writer_capacity, int) or isinstance(writer_capacity, bool) or writer_capacity < 1:
-        raise ConfigError(f"writer_capacity must be a whole number of at least 1, not {writer_capacity!r}")
+    check_whole(writer_capacity, "writer_capacity")
     if not isinstance(pressure, int | float) or not 0 < pressure <= 1:
         raise ConfigError(f"pressure must be a share between 0 and 1, not {pressure!r}")
     engine = open_engine(url, read_only=read_only, durability=durability, options=options)

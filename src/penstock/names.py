@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from penstock.errors import ConfigError, InvalidName
 from penstock.limits import (
@@ -75,17 +75,27 @@ def check_headers(headers: Any) -> Mapping[str, str]:
     return dict(headers)
 
 
-def check_limit(limit: int | None, name: str = "limit") -> int | None:
-    """None for no limit, else a whole number that is not negative."""
-    if limit is None:
-        return None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise ConfigError(f"{name} must be None or a whole number of at least 0, not {limit!r}")
+def check_limit(limit: int | None, name: str = "limit", minimum: int = 0) -> int | None:
+    """None for no limit, else a whole number of at least `minimum`."""
+    if limit is not None and (not is_whole(limit) or limit < minimum):
+        raise ConfigError(f"{name} must be None or a whole number of at least {minimum}, not {limit!r}")
     return limit
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number; True and False, which Python counts among them, are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_whole(value: Any, name: str, minimum: int = 1) -> int:
+    """A whole number of at least `minimum`; ConfigError says what it should have been."""
+    if not is_whole(value) or value < minimum:
+        raise ConfigError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
+    return value
+
+
 def check_position(seq: int, name: str) -> int:
-    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
+    if (seq.__class__ is not int and not is_whole(seq)) or seq < 0:
         raise ConfigError(f"{name} must be a position (a whole number of at least 0), not {seq!r}")
     if seq > MAX_POSITION:
         raise ConfigError(f"{name} is beyond the last possible position, {MAX_POSITION}: {seq!r:.80}")

@@ -84,10 +84,10 @@ _by_type: dict[type[Any], Schema] = {}
 
 def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
     """Declares a class (msgspec Struct, dataclass, pydantic model) as the payload of a kind, in its newest version."""
-    from penstock.names import check_kind
+    from penstock.names import check_kind, check_whole
 
     check_kind(kind)
-    _check_version(version)
+    check_whole(version, "version")
 
     def declare(cls: type[T]) -> type[T]:
         decode = _decoder(cls)
@@ -112,10 +112,10 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
 
 def upcast(kind: str, *, version: int) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Declares a function that turns a plain payload of `version` into one of `version + 1`."""
-    from penstock.names import check_kind
+    from penstock.names import check_kind, check_whole
 
     check_kind(kind)
-    _check_version(version)
+    check_whole(version, "version")
 
     def declare(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not callable(function):
@@ -215,11 +215,6 @@ def stored_version(headers: Mapping[str, str], topic: str, seq: int) -> int:
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     raise ConfigError(f"event {seq} of topic {topic!r} has the header {VERSION_HEADER}: {text!r}, which is no version")
-
-
-def _check_version(version: Any) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ConfigError(f"version must be a whole number of at least 1, not {version!r}")
 
 
 def _check_only_type(schema: Schema, cls: type[Any]) -> None:

@@ -17,6 +17,7 @@ from penstock.events import Event
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.names import check_whole
 from penstock.surface.subscription import OnLag, Subscription
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ class LocalSubscription(Subscription):
     ) -> None:
         if on_lag not in ("catch_up", "raise", "drop"):
             raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
-        if not isinstance(buffer, int) or buffer < 1:
-            raise ConfigError(f"buffer must be a whole number of at least 1, not {buffer!r}")
+        check_whole(buffer, "buffer")
         self._topic = topic
         self._journal = topic.journal
         self._signal = topic.journal._hub.signal(topic.name)

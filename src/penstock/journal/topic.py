@@ -26,7 +26,7 @@ from penstock.journal.subscription import LocalSubscription
 from penstock.journal.upkeep.compaction import CompactReport, compact, compact_by_key
 from penstock.journal.worker import TopicWorker, Worker
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.names import check_consumer, check_limit, check_position
+from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.surface.subscription import OnLag
 from penstock.ticket import Ticket
 
@@ -189,8 +189,7 @@ class BaseTopic:
         check_limit(limit)
         if through is not None:
             check_position(through, "through")
-        if not isinstance(batch_rows, int) or batch_rows < 1:
-            raise ConfigError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
+        check_whole(batch_rows, "batch_rows")
         if payload not in ("string", "binary"):
             raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         if limit == 0:
@@ -404,9 +403,7 @@ def _checked_settings(changes: dict[str, Any]) -> dict[str, Any]:
         if checked.get(name) is not None:
             checked[name] = seconds(checked[name], name)
     for name in ("max_events", "max_bytes"):
-        value = checked.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{name} must be None or a whole number of at least 1, not {value!r}")
+        check_limit(checked.get(name), name, 1)
     for name in ("by_key", "chained", "indexed"):
         if name in checked and not isinstance(checked[name], bool):
             raise ConfigError(f"{name} must be True or False, not {checked[name]!r}")

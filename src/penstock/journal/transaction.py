@@ -18,7 +18,7 @@ from penstock.journal.index.lookup import Lookup
 from penstock.journal.reading import TopicView, find_event
 from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic, _filter, read_view
-from penstock.names import check_consumer, check_limit, check_name, check_position
+from penstock.names import check_consumer, check_limit, check_name, check_position, is_whole
 
 if TYPE_CHECKING:
     from penstock.journal.commit.exclusive import Exclusive
@@ -138,7 +138,7 @@ class BaseTransaction:
     def set_mark(self, name: str, value: int) -> None:
         """Sets a mark; it is there if, and only if, the transaction commits."""
         check_consumer(name, "mark")
-        if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
+        if not is_whole(value) or not -(1 << 63) <= value < 1 << 63:
             raise ConfigError(f"a mark is a whole number of 64 bits, not {value!r:.80}")
         self._open().set_mark(name, value)
 

@@ -11,6 +11,7 @@ from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError
 from penstock.events import Event
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.names import check_whole
 from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
@@ -117,10 +118,8 @@ class TopicWorker(Worker):
         restarts: int = WORKER_RESTARTS,
     ) -> None:
         super().__init__(f"{topic.name}:{consumer}")
-        if not isinstance(batch, int) or batch < 1:
-            raise ConfigError(f"batch must be a whole number of at least 1, not {batch!r}")
-        if not isinstance(restarts, int) or restarts < 0:
-            raise ConfigError(f"restarts must be a whole number of at least 0, not {restarts!r}")
+        check_whole(batch, "batch")
+        check_whole(restarts, "restarts", 0)
         self._topic = topic
         self._consumer = consumer
         self._handler = handler

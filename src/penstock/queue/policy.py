@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError, PolicyMismatch
-from penstock.names import check_name
+from penstock.names import check_limit, check_name, is_whole
 from penstock.queue.retry import Retry
 
 Mode = Literal["work", "fanout"]
@@ -70,9 +70,7 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
     if "max_attempts" in fields:
         check_attempts(fields["max_attempts"])
     for name in ("max_size", "max_in_flight"):
-        value = fields.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{name} must be None or a whole number of at least 1, not {value!r}")
+        check_limit(fields.get(name), name, 1)
     if "retention" in fields and fields["retention"] not in ("hold", "dead_letter"):
         raise ConfigError(f'retention is "hold" or "dead_letter", not {fields["retention"]!r}')
     if "priority" in fields and not isinstance(fields["priority"], bool):
@@ -103,7 +101,7 @@ def duration_ms(value: Seconds, name: str) -> int:
 
 
 def check_attempts(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ATTEMPTS:
+    if not is_whole(value) or not 1 <= value <= MOST_ATTEMPTS:
         raise ConfigError(f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS:,}, not {value!r}")
     return value
 

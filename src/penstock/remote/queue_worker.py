@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
-from penstock.errors import Closed, ConfigError, PenstockError, StaleDelivery, StorageError
+from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
 from penstock.journal.worker import Worker, log
+from penstock.names import check_whole
 from penstock.surface.delivery import describe
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ class RemoteQueueWorker(Worker):
         lease: Seconds | None,
     ) -> None:
         super().__init__(f"{queue.name}:{group}")
-        if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-            raise ConfigError(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
+        check_whole(concurrency, "concurrency")
         self._queue = queue
         self._handler = handler
         self._group = group

@@ -22,6 +22,7 @@ from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
 from penstock.journal.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.names import check_whole
 from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.remote.client import lines_of
@@ -53,8 +54,7 @@ class RemoteSubscription(Subscription):
     ) -> None:
         if on_lag != "catch_up":
             raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
-        if not isinstance(buffer, int) or isinstance(buffer, bool) or buffer < 1:
-            raise ConfigError(f"buffer must be a whole number of at least 1, not {buffer!r}")
+        check_whole(buffer, "buffer")
         self._topic = topic
         self._position = topic.latest if after == "latest" else after
         self._received = self._position

@@ -19,7 +19,7 @@ from penstock.journal.commit.catalog import Settings
 from penstock.journal.topic import _checked_settings, _filter
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.names import check_consumer, check_limit, check_position
+from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.operation import ARROW, LINES
@@ -205,8 +205,7 @@ class RemoteTopic(TopicElsewhere):
         check_limit(limit)
         if through is not None:
             check_position(through, "through")
-        if not isinstance(batch_rows, int) or batch_rows < 1:
-            raise ConfigError(f"batch_rows must be a whole number of at least 1, not {batch_rows!r}")
+        check_whole(batch_rows, "batch_rows")
         if payload not in ("string", "binary"):
             raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         if limit == 0:

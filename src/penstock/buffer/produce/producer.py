@@ -19,6 +19,7 @@ from penstock.buffer.store import ObjectStore, open_store, probe_conditional_put
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import ConfigError, StorageError, Unflushed
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.names import check_whole
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.ticket import wake
 
@@ -67,7 +68,7 @@ class Producer:
         whole = place(manifest, prefix)
         if shards > 1 and key is None:
             raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
-        places = [shard_place(whole, shard, shards) for shard in range(_positive(shards, "shards"))]
+        places = [shard_place(whole, shard, shards) for shard in range(check_whole(shards, "shards"))]
         store = open_store(url, options)
         probe_conditional_puts(store, whole.manifest)
         self.url = store.url
@@ -81,10 +82,10 @@ class Producer:
             measures,
             compression=compression,
             flush_interval=seconds(flush_interval, "flush_interval"),
-            flush_bytes=min(_positive(flush_bytes, "flush_bytes"), MAX_BATCH_BYTES),
-            max_buffered=_positive(max_buffered, "max_buffered"),
-            uploads=_positive(uploads, "uploads"),
-            inflight_bytes=_positive(inflight_bytes, "inflight_bytes"),
+            flush_bytes=min(check_whole(flush_bytes, "flush_bytes"), MAX_BATCH_BYTES),
+            max_buffered=check_whole(max_buffered, "max_buffered"),
+            uploads=check_whole(uploads, "uploads"),
+            inflight_bytes=check_whole(inflight_bytes, "inflight_bytes"),
             renew_after_ms=int(seconds(gc_grace, "gc_grace") * 1000 * _RENEW_SHARE),
         )
         self._lanes = self._pipeline.lanes
@@ -230,9 +231,3 @@ def _payload(metadata: bytes) -> bytes:
     if not isinstance(metadata, bytes | bytearray | memoryview):
         raise ConfigError(f"metadata must be bytes, not {type(metadata).__name__}")
     return bytes(metadata)
-
-
-def _positive(value: int, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be a positive whole number, not {value!r}")
-    return value

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.names import check_kind
+from penstock.names import check_kind, is_whole
 from penstock.schema import schema_of_type
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ class Projection:
         name = cls.__name__ if name is None else name
         if not isinstance(name, str) or not name or len(name.encode()) > _MAX_NAME_BYTES:
             raise ConfigError(f"a projection's name must be text of 1 to {_MAX_NAME_BYTES} bytes, not {name!r}")
-        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version < 1 << 31:
+        if not is_whole(version) or not 1 <= version < 1 << 31:
             raise ConfigError(
                 f"the version of projection {name!r} must be a whole number of at least 1, not {version!r}"
             )

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch, prepare
-from penstock.names import check_name
+from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal, Guard
@@ -67,7 +67,7 @@ class _TopicDrafts:
         own: list[Draft] = []
         for row, draft in enumerate(drafts):
             cause = draft.cause
-            if isinstance(cause, int) and not isinstance(cause, bool):
+            if is_whole(cause):
                 if not 0 <= cause < first + row:
                     raise ConfigError(
                         f"cause={cause} of draft {first + row} must be the index of a draft staged before it"

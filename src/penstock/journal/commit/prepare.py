@@ -19,7 +19,7 @@ from penstock.events import Draft, Event, Receipt
 from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, encode_payloads, is_binary
 from penstock.limits import MAX_BATCH_BYTES
-from penstock.names import check_headers, check_kind, check_position, check_text
+from penstock.names import check_headers, check_kind, check_position, check_text, is_whole
 from penstock.observe.tracing import trace_headers, with_trace
 
 FindCause = Callable[[str], Event | None]
@@ -197,7 +197,7 @@ def _resolve_causes(batch: PreparedBatch, causes: Sequence[Any], count: int, fin
     for row, cause in enumerate(causes):
         if cause is None:
             continue
-        if isinstance(cause, int) and not isinstance(cause, bool):
+        if is_whole(cause):
             if not 0 <= cause < row:
                 raise ConfigError(
                     f"cause={cause} of draft {row} must be the index of an earlier draft of the same batch"

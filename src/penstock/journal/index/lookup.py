@@ -17,6 +17,7 @@ from penstock.journal.index.rows import mark_seq, prefix, read_chunk, read_marks
 from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
+from penstock.journal.storage.columns import text_values
 from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, SETTLED_BYTES
 
 if TYPE_CHECKING:
@@ -249,13 +250,12 @@ class Lookup:
             low = run_key(view.number, run.id, ENTITIES)
             for _, value in view.snap.scan(low, keys.prefix_end(low)):
                 block = read_chunk(value, view.name)
-                for row in range(block.count):
-                    key = block.key(row)
-                    if key is not None and key not in seen and block.seq(row) > self._trimmed:
+                for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True):
+                    if key is not None and key not in seen and seq > self._trimmed:
                         seen.add(key)
                         yield key
-        for tail, _, _ in self._tails():
-            for key in tail.entities():
+        for tail, after, through in self._tails():
+            for key in tail.entities(after, through):
                 if key and key not in seen:
                     seen.add(key)
                     yield key

@@ -138,9 +138,9 @@ class Memtable:
         """The events of a key in after < position ≤ through, ascending."""
         return _between(self._by_key.get(key), after, through)
 
-    def entities(self) -> list[str]:
-        """Every key that has events here."""
-        return list(self._by_key)
+    def entities(self, after: int, through: int) -> list[str]:
+        """Every key that has events in after < position ≤ through."""
+        return [key for key in list(self._by_key) if _between(self._by_key[key], after, through)]
 
     def of_cause(self, id: str, after: int, through: int) -> list[Event]:
         """The events caused by an event."""

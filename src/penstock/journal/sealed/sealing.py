@@ -46,7 +46,7 @@ from penstock.journal.sealed.segments import (
 )
 from penstock.journal.sealed.writing import day_of, write_segment
 from penstock.journal.upkeep.compaction import remove_blocks
-from penstock.names import check_name, check_position
+from penstock.names import check_name, check_position, check_whole
 
 FILE_EVENTS = 1_000_000
 """Events in one file, at the most."""
@@ -102,8 +102,7 @@ def seal_topic(
     check_name(topic)
     if through is not None:
         check_position(through, "through")
-    if not isinstance(file_events, int) or isinstance(file_events, bool) or file_events < 1:
-        raise ConfigError(f"file_events must be a whole number of at least 1, not {file_events!r}")
+    check_whole(file_events, "file_events")
     if not lake:
         raise ConfigError("lake is empty: name a folder, or a url like s3://bucket/prefix")
     lake = lake.rstrip("/") if "://" in lake else os.path.abspath(lake)  # noqa: PTH100

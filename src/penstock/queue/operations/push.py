@@ -17,7 +17,7 @@ from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_kind
+from penstock.names import check_kind, is_whole
 from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
@@ -45,7 +45,7 @@ def read_delivery_options(
     max_attempts: int | None,
 ) -> DeliveryOptions | None:
     """A push's arguments, checked; None when they ask for nothing special."""
-    if not isinstance(priority, int) or isinstance(priority, bool):
+    if not is_whole(priority):
         raise ConfigError(f"priority must be a whole number, not {priority!r}")
     if not keys.LOWEST_PRIORITY <= priority <= keys.HIGHEST_PRIORITY:
         raise ConfigError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Seconds, SystemClock
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
 from penstock.journal.worker import Worker
+from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.policy import duration
@@ -51,10 +52,9 @@ class QueueWorker(Worker):
         super().__init__(f"{queue.name}:{consumer or group}")
         if not callable(handler):
             raise ConfigError(f"a handler must be a function of one delivery, not {handler!r:.80}")
-        if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-            raise ConfigError(f"concurrency must be a whole number of at least 1, not {concurrency!r}")
-        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0):
-            raise ConfigError(f"ahead must be a whole number of at least 0, not {ahead!r}")
+        check_whole(concurrency, "concurrency")
+        if ahead is not None:
+            check_whole(ahead, "ahead", 0)
         self.queue = queue
         self._handler = handler
         self._concurrency = concurrency
