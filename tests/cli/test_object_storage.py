@@ -15,6 +15,7 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.cli import failure
+from penstock.cli.main import run
 
 
 @pytest.fixture
@@ -70,3 +71,9 @@ def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -
         for process in started:
             process.kill()
             process.communicate()
+
+
+def test_the_demonstration_of_a_failover_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--failover", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert shown["lost"] == shown["given_twice"] == 0 and shown["acknowledged"] >= 400

@@ -33,12 +33,13 @@ SECONDS = 30.0
 """How long the demo takes unless told otherwise; its story is told in shares of that."""
 
 
-@command("demo", "penstock demo", "penstock demo --seconds 300 --keep")
+@command("demo", "penstock demo", "penstock demo --seconds 300 --keep", "penstock demo --failover")
 @click.option("--seconds", type=click.FloatRange(1, 86400), default=SECONDS, help="how long it lives")
 @click.option("--port", type=PORT, default=0, help="the console's port; 0 for any that is free")
 @click.option("--keep", is_flag=True, help="leave the journal behind, and say where it is")
 @click.option("--no-browser", is_flag=True, help="do not open the console in a browser")
-def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_browser: bool) -> None:
+@click.option("--failover", is_flag=True, help="instead: two processes on object storage, one killed, counts compared")
+def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_browser: bool, failover: bool) -> None:
     """Shows a journal that lives: a shop that sells, workers, failures, and the console open on it.
 
     It makes a journal of its own in a temporary folder, which it removes at the end. What happens, and what to click
@@ -52,6 +53,11 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
 
     if context.url is not None:
         raise click.UsageError("the demo makes a journal of its own: leave --url out; --keep keeps the journal")
+    if failover:
+        from penstock.cli.commands.operate.failing_over import show_failover
+
+        show_failover(context)
+        return
     logging.getLogger("penstock").setLevel(logging.CRITICAL)  # handlers fail on purpose; the console shows it
     listening = bind("127.0.0.1", port)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
