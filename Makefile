@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check format bench docs dist clean
+.PHONY: help run test test-fast check format torture bench docs dist clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ check: $(STAMP)  ## lint, format check, types, layers
 format: $(STAMP)  ## put the code into shape
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+torture: $(STAMP)  ## cut the power and fail calls until the time is up (MINUTES=10 ENGINE=sqlite SEED=1)
+	@cd tests && PYTHONPATH=../src:. ../$(PY) -m torture --minutes $(or $(MINUTES),10) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.peers  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
 	@$(PY) -m benchmarks $(BENCH)

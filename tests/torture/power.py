@@ -44,6 +44,7 @@ class Checker:
             [sys.executable, str(HERE / "check.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "PYTHONPATH": source},
         )

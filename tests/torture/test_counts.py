@@ -1,0 +1,166 @@
+"""What an operation costs in calls and bytes, exactly: noise can neither hide nor fake a change here.
+
+A number that is right and other than here is written here, with the change that made it so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.buffer import Consumer, Producer
+from torture.recorder import MARK, NO_COMPILER, SYNC, WRITE, compiler, record
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import penstock
+from torture.recorder import mark
+root, scheme = Path(sys.argv[1]), sys.argv[2]
+with penstock.open(f"{scheme}:{root / 'store'}") as journal:
+    topic, queue = journal.topic("t"), journal.queue("q")
+    journal._housekeeper.request = lambda topic: None
+    for _ in range(4):
+        topic.append("warm", 1)
+        queue.push("warm")
+        queue.take(wait=0).ack()
+    for _ in range(20):
+        mark(begin="append")
+        topic.append("kind", "x" * 100)
+    mark(begin="batch")
+    topic.append_many([penstock.Draft("kind", "x" * 100) for _ in range(1000)])
+    for _ in range(10):
+        mark(begin="push")
+        queue.push("message")
+        mark(begin="take")
+        delivery = queue.take(wait=0)
+        mark(begin="ack")
+        delivery.ack()
+    mark(begin="closing")
+"""
+
+SYNCS = {
+    "sqlite": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
+    "file": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
+    "rocksdb": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
+    "lmdb": {"append": 1, "batch": 1, "push": 1, "take": 1, "ack": 1},
+}
+"""Syncs of one operation; lmdb's second one is in the write of its meta page (O_DSYNC)."""
+MOST_BYTES = {"sqlite": 13_000, "file": 500, "rocksdb": 600, "lmdb": 60_000}
+"""What one append of about 100 bytes may write at the most; sqlite and lmdb write pages."""
+
+
+@pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
+@pytest.mark.parametrize("scheme", SYNCS)
+def test_syncs_and_bytes_of_every_operation(tmp_path: Path, scheme: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    run = record(program, tmp_path / "disk", scheme)
+    assert run.returncode == 0, run.output
+    syncs: dict[str, Counter[int]] = {}
+    written: dict[str, list[int]] = {}
+    doing = ""
+    for call in run.calls:
+        if call.op == MARK:
+            doing = json.loads(call.one)["begin"]
+            syncs.setdefault(doing, Counter())[len(written.setdefault(doing, []))] += 0
+            written[doing].append(0)
+        elif doing and call.op == SYNC:
+            syncs[doing][len(written[doing]) - 1] += 1
+        elif doing and call.op == WRITE:
+            written[doing][-1] += call.b
+    for name, count in SYNCS[scheme].items():
+        seen = Counter(syncs[name].values()).most_common(1)[0][0]
+        assert seen == count, f"{name}: {syncs[name]}"
+    assert sorted(written["append"])[len(written["append"]) // 2] <= MOST_BYTES[scheme], written["append"]
+    if scheme in ("file", "rocksdb"):  # a batch of small events is hardly more than their payloads
+        assert written["batch"][0] < 1000 * 160
+
+
+class Counting:
+    """An engine whose transactions count the calls made of them."""
+
+    def __init__(self, journal: Any) -> None:
+        self.calls: Counter[str] = Counter()
+        write = journal._engine.write
+        journal._engine.write = lambda **options: _Counted(write(**options), self.calls)
+
+
+class _Counted:
+    def __init__(self, tx: Any, calls: Counter[str]) -> None:
+        self._tx, self._calls = tx, calls
+
+    def __enter__(self) -> Any:
+        self._tx.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._tx.__exit__(*exc)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("get", "put", "delete", "delete_range", "scan"):
+            self._calls[name] += 1
+        return getattr(self._tx, name)
+
+
+def test_engine_calls_of_a_take_and_an_ack() -> None:
+    with penstock.open("memory:") as journal:
+        queue = journal.queue("jobs")
+        queue.push_many(range(100))
+        for _ in range(3):
+            delivery = queue.take(wait=0)
+            assert delivery is not None
+            delivery.ack()
+        counting = Counting(journal)
+        seen = []
+        for _ in range(20):
+            counting.calls.clear()
+            delivery = queue.take(wait=0)
+            took = dict(counting.calls)
+            counting.calls.clear()
+            assert delivery is not None
+            delivery.ack()
+            seen.append((took, dict(counting.calls)))
+        assert Counter(map(repr, seen)).most_common(1)[0][0] == repr((TAKE, ACK)), seen
+
+
+TAKE: dict[str, int] = {"put": 2}
+ACK: dict[str, int] = {"delete": 1, "put": 1}
+
+
+def test_requests_of_a_buffer_batch(tmp_path: Path) -> None:
+    from penstock.buffer.store import open_store
+
+    store = open_store(f"file://{tmp_path}")
+    calls: Counter[str] = Counter()
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(store, name)
+            if name not in ("get", "read", "put", "put_if", "list", "delete"):
+                return found
+
+            def counted(*args: Any, **options: Any) -> Any:
+                calls[name] += 1
+                return found(*args, **options)
+
+            return counted
+
+    with Producer(Counted(), flush_interval=0.001) as producer:  # type: ignore[arg-type]
+        producer.produce([b"warm"]).result(30)
+        calls.clear()
+        for _ in range(5):
+            producer.produce([b"one"]).result(30)
+        assert dict(calls) == {"put": 5, "put_if": 5}
+    with Consumer(Counted(), gc_interval=None) as consumer:  # type: ignore[arg-type]
+        first = consumer.next_batch()
+        assert first is not None
+        calls.clear()
+        for _ in range(5):
+            assert consumer.next_batch() is not None
+        assert calls["get"] == 5 and calls["put"] == 0
