@@ -416,7 +416,7 @@ class LocalQueue(QueueCore, Queue):
         key: str | None = None,
         priority: int = 0,
     ) -> Schedule:
-        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields ("0 6 * * mon").
+        """Pushes a message periodically: every `interval` seconds, or by a cron line ("0 6 * * mon").
 
         Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
         and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes

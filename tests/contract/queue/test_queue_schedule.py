@@ -219,6 +219,10 @@ def following(line: str, after: str, count: int = 1, zone: str = "UTC") -> list[
         ("0 12 * * 7", ["2026-03-01T12:00", "2026-03-08T12:00"]),
         ("0 0 31 * *", ["2026-03-31T00:00", "2026-05-31T00:00"]),
         ("5/20 * * JAN,Mar *", ["2026-03-01T00:05", "2026-03-01T00:25"]),
+        ("0 9 L * *", ["2026-02-28T09:00", "2026-03-31T09:00"]),
+        ("0 9 LW * *", ["2026-03-31T09:00", "2026-04-30T09:00"]),
+        ("0 9 * * mon#2", ["2026-03-09T09:00", "2026-04-13T09:00"]),
+        ("0 9 * * 5L", ["2026-03-27T09:00", "2026-04-24T09:00"]),
         ("@daily", ["2026-02-28T00:00", "2026-03-01T00:00"]),
         ("@Weekly", ["2026-03-01T00:00", "2026-03-08T00:00"]),
         ("@yearly", ["2027-01-01T00:00", "2028-01-01T00:00"]),
@@ -228,11 +232,18 @@ def test_cron_lines(line: str, expected: list[str]) -> None:
     assert following(line, "2026-02-27T10:30:15+00:00", 2) == expected
 
 
+def test_a_sixth_field_in_front_is_the_seconds() -> None:
+    cron, moment = Cron("*/20 30 10 * * *"), datetime.fromisoformat("2026-02-27T10:30:15+00:00")
+    found = [moment := cron.next(moment) for _ in range(3)]
+    assert [one.isoformat()[11:19] for one in found] == ["10:30:20", "10:30:40", "10:30:00"]
+    assert cron.last(moment) == moment and cron.last(found[1]) == found[1]
+
+
 def test_cron_in_a_zone_whose_clocks_change() -> None:
     # Berlin: forward on 2026-03-29 at 02:00, back on 2026-10-25 at 03:00.
     assert following("30 2 * * *", "2026-03-28T00:00+00:00", 3, "Europe/Berlin") == [
         "2026-03-28T01:30",
-        "2026-03-29T01:30",  # 02:30 does not exist that day: 03:30 takes its place
+        "2026-03-29T01:00",  # 02:30 does not exist that day: it comes as soon as there is time again
         "2026-03-30T00:30",
     ]
     assert following("30 2 * * *", "2026-10-24T12:00+00:00", 2, "Europe/Berlin") == [
@@ -247,7 +258,7 @@ def test_cron_in_a_zone_whose_clocks_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "* * * *", "* * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * 8",
+    "line", ["", "* * * *", "* * * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * 8",
              "a * * * *", "5-1 * * * *", "*/0 * * * *", "1- * * * *", ", * * * *", "0 0 31 2 *", "² * * * *", "@often"],
 )  # fmt: skip
 def test_bad_cron_lines_are_refused(line: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -236,26 +236,8 @@ def _last_before(record: ScheduleRecord, now: int) -> int:
         step = max(1, round(record.interval * 1000))
         return record.next_ms + (now - record.next_ms) // step * step
     assert record.cron is not None
-    cron, low, high = Cron(record.cron, record.timezone), from_ms(record.next_ms), from_ms(now)
-    while cron.next(low) <= high:
-        middle = low + (high - low) / 2
-        found = cron.next(middle)
-        if found <= high:
-            low = found
-        elif high - low < timedelta(minutes=1):
-            low = cron.next(low)
-        else:
-            low = _walk(cron, low, middle, high)
-    return round(low.timestamp() * 1000)
-
-
-def _walk(cron: Cron, low: datetime, middle: datetime, high: datetime) -> datetime:
-    """The last tick in low … middle, when there is none in middle … high."""
-    while True:
-        found = cron.next(low)
-        if found > middle or found > high:
-            return low
-        low = found
+    found = Cron(record.cron, record.timezone).last(from_ms(now))
+    return record.next_ms if found is None else max(record.next_ms, round(found.timestamp() * 1000))
 
 
 def tick(commit: Commit, state: QueueState, name: str) -> int | None:
