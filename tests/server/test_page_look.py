@@ -177,3 +177,14 @@ def test_schedules_show_their_next_ticks(
     ticks = [rows.nth(0).locator("td").nth(n).get_attribute("title") for n in (3, 4, 5)]
     moments = [datetime.fromisoformat(str(tick)) for tick in ticks]
     assert [(later - sooner).total_seconds() for sooner, later in pairwise(moments)] == [3600, 3600]
+
+
+def test_the_api_is_shown_with_its_operations(open_page: Callable[..., Page], served: Served) -> None:
+    page = open_page()
+    page.goto(served.url)
+    page.get_by_role("link", name="API").click()
+    expect(page.locator("#api")).to_contain_text("append_events")
+    page.locator(".opblock-summary", has_text="append_events").first.click()
+    expect(page.locator("#api .opblock-body").first).to_be_visible()
+    page.get_by_role("link", name="The console").click()
+    expect(page.locator("h1")).to_have_text("Overview")

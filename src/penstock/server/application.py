@@ -42,7 +42,7 @@ SECURITY_HEADERS = (
         b"form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     ),
 )
-"""On every answer; the page needs no exception from them."""
+"""On every answer that does not bring its own; only the page that shows the API does."""
 
 
 class Secured:
@@ -58,7 +58,9 @@ class Secured:
 
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *SECURITY_HEADERS]
+                given = {name.lower() for name, _ in message["headers"]}
+                added = [header for header in SECURITY_HEADERS if header[0] not in given]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         await self.app(scope, receive, secured)

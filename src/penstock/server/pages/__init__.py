@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.server.pages import buffers, charts, event, login, overview, pipelines, queue, schedules, topic
+from penstock.server.pages import buffers, charts, event, login, overview, pipelines, queue, rendering, schedules, topic
+from penstock.server.service import Service, guarded
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = frozenset(
@@ -30,6 +31,10 @@ FILES = frozenset(
         "keyboard.js",
         "charts.js",
         "icon.svg",
+        "api.css",
+        "api.js",
+        "vendor/swagger-ui/swagger-ui-bundle.js",
+        "vendor/swagger-ui/swagger-ui.css",
         "vendor/uplot/uPlot.iife.min.js",
         "vendor/uplot/uPlot.min.css",
     )
@@ -60,6 +65,21 @@ async def static_file(request: Request) -> Response:
 static_file.open_to_all = True  # type: ignore[attr-defined]
 
 
+API_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+)
+"""The viewer's own style sheet has its icons inside; nothing else is allowed to it that other pages are not."""
+
+
+@guarded("read")
+def api_page(request: Request, service: Service) -> Response:
+    """The API, to read and to try."""
+    answer = rendering.bare_page(request, "api.html", "API")
+    answer.headers["Content-Security-Policy"] = API_POLICY
+    return answer
+
+
 def page_routes() -> list[BaseRoute]:
     """The routes of the page."""
     return [
@@ -83,6 +103,7 @@ def page_routes() -> list[BaseRoute]:
         Route("/live/buffers", buffers.live_buffers),
         Route("/pipelines", pipelines.pipelines_page),
         Route("/live/pipelines", pipelines.live_pipelines),
+        Route("/docs", api_page),
         Route("/login", login.login_page, methods=["GET", "POST"]),
         Route("/logout", login.logout, methods=["POST"]),
         Route("/static/{name:path}", static_file),

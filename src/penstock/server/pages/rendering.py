@@ -29,6 +29,7 @@ LINKS = (
     ("/schedules", "Schedules"),
     ("/pipelines", "Pipelines"),
     ("/buffers", "Buffers"),
+    ("/docs", "API"),
 )
 
 KEYS = (
