@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from torture.failing import fail_calls
-from torture.power import Checker, summary
-from torture.recorder import NO_COMPILER, compiler
+from torture.power import Checker, segments, summary
+from torture.recorder import HERE, NO_COMPILER, compiler, record
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
 
@@ -26,3 +26,15 @@ def test_a_failing_call_costs_nothing_that_is_acknowledged_later(
     with Checker() as checker:
         found, _ = fail_calls(tmp_path / "disk", scheme, checker, kind, error, at, steps=30)
     assert not found, summary(found)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+def test_after_a_full_disk_the_same_journal_goes_on_when_there_is_room_again(tmp_path: Path, scheme: str) -> None:
+    specs = [f"write:{at}:{errno.ENOSPC}:12" for at in (2, 9)]
+    run = record(HERE / "workload.py", tmp_path / "disk", scheme, "disk", "4", "30", *specs)
+    assert run.returncode == 0, run.output
+    for segment in segments(run):
+        said = [note for _, note in segment.marks]
+        assert any("failed" in note for note in said)
+        done = [note["appended"] for note in said if "appended" in note]
+        assert len([label for label in done if label.startswith("after")]) == 5, said

@@ -309,6 +309,11 @@ class LmdbEngine(BaseEngine):
             if not self._environment.adopt_map():
                 raise
             return self._env.begin(write=True)
+        except lmdb.PanicError:
+            if not self._environment.reopen():
+                raise
+            self._env, self._foreign = self._environment.env, True
+            return self._env.begin(write=True)
 
     def _commit(self, txn: Any) -> None:
         number = txn.id()

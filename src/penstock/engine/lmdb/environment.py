@@ -53,6 +53,15 @@ class Environment:
                 refused = error
         raise refused
 
+    def reopen(self) -> bool:
+        """Opens it again after LMDB gave it up; False while another engine object or a snapshot uses it."""
+        with opening:
+            if self.users != 1:
+                return False
+            self.env.close()
+            self.env = self._open()
+            return True
+
     def grow(self) -> bool:
         """Asks for twice the address space; False while snapshots of this process use the present one."""
         return self._set_map_bytes(2 * self.env.info()["map_size"])
@@ -122,8 +131,9 @@ def explain(error: lmdb.Error, name: str) -> PenstockError:
             return Corrupt(f"LMDB found {name} damaged: {error}; restore a backup")
         case lmdb.PanicError():
             return StorageError(
-                f"{name} takes no more writes, because its meta page could not be written; close it in this process "
-                "and open it again"
+                f"{name} takes no writes after its meta page could not be written until it is opened again, which "
+                "happens as soon as no snapshot and no other journal of this process uses it: try again",
+                retryable=True,
             )
         case lmdb.MapFullError() | lmdb.MapResizedError():
             return StorageError(
