@@ -16,7 +16,7 @@ from penstock.entity.topic import EntityTopic
 from penstock.errors import ConfigError
 from penstock.journal.moving import CopyReport, copy_store
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
-from penstock.names import check_whole
+from penstock.names import check_whole, shown_url
 from penstock.queue.journal import QueueJournal, QueueTransaction
 from penstock.surface.journal import Journal
 from penstock.surface.topic import Topic
@@ -168,7 +168,9 @@ def open_local(
 ) -> LocalJournal:
     """Opens a journal in this process: `open`, for what needs the store itself."""
     if isinstance(url, str) and is_served(url):
-        raise ConfigError(f"{url} is a served journal; this needs the store itself: run it where the store is")
+        raise ConfigError(
+            f"{shown_url(url)} is a served journal; this needs the store itself: run it where the store is"
+        )
     durability = _checked_durability(durability or _from_environment("PENSTOCK_DURABILITY") or "disk")
     if writer_capacity is None:
         writer_capacity = _capacity_from_environment()

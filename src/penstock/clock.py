@@ -62,6 +62,10 @@ class ManualClock:
         self._monotonic += max(step, 0.0)
 
 
+LONGEST_SECONDS = 1000 * 366 * 86_400.0
+"""Of any duration: more could not be added to a time."""
+
+
 def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
     """A duration given as seconds or timedelta, as float seconds; ConfigError when it is neither, or too small."""
     if isinstance(value, timedelta):
@@ -72,6 +76,8 @@ def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
         raise ConfigError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
     if result != result or result in (float("inf"), float("-inf")):
         raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
+    if abs(result) > LONGEST_SECONDS:
+        raise ConfigError(f"{name} must be at most a thousand years, not {value!r}")
     if minimum is not None and result < minimum:
         raise ConfigError(f"{name} must be at least {minimum:g} seconds, not {value!r}")
     return result

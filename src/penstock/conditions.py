@@ -250,7 +250,9 @@ class _Parser:
             constant = {"true": True, "false": False, "null": None}[name]
             return lambda event: constant
         if name in ("has", "len", "lower") and self._accept("("):
+            self._deeper()
             inner = self._value()
+            self._depth -= 1
             self._expect(")")
             return _function(name, inner)
         if name not in _EVENT_FIELDS:

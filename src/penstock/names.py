@@ -107,3 +107,13 @@ def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> by
         return text.encode()
     except UnicodeEncodeError as cause:
         raise error(f"{what} {text[:40]!r} is not valid Unicode text: {cause.reason}") from cause
+
+
+def shown_url(url: str) -> str:
+    """A url for messages and logs: without what may be a secret, which is its user, its password and its query."""
+    head, scheme, rest = url.partition("://")
+    if not scheme:
+        return url
+    place, slash, path = rest.partition("/")
+    shown = f"{head}://{place.rpartition('@')[2]}{slash}{path}"
+    return shown.partition("?")[0] + ("?…" if "?" in shown else "")

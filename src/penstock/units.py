@@ -54,7 +54,10 @@ def parse_moment(text: str, now: datetime) -> datetime:
             raise ConfigError(
                 f"{text!r} is no time: write 2024-05-01, 2024-05-01T12:30:00Z, today, or how long ago: 15m, 1h, 7d"
             ) from None
-    return moment if moment.tzinfo else moment.astimezone()
+    try:
+        return moment if moment.tzinfo else moment.astimezone()
+    except (OverflowError, ValueError):
+        raise ConfigError(f"{text!r} is no time that can be used: it is too far away") from None
 
 
 def parse_size(text: str) -> int:

@@ -14,6 +14,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ClosedPoolError, ConnectTimeoutError, HTTPError, NewConnectionError, TimeoutError
 
 from penstock.errors import Closed, ConfigError, StorageError
+from penstock.names import shown_url
 from penstock.protocol.operation import JSON, Operation
 from penstock.protocol.problems import error_of, error_of_problem, read_problem
 
@@ -59,7 +60,7 @@ class Client:
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url.rpartition('@')[2]!r} is no http url: write http://host:port")
+            raise ConfigError(f"{shown_url(url)!r} is no http url: write http://host:port")
         if parts.username or parts.password:
             raise ConfigError("a token does not belong into the url: give token=, or PENSTOCK_TOKEN")
         self._base = parts.path.rstrip("/")

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
@@ -24,6 +25,9 @@ from penstock.server.api.problems import Refused
 COOKIE = "penstock_session"
 SESSION_SECONDS = 12 * 3600
 SHORTEST_TOKEN = 16
+GUESS_SECONDS = 60.0
+MOST_GUESSERS = 10_000
+"""Addresses whose wrong tokens are remembered."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -45,6 +49,10 @@ class Access:
             hosts = () if self._tokens else LOCAL_HOSTS
         self._hosts = frozenset(host.lower() for host in hosts)
         self._secret = secrets.token_bytes(32)
+        self._ended: dict[str, float] = {}
+        """Sessions that were logged out, until they would have ended by themselves."""
+        self._guesses: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """By address: when a minute of wrong tokens began, and how many there were."""
 
     @property
     def open(self) -> bool:
@@ -98,8 +106,17 @@ class Access:
     # ── sessions of the page ─────────────────────────────────────────────────────────────────────────────────────────
     def session(self, token: str, role: Role) -> str:
         """A cookie's value that stands for a token's role for some hours, in this server's lifetime."""
-        said = f"{role}.{fingerprint(token)}.{int(time.time()) + SESSION_SECONDS}"
+        said = f"{role}.{fingerprint(token)}.{int(time.time()) + SESSION_SECONDS}.{secrets.token_hex(8)}"
         return f"{said}.{self._sign(said)}"
+
+    def end_session(self, connection: HTTPConnection) -> None:
+        """Makes a request's cookie worthless, wherever a copy of it is."""
+        if self._session_of(connection) is None:
+            return
+        now = time.time()
+        self._ended = {kept: until for kept, until in self._ended.items() if until > now}
+        said, _, _ = connection.cookies[COOKIE].rpartition(".")
+        self._ended[said] = now + SESSION_SECONDS
 
     def _session_of(self, connection: HTTPConnection) -> tuple[Role, str] | None:
         """The role and the identity that a request's cookie stands for."""
@@ -107,13 +124,34 @@ class Access:
         said, _, signature = (cookie or "").rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
             return None
-        role, who, until = said.split(".")
-        if int(until) < time.time():
+        role, who, until, _ = said.split(".")
+        if int(until) < time.time() or said in self._ended:
             return None
         return next(((known, who) for known in ROLES if known == role), None)
 
     def _sign(self, said: str) -> str:
         return hmac.new(self._secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+    # ── guessing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def check_guesses(self, address: str, most: int) -> None:
+        """Refused when an address has sent too many wrong tokens within a minute, whatever it sends now."""
+        begun, count = self._guesses.get(address, (0.0, 0))
+        left = begun + GUESS_SECONDS - time.monotonic()
+        if count >= most and left > 0:
+            raise Refused(
+                429,
+                "TooManyGuesses",
+                "too many wrong tokens came from this address: wait a minute",
+                {"Retry-After": str(max(1, round(left)))},
+            )
+
+    def note_guess(self, address: str) -> None:
+        """Counts a wrong token."""
+        now = time.monotonic()
+        begun, count = self._guesses.pop(address, (now, 0))
+        self._guesses[address] = (now, 1) if now - begun > GUESS_SECONDS else (begun, count + 1)
+        while len(self._guesses) > MOST_GUESSERS:
+            self._guesses.popitem(last=False)
 
     # ── where from ───────────────────────────────────────────────────────────────────────────────────────────────────
     def check_origin(self, connection: HTTPConnection, method: str) -> None:

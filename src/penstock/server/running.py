@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.protocol.operation import Role
 from penstock.server.application import make_app
+from penstock.server.connections import most_connections, timed_protocol
 from penstock.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def make_server(
             f"{host} can be reached from other machines, so requests must bring a token: "
             "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
         )
+    limits = limits or Limits()
     app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers)
     config = uvicorn.Config(
         app,
@@ -65,6 +67,8 @@ def make_server(
         timeout_keep_alive=75,
         lifespan="on",
         ws="none",
+        http=timed_protocol(limits.header_timeout),
+        limit_concurrency=most_connections(limits.max_connections),
         **options,
     )
     server = uvicorn.Server(config)

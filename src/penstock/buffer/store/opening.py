@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.buffer.store.azure import azure_config
 from penstock.buffer.store.contract import CLOUD_SCHEMES, ObjectStore
 from penstock.errors import ConfigError
+from penstock.names import shown_url
 
 if TYPE_CHECKING:
     from penstock.buffer.store.cloud import CloudStore
@@ -57,7 +58,7 @@ def open_store(url: str | ObjectStore, options: Mapping[str, Any] | None = None)
     given = dict(options or {})
     if scheme not in _SCHEMES:
         raise ConfigError(
-            f"{url!r} does not name a store: the url must begin with one of "
+            f"{shown_url(url)!r} does not name a store: the url must begin with one of "
             f"{', '.join(f'{known}://' for known in _SCHEMES)}"
         )
     if scheme == "file":
@@ -75,7 +76,7 @@ def _open_file(url: str, host: str, path: str, options: Mapping[str, Any]) -> Ob
     from penstock.buffer.store.file import FileStore
 
     if host not in ("", "localhost") or not path.startswith("/"):
-        raise ConfigError(f"{url!r} must give an absolute path: file:///data/buffer has three slashes")
+        raise ConfigError(f"{shown_url(url)!r} must give an absolute path: file:///data/buffer has three slashes")
     if options:
         raise ConfigError(f"file:// takes no options, not {', '.join(map(repr, options))}")
     return FileStore(path)
@@ -99,7 +100,7 @@ def cloud_settings(url: str, options: Mapping[str, Any], environ: Mapping[str, s
     if endpoint.startswith("http://"):  # an emulator or a private store without TLS: whoever wrote http meant it
         client.setdefault("allow_http", True)
     if not urlsplit(url).netloc:
-        raise ConfigError(f"{url!r} names no bucket or container")
+        raise ConfigError(f"{shown_url(url)!r} names no bucket or container")
     return CloudSettings(config, client, endpoint)
 
 
@@ -115,5 +116,8 @@ def open_cloud(url: str, options: Mapping[str, Any], retry: Mapping[str, Any] | 
     try:
         inner = from_url(url, config=config, client_options=client, retry_config=retry or _RETRY)  # type: ignore[call-overload]
     except (BaseError, ValueError, TypeError) as error:
-        raise ConfigError(f"cannot open {url}: {str(error).partition(chr(10))[0]}") from error
+        shown = shown_url(url)
+        said = str(error).partition("\n")[0].replace(url, shown)
+        # Not chained: the provider's own error may repeat the url with its credentials.
+        raise ConfigError(f"cannot open {shown}: {said}") from None
     return CloudStore(url, options, inner, open_cloud, endpoint)

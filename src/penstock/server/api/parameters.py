@@ -91,7 +91,7 @@ class ReadFilter:
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 async def body(request: Request, service: Service) -> bytes:
-    """The request's body, counted as held until the answer is there; Refused when it is too large or too slow."""
+    """The request's body; Refused when it is too large or too slow. Its bytes count as held: the caller releases them."""
     limits = service.limits
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:19]) > limits.max_body:
@@ -112,6 +112,15 @@ async def body(request: Request, service: Service) -> bytes:
     except ClientDisconnect:
         raise Refused(400, "Disconnected", "the body ended early") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def form(request: Request, service: Service) -> bytes:
+    """The body of a page's form, which is small and used at once."""
+    request.state.held = 0
+    try:
+        return await body(request, service)
+    finally:
+        service.budget.release(request.state.held)
 
 
 def _too_large(most: int) -> Refused:

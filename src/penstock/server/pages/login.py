@@ -23,10 +23,13 @@ async def login_page(request: Request) -> Response:
     base = rendering.base_of(request)
     if request.method != "POST":
         return rendering.bare_page(request, "login.html", "Log in", problem=None)
-    data = parse_qs((await parameters.body(request, service)).decode("utf-8", "replace"))
+    data = parse_qs((await parameters.form(request, service)).decode("utf-8", "replace"))
+    address = request.client.host if request.client else ""
+    service.access.check_guesses(address, service.limits.login_guesses)
     token = data.get("token", [""])[0].strip()
     role = service.access.role_of_token(token)
     if role is None:
+        service.access.note_guess(address)
         await asyncio.sleep(WRONG_TOKEN_PAUSE)
         problem = "That token is not known here."
         return rendering.bare_page(request, "login.html", "Log in", status=403, problem=problem)
@@ -47,6 +50,7 @@ async def logout(request: Request) -> Response:
     service: Service = request.app.state.service
     service.access.check_origin(request, request.method)
     base = rendering.base_of(request)
+    service.access.end_session(request)
     answer = RedirectResponse(f"{base}/login", 303)
     answer.delete_cookie(COOKIE, path=f"{base}/")
     return answer
