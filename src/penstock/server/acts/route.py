@@ -42,7 +42,7 @@ async def perform_act(request: Request, service: Service) -> Response:
     if act is None:
         raise Refused(404, "UnknownAct", f"the console cannot {name[:40]!r}")
     role = service.access.require(request, act.role)
-    data = await parameters.body(request, service)
+    data = await parameters.form(request, service)
     given = decoded(data, msgspec.json.Decoder(ActRequest).decode, ActRequest)
     unknown = set(given.fields) - act.fields
     if unknown:

@@ -91,7 +91,7 @@ class ReadFilter:
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 async def body(request: Request, service: Service) -> bytes:
-    """The request's body; Refused when it is too large or too slow. Its bytes count as held: the caller releases them."""
+    """The request's body; Refused when it is too large or too slow. Its bytes count as held until released."""
     limits = service.limits
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:19]) > limits.max_body:
