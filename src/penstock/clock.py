@@ -62,7 +62,7 @@ class ManualClock:
         self._monotonic += max(step, 0.0)
 
 
-LONGEST_SECONDS = 1000 * 366 * 86_400.0
+LONGEST_SECONDS = 100 * 365 * 86_400.0
 """Of any duration: more could not be added to a time."""
 
 
@@ -77,7 +77,7 @@ def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
     if result != result or result in (float("inf"), float("-inf")):
         raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
     if abs(result) > LONGEST_SECONDS:
-        raise ConfigError(f"{name} must be at most a thousand years, not {value!r}")
+        raise ConfigError(f"{name} must be at most a hundred years, not {value!r}")
     if minimum is not None and result < minimum:
         raise ConfigError(f"{name} must be at least {minimum:g} seconds, not {value!r}")
     return result
