@@ -357,3 +357,33 @@ def test_bad_workers_are_refused(journal: Journal) -> None:
     with pytest.raises(ConfigError):
         worker.start()
     worker.stop()
+
+
+def test_a_worker_takes_only_what_it_works_on(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(5))
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def handle(delivery: Delivery) -> None:
+        begun.release()
+        assert go.wait(DEADLINE)
+
+    with queue.worker(handle, concurrency=2):
+        for _ in range(2):
+            assert begun.acquire(timeout=DEADLINE)
+        assert queue.stats().in_flight == 2 and queue.stats().ready == 3
+        go.set()
+        eventually(lambda: len(queue) == 0)
+
+
+def test_a_failing_handler_is_logged_with_its_traceback(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    queue = journal.queue("jobs", max_attempts=1)
+    queue.push("a")
+
+    def breaks_here(delivery: Delivery) -> None:
+        raise ValueError("no such mailbox")
+
+    with caplog.at_level("WARNING", "penstock.queue"), queue.worker(breaks_here):
+        eventually(lambda: queue.stats().failed == 1)
+    (record,) = [one for one in caplog.records if "no such mailbox" in one.getMessage()]
+    assert record.levelname == "WARNING" and record.exc_info is not None and "breaks_here" in (caplog.text)

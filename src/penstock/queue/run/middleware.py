@@ -16,8 +16,6 @@ from penstock.queue.delivery import LocalDelivery
 from penstock.surface.delivery import describe
 
 log = Log("penstock.queue")
-_DEBUG = 10
-"""logging.DEBUG"""
 
 
 class Middleware:
@@ -55,7 +53,7 @@ class Logging(Middleware):
         if isinstance(error, StaleDelivery):
             log.warning("%r was handled too late: %s", delivery, error)
         else:
-            log.warning("%r failed: %s", delivery, describe(error), exc_info=log.isEnabledFor(_DEBUG))
+            log.warning("%r failed: %s", delivery, describe(error), exc_info=error)
 
 
 class Metrics(Middleware):

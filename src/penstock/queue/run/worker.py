@@ -1,6 +1,6 @@
 """Workers: a handler over a queue, several messages at a time, in threads or in an event loop.
 
-One thread takes (as many messages as there are free hands, and a few ahead), the hands run the handler, and a keeper
+One thread takes (as many messages as there are free hands, and `ahead` more), the hands run the handler, and a keeper
 extends the leases of everything in hand. Stopping finishes what has begun and gives back what has not.
 """
 
@@ -58,7 +58,7 @@ class QueueWorker(Worker):
         self.queue = queue
         self._handler = handler
         self._concurrency = concurrency
-        self._capacity = concurrency + (concurrency if ahead is None else ahead)
+        self._capacity = concurrency + (ahead or 0)
         self._lease = None if lease is None else duration(lease, "lease")
         self._request = (group, consumer, self._lease)
         own = list(middleware)

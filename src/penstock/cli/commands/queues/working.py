@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @the_queue
 @click.argument("handler", help="the function: module:function; it gets the delivery, and may be async")
 @click.option("-c", "--concurrency", type=count, default="1", help="messages at a time")
-@click.option("--ahead", type=number, help="messages it takes beyond those it works on; as many, if not said")
+@click.option("--ahead", type=number, help="messages it takes beyond those it works on; none, if not said")
 @click.option("--group", default="default", help="for this group")
 @click.option("--consumer", help="under this name")
 @click.option("--lease", type=duration, help="for how long messages are held")
