@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import penstock  # noqa: E402
 from penstock.server.running import bind, make_server  # noqa: E402
 
-BUSY_SECONDS = 25.0
+BUSY_SECONDS = 90.0
 
 
 def keep_shop(journal: penstock.Journal, stopping: threading.Event) -> None:
@@ -71,6 +71,9 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     stopping = threading.Event()
     with tempfile.TemporaryDirectory() as folder, penstock.open(Path(folder) / "shop.db", durability="process") as shop:
+        shop.queue("reports").every(
+            "0 6 * * mon-fri", {"report": "sales"}, name="daily-sales", timezone="Europe/Berlin"
+        )
         listening = bind("127.0.0.1", 0)
         server = make_server(shop)
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -81,7 +84,7 @@ def main() -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             for scheme in ("light", "dark"):
-                context = browser.new_context(viewport={"width": 1200, "height": 820}, color_scheme=scheme)
+                context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
                 page = context.new_page()
                 if scheme == "light":
                     page.goto(url)
@@ -90,7 +93,8 @@ def main() -> None:
                     shoot(page, url, "/queues/emails", "queue")
                     shoot(page, url, "/topics/orders", "topic")
                     page.locator("#tail li .kind").nth(4).click()
-                    page.locator("#inspector").wait_for()
+                    page.locator("#inspector .json").wait_for()
+                    page.locator("#filters").scroll_into_view_if_needed()
                     page.screenshot(path=IMAGES / "topic.png", full_page=False)
                     shipped = next(shop.topic("shipments").read(reverse=True))
                     page.goto(f"{url}/graph/{shipped.correlation_id}")
