@@ -78,12 +78,12 @@ class Ticket(Generic[T]):
         return self._value  # type: ignore[return-value]
 
     def resolve(self, value: T) -> None:
-        """For whoever issued the ticket: hands out the result."""
+        """For the issuer of the ticket: hands out the result."""
         self.settle(value, None)
         wake((self,))
 
     def fail(self, error: BaseException) -> None:
-        """For whoever issued the ticket: hands out a failure."""
+        """For the issuer of the ticket: hands out a failure."""
         self.settle(None, error)
         wake((self,))
 

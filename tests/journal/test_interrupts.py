@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.interrupts import Shield, always, is_inside
+from penstock.journal.interrupts import Shield, always, is_inside
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.names import shown_url
 from penstock.server.access import COOKIE, Access
-from penstock.server.api.problems import Refused
 from penstock.server.limits import Limits
+from penstock.server.problems import Refused
 from server.serving import ADMIN, TOKENS, Answer, Served, serving, wait_until
 
 

@@ -330,7 +330,7 @@ def test_a_defect_is_logged_and_not_shown(
 
 
 def test_receipts_of_a_batch_say_what_single_ones_say(served: Served) -> None:
-    from penstock.document import ReceiptDocument
+    from penstock.documents.events import ReceiptDocument
 
     events = [
         {"kind": "a", "payload": 1, "dedup": "once"},

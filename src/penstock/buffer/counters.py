@@ -37,7 +37,7 @@ class BufferCounters:
 
 
 class ManifestCounters:
-    """How often one side wrote the manifest, and how often somebody else was first."""
+    """How often one side wrote the manifest, and how often another writer was first."""
 
     def __init__(self, measures: BufferCounters, role: str) -> None:
         self._writes = measures._writes.labels(role=role)

@@ -1,7 +1,7 @@
 """The manifest as a shared object: every change is one conditional put of a whole new manifest.
 
-A put can fail in three ways: somebody else was first (`VersionConflict`), it was refused, or its answer was lost. After
-any of them a producer cannot know whether its entries are in the queue; `find` looks for them.
+A put can fail in three ways: another writer was first (`VersionConflict`), it was refused, or its answer was lost.
+After any of them a producer cannot know whether its entries are in the queue; `find` looks for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ManifestVersion(NamedTuple):
 
 
 class ManifestObject:
-    """One manifest in a store. Not thread-safe: whoever holds it takes care of that."""
+    """One manifest in a store. Not thread-safe: its owner serialises calls."""
 
     def __init__(self, store: ObjectStore, path: str, clock: Clock, measures: ManifestCounters) -> None:
         self.path = path

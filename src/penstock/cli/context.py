@@ -110,7 +110,7 @@ class CommandContext:
 
             self.out.write(raw_payload(event) + "\n")
         elif self.json:
-            from penstock.document import event_json
+            from penstock.documents.events import event_json
 
             self.out.write(event_json(event).decode() + "\n")
         else:
@@ -121,7 +121,7 @@ class CommandContext:
     def receipt(self, receipt: Receipt, done: str) -> None:
         """What was written, where; `done` says how ("appended", "pushed")."""
         if self.json:
-            from penstock.document import receipt_document
+            from penstock.documents.events import receipt_document
 
             self.document(receipt_document(receipt))
         else:

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
-    from penstock.conditions import Where
+    from penstock.documents.conditions import Where
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,7 +60,7 @@ def count(text: str) -> int:
 
 def condition(text: str) -> Where:
     """A condition on events."""
-    from penstock.conditions import Where
+    from penstock.documents.conditions import Where
 
     return Where(text)
 

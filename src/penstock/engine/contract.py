@@ -49,7 +49,7 @@ class WriteTx(Snapshot, Protocol):
     """A serialisable transaction that reads its own writes: a clean exit commits, an exception rolls back.
 
     `foreign` is True when another process (or another engine object) has committed since this engine's last commit or
-    since it was opened, so that whoever caches what it knows of the store knows when to forget it. It is True for the
+    since it was opened, so that a caller that caches parts of the store knows when to forget them. It is True for the
     first transaction of every engine object. `writes` grows with every put and delete, also with one that fails: who
     does several things in one transaction learns from it whether the one that failed had changed anything.
     """

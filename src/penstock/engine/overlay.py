@@ -130,7 +130,7 @@ class BatchEngine(Protocol):
     """What `OverlayWrite` asks of an engine that commits by batch."""
 
     def _begin(self) -> tuple[Snapshot, bool]:
-        """Waits for this thread's turn; the newest committed state, and whether somebody else wrote to it."""
+        """Waits for this thread's turn; the newest committed state, and whether another writer changed it."""
         ...
 
     def _commit(self, changes: OverlayWrite) -> None:

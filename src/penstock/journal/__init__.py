@@ -3,7 +3,8 @@
     journal, topic, transaction, subscription, worker    what users hold
     reading     one topic in one snapshot: blocks, events, searching
     cursors     how far each named consumer has come
-    signal      waking those who wait, in this process; file_watch: in other processes
+    interrupts  keeps Ctrl-C out of the middle of a commit
+    waking/     waking readers that wait, in this process and in others
     storage/    what is stored and how: key layout, blocks, columns, Arrow
     commit/     how events get into the store: prepare, group commit, dedup
     upkeep/     merging small blocks, retention, compaction

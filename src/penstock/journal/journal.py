@@ -15,19 +15,19 @@ from penstock.clock import Clock, SystemClock
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, ConfigError
 from penstock.events import Draft, Event
-from penstock.journal.commit import interrupts
+from penstock.journal import interrupts
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
 from penstock.journal.moving import check_finished
 from penstock.journal.reading import find_event
-from penstock.journal.signal import Hub
 from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic
 from penstock.journal.transaction import BaseTransaction
 from penstock.journal.upkeep.compaction import Hold, Trim, cursor_holds
 from penstock.journal.upkeep.housekeeper import Housekeeper
+from penstock.journal.waking.signal import Hub
 from penstock.journal.worker import Worker
 from penstock.limits import INDEX_RUN_EVENTS
 from penstock.names import check_name

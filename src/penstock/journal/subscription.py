@@ -89,7 +89,7 @@ class LocalSubscription(Subscription):
         return None
 
     def close(self) -> None:
-        """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
+        """Ends the subscription; threads that wait in it get nothing more."""
         self._closed = True
         self._signal.notify()
 

@@ -33,7 +33,7 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.conditions import Where
+    from penstock.documents.conditions import Where
     from penstock.journal.journal import BaseJournal
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class BaseTopic:
     def _prepare(
         self, kind: Any, payload: Any, draft: dict[str, Any], find_cause: FindCause | None = None
     ) -> PreparedBatch:
-        """Checks and encodes one event, and asks whoever may refuse it."""
+        """Checks and encodes one event, and asks the gates and fences that may refuse it."""
         journal = self.journal
         if journal._guards:
             made = Draft(kind, payload, **draft)
@@ -142,7 +142,7 @@ class BaseTopic:
 
         `after=0` starts at the oldest stored event; a position whose next event compaction removed raises
         PositionTrimmed. The snapshot is taken when the first event is asked for, and held until the iterator is
-        exhausted or closed. `where` is a condition on events, see `penstock.conditions`.
+        exhausted or closed. `where` is a condition on events, see `penstock.documents.conditions`.
         """
         check_position(after, "after")
         check_limit(limit)
@@ -154,7 +154,7 @@ class BaseTopic:
             return iter(())
         end = keys.MAX_SEQ if through is None else through
         if where is not None:
-            from penstock.conditions import Where
+            from penstock.documents.conditions import Where
 
             condition = where if isinstance(where, Where) else Where(where)
             return islice(filter(condition, self._read(after, None, end, wanted, since_ms, reverse)), limit)

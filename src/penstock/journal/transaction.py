@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, StorageError
 from penstock.events import Draft, Event, Receipt
-from penstock.journal.commit import interrupts
+from penstock.journal import interrupts
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.interrupts import Shield, is_inside
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.index.lookup import Lookup
+from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.reading import TopicView, find_event
 from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic, _filter, read_view

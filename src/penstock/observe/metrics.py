@@ -194,7 +194,7 @@ class Family(Generic[M]):
 
 
 class Watched:
-    """A metric whose values are asked for when somebody looks, for what is counted elsewhere."""
+    """A metric whose values are asked for when they are read, for what is counted elsewhere."""
 
     def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], source: Source) -> None:
         self.name = name

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.document import DraftDocument, EventDocument, ReceiptDocument
+from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import QueueFull, StaleDelivery, UnknownQueue
 from penstock.protocol.journal import EventList, Receipts
 from penstock.protocol.operation import Operation

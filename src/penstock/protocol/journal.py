@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.document import DraftDocument, EventDocument, ReceiptDocument
+from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, QueueFull
 from penstock.observe.sample import Sample
 from penstock.protocol.operation import SSE, Operation

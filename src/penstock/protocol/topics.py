@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.document import DraftDocument, EventDocument, ReceiptDocument
+from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, PositionTrimmed
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.upkeep.compaction import CompactReport

@@ -179,7 +179,7 @@ def flying_in(snap: Snapshot, group: Group) -> set[int]:
 
 
 def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
-    """Positions above the frontier that nobody has spoken for."""
+    """Positions above the frontier that no lease or row covers."""
     start = group.record.frontier + 1
     if group.record.until >= 0:
         latest = min(latest, group.record.until)
@@ -386,7 +386,7 @@ def _names(state: QueueState) -> list[str]:
 
 
 def _group(snap: Snapshot, state: QueueState, name: str) -> Group:
-    """The group whose numbers somebody asks for; one that nobody has added yet would find what is in nobody's."""
+    """The group whose numbers are asked for; one that is not added yet would find the messages of no group."""
     if not state.fanout:
         return state.group(snap, WORK)
     number = state.record.groups.get(name)

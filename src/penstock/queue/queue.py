@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from penstock.clock import Seconds, seconds
-from penstock.conditions import EventChoice, predicate
+from penstock.documents.conditions import EventChoice, predicate
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit

@@ -105,7 +105,7 @@ class QueueRegistry:
         return queue
 
     def _make(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueRecord:
-        state = self.cache.find(commit, name)  # somebody may have been faster
+        state = self.cache.find(commit, name)  # another process may have been faster
         return (state or self.cache.create(commit, name, fields)).record
 
     def close(self) -> None:

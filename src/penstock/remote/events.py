@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import DraftDocument, EventDocument, ReceiptDocument, base64_json
+from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.prepare import prepare
 from penstock.journal.storage.payload import encode_payload, is_binary

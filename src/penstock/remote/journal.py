@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import Clock, SystemClock
-from penstock.document import DraftDocument
+from penstock.documents.events import DraftDocument
 from penstock.entity.staging.plan import stage
 from penstock.errors import Closed, ReadOnly
 from penstock.events import Draft, Event, Receipt
@@ -21,7 +21,7 @@ from penstock.protocol.topics import LIST_TOPICS
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, events_of, receipt_of
 from penstock.remote.local_only import JournalElsewhere
-from penstock.remote.queue import RemoteQueue
+from penstock.remote.queues.queue import RemoteQueue
 from penstock.remote.topic import RemoteTopic
 from penstock.surface.outbox import Outbox
 from penstock.ticket import Ticket

@@ -17,10 +17,10 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from penstock.clock import Seconds, seconds
-from penstock.document import EventDocument
+from penstock.documents.events import EventDocument
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
-from penstock.journal.signal import Signal
+from penstock.journal.waking.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
 from penstock.protocol.operation import SSE
@@ -110,7 +110,7 @@ class RemoteSubscription(Subscription):
         return None
 
     def close(self) -> None:
-        """Ends the subscription; whoever waits in it, in whatever thread, gets nothing more."""
+        """Ends the subscription; threads that wait in it get nothing more."""
         self._closed = True
         self._hang_up()
         with self._room:

@@ -10,8 +10,8 @@ import msgspec
 from urllib3.exceptions import HTTPError
 
 from penstock.clock import Seconds, to_ms
-from penstock.conditions import Where
-from penstock.document import DraftDocument, EventDocument
+from penstock.documents.conditions import Where
+from penstock.documents.events import DraftDocument, EventDocument
 from penstock.entity.projection.projection import Projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
@@ -138,7 +138,7 @@ class RemoteTopic(TopicElsewhere):
     ) -> Iterator[Event]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
-        `where` is a condition the server asks (see `penstock.conditions`), so that only what fulfils it travels.
+        `where` is a condition the server asks (see `documents.conditions`), so that only what fulfils it travels.
         """
         check_position(after, "after")
         check_limit(limit)

@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 
 from penstock.errors import ConfigError
 from penstock.protocol.operation import ROLES, Role
-from penstock.server.api.problems import Refused
+from penstock.server.problems import Refused
 
 COOKIE = "penstock_session"
 SESSION_SECONDS = 12 * 3600
@@ -70,7 +70,7 @@ class Access:
         return found
 
     def role(self, connection: HTTPConnection) -> Role | None:
-        """The role of whoever sent a request; None when it brings nothing that is known."""
+        """The role of a request's sender; None when it brings nothing that is known."""
         if self.open:
             return "admin"
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")

@@ -16,15 +16,16 @@ from penstock.api import local
 from penstock.errors import PenstockError
 from penstock.observe.history import History
 from penstock.protocol.operation import Role
+from penstock.server import failures
 from penstock.server.access import Access
 from penstock.server.acts import act_routes
-from penstock.server.api import deliveries, failures, live, messages, queues, reading, topics
+from penstock.server.api import deliveries, live, messages, queues, reading, topics
 from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
-from penstock.server.api.problems import Refused
 from penstock.server.limits import Limits
 from penstock.server.pages import page_routes
 from penstock.server.pages.buffers import Buffers
+from penstock.server.problems import Refused
 from penstock.server.sampler import Sampler
 from penstock.server.service import Service
 

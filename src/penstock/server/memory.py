@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import StreamingResponse
 
-from penstock.server.api.problems import Refused
 from penstock.server.limits import SEND_BYTES
+from penstock.server.problems import Refused
 
 
 class MemoryBudget:

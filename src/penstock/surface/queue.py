@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from penstock.clock import Seconds
-    from penstock.conditions import EventChoice
+    from penstock.documents.conditions import EventChoice
     from penstock.events import Event, Receipt
     from penstock.journal.worker import Worker
     from penstock.observe.sample import FailedMessage

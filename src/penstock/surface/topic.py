@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.clock import Seconds
-    from penstock.conditions import Where
+    from penstock.documents.conditions import Where
     from penstock.entity.chain import CheckReport, VerifyReport
     from penstock.entity.projection.projection import Projection
     from penstock.entity.projection.rebuild import RebuildReport
@@ -94,7 +94,7 @@ class Topic(ABC):
     ) -> Iterator[Event]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
-        `where` is a condition (see `penstock.conditions`), asked where the store is. `after=0` starts at the oldest
+        `where` is a condition (see `documents.conditions`), asked where the store is. `after=0` starts at the oldest
         stored event; a position whose next event compaction removed raises PositionTrimmed.
         """
 

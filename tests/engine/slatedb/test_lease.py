@@ -11,7 +11,7 @@ import pytest
 from buffer.faults import FaultyStore
 from penstock.buffer.store import open_store
 from penstock.engine.slatedb import lease as module
-from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, Lease, LeaseRecord, read_lease
+from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
 from penstock.errors import Corrupt, Fenced, Locked
 
 _names = itertools.count()
@@ -26,8 +26,8 @@ class World:
         self.now = 1000.0
         self.plan: list[tuple[float, Callable[[], object]]] = []
 
-    def lease(self, seconds: float = TERM) -> Lease:
-        made = Lease(self.store, "s3://b/shop", seconds, clock=lambda: self.now, sleep=self.sleep)
+    def lease(self, seconds: float = TERM) -> WriterLease:
+        made = WriterLease(self.store, "s3://b/shop", seconds, clock=lambda: self.now, sleep=self.sleep)
         # A process of another machine: what it does is known through the store only.
         made._record = msgspec.structs.replace(made._record, system="", host=f"host{next(_names)}")
         return made
@@ -52,7 +52,7 @@ def world() -> World:
     return World()
 
 
-def take(lease: Lease, *, takeover: bool = False, standby: bool = False) -> Lease:
+def take(lease: WriterLease, *, takeover: bool = False, standby: bool = False) -> WriterLease:
     lease.take(takeover=takeover, standby=standby, timeout=30)
     return lease
 

@@ -37,7 +37,7 @@ class Consumer:
     ...         handle(batch.entries)
     ...         consumer.ack(batch.sequence)
 
-    Opening one fences whoever consumed the manifest before: from then on their calls raise `Fenced`. What is not
+    Opening one fences the consumer before it: from then on its calls raise `Fenced`. What is not
     acknowledged when a consumer ends (or dies) is delivered again to the next one: at least once. For an exactly-once
     effect store `batch.sequence` with what you made of the batch, and open the next consumer with `after=` that number.
 
@@ -115,7 +115,7 @@ class Consumer:
             return found
 
     def look(self) -> Manifest:
-        """The manifest now, for whoever keeps count of what is read elsewhere; moves no cursor."""
+        """The manifest now, for callers that read its batches elsewhere; moves no cursor."""
         with self._lock:
             self._check_open()
             return self._manifest.load_owned()

@@ -1,4 +1,4 @@
-"""The manifest as its one consumer sees it: owned by epoch, and lost to whoever takes a newer one.
+"""The manifest as its one consumer sees it: owned by epoch, and lost to the consumer that takes a newer one.
 
 Every change is a conditional put on a manifest that was read with one of our epochs in it, so a consumer that has been
 fenced can change nothing, however late its request arrives.
@@ -81,8 +81,8 @@ class OwnedManifest(ManifestObject):
     def settle(self, choose: Callable[[Manifest], T | None]) -> T | None:
         """Chooses by the manifest and makes the choice stand: no append that has not seen it can succeed afterwards.
 
-        The epoch changes to one nobody else would choose, and with it the manifest. Whoever read it before must read it
-        again before writing. None is no choice, and changes nothing.
+        The epoch changes to one that no other consumer would choose, and with it the manifest. Who read it before must
+        read it again before writing. None is no choice, and changes nothing.
         """
         for _ in self._backoff.attempts():
             snapshot = self._load_owned()

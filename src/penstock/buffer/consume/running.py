@@ -66,7 +66,7 @@ class ConsumerRun:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # for the reader: fewer are unhandled
         self._work = threading.Condition(self._lock)  # for the fetching threads
-        self._turn = threading.Condition(self._lock)  # for whoever hands over, or waits for the end
+        self._turn = threading.Condition(self._lock)  # for threads that hand over, or wait for the end
         self._ackable = threading.Condition(self._lock)  # for the acknowledger
         self._to_fetch: deque[Descriptor] = deque()
         self._order: deque[int] = deque()  # read, and not part of the finished prefix

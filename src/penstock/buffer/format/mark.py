@@ -2,7 +2,7 @@
 
     mark    name (UTF-8) · number (u64) · name length (u16) · magic (4 bytes)
 
-A writer that may have to repeat itself (a Spark query that was killed) gives every append a mark. Whoever finds a mark
+A writer that may have to repeat itself (a Spark query that was killed) gives every append a mark. If it finds a mark
 of that name with that number, or a higher one, in the manifest knows that the append was done. The magic comes last, so
 that entries without a mark are told apart at a glance.
 """

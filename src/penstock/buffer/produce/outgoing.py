@@ -135,7 +135,7 @@ class Outgoing:
         return self._data
 
     def entries(self) -> list[bytes]:
-        """The entries back, for whoever must save what could not be written."""
+        """The entries back, for a caller that must save what could not be written."""
         return decode_batch(self.data("none") if self._data is None else self._data)
 
     def release(self, slabs: Slabs) -> None:

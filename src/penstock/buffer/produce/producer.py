@@ -30,7 +30,7 @@ _RENEW_SHARE = 0.4
 
 
 class Producer:
-    """Collects entries into batches and hands them to whoever consumes the buffer; any number may share one.
+    """Collects entries into batches and hands them to the buffer's consumer; any number may share one.
 
     >>> with Producer("s3://bucket/events") as producer:
     ...     ticket = producer.produce([b"one", b"two"])

@@ -239,7 +239,7 @@ class UploadPipeline:
             return True
 
     def close_intake(self) -> None:
-        """No more entries: whoever waits for room, or comes later, gets `Closed`."""
+        """No more entries: callers that wait for room, or come later, get `Closed`."""
         with self.lock:
             self.closing = True
             self._room.notify_all()
@@ -256,7 +256,7 @@ class UploadPipeline:
             self.stopped = True
             for condition in (self._work, self._tick, self._room, self._progress, *(lane.wake for lane in self.lanes)):
                 condition.notify_all()
-        # A request that hangs is left to its daemon thread: whoever closes should not hang with it.
+        # A request that hangs is left to its daemon thread: the closing caller should not hang with it.
         deadline = monotonic() + _JOIN_SECONDS
         for thread in [*self._workers, *([self._timer] if self._timer else [])]:
             thread.join(max(0.0, deadline - monotonic()))

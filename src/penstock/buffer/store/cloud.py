@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, StorageError
 
 _LIST_CHUNK = 1000
 _DELETE_CHUNK = 1000
-#: The same call will be refused again until somebody changes a permission, a name or a setting.
+#: The same call will be refused again until a permission, a name or a setting is changed.
 _FINAL = (
     refused.PermissionDeniedError,
     refused.UnauthenticatedError,

@@ -97,7 +97,7 @@ def cloud_settings(url: str, options: Mapping[str, Any], environ: Mapping[str, s
     if urlsplit(url).scheme in ("az", "azure"):
         config = azure_config(config, environ)
     endpoint = str(config.get("endpoint") or next((environ[name] for name in _ENDPOINTS if environ.get(name)), ""))
-    if endpoint.startswith("http://"):  # an emulator or a private store without TLS: whoever wrote http meant it
+    if endpoint.startswith("http://"):  # an emulator or a private store without TLS: http was written on purpose
         client.setdefault("allow_http", True)
     if not urlsplit(url).netloc:
         raise ConfigError(f"{shown_url(url)!r} names no bucket or container")

@@ -74,7 +74,7 @@ class Record:
 
 
 class DataFile:
-    """An open data file. Whoever holds it can read it, also after compaction put another one in its place."""
+    """An open data file. Its holder can read it, also after compaction put another one in its place."""
 
     def __init__(self, disk: Disk, path: Path, *, writable: bool) -> None:
         self.disk = disk

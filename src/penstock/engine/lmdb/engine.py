@@ -348,7 +348,7 @@ class LmdbEngine(BaseEngine):
 
     def changes(self) -> int:
         self._check_usable()
-        # Not the environment's last_txnid: that one moves on before a reader can see what was committed, and whoever
+        # Not the environment's last_txnid: that one moves on before a reader can see what was committed: one that
         # then looks once and waits for the next change would wait in vain.
         with self.read() as snapshot:
             return snapshot._usable().id()  # type: ignore[no-any-return]

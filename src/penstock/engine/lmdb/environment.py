@@ -84,7 +84,7 @@ opening = threading.RLock()
 
 
 def acquire(folder: Path, *, read_only: bool, durability: Durability) -> Environment:
-    """The environment of a folder, opened now or shared with whoever has it open; `release` gives it back."""
+    """The environment of a folder, opened now or shared with the engines that have it open; `release` gives it back."""
     name = str(folder.resolve())
     # A reader opens it as a writer would where it may: LMDB allows one way in a process, and a writer may come later.
     read_only = read_only and not os.access(folder / "data.mdb", os.W_OK)

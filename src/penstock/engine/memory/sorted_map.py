@@ -4,7 +4,7 @@ Keys lie in chunks of a few hundred, each two parallel lists. A snapshot remembe
 list) is copied the first time it changes while a snapshot that shares it is open. With none open, an append at the end
 of the key space is two list appends.
 
-Not thread-safe: whoever shares a map between threads serialises `put`, `delete`, `delete_range` and `snapshot`.
+Not thread-safe: callers that share a map between threads serialise `put`, `delete`, `delete_range` and `snapshot`.
 Snapshots themselves may be read from any thread, whatever the map does meanwhile.
 """
 

@@ -3,7 +3,7 @@
 RocksDB has write batches but no transactions here, so a write transaction is an overlay (`overlay`) that becomes one
 batch. Reading from another process goes through "secondary" instances, which follow the writer's files: a reader's
 `read` costs about a millisecond when only the log has grown, and about five when files have changed. A deleted key
-stays in the way of scans until RocksDB has compacted it away: whoever takes from the head of a range should remember
+stays in the way of scans until RocksDB has compacted it away: who takes from the head of a range should remember
 where the head was and scan from there, or every take walks over all that were taken before. `delete_range` is one
 marker however many keys it covers.
 """

@@ -25,7 +25,7 @@ from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import count_requests, flush_log, flush_tables, make_cache, open_database
 from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.follower import Follower
-from penstock.engine.slatedb.lease import LEASE_PATH, Lease, read_lease
+from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
 from penstock.engine.slatedb.upkeep import back_up, collect, compact
@@ -78,7 +78,7 @@ class SlatedbEngine(BaseEngine):
         self._logged = max(0, TABLE_COMMITS - 16)  # opening replays up to as many objects: a table soon
         self._log_puts = 0
         self._tabling: threading.Thread | None = None
-        self._lease: Lease | None = None
+        self._lease: WriterLease | None = None
         self._database: sl.Db | None = None
         self._follower: Follower | None = None
         self._place = Place(url, self.options)
@@ -126,7 +126,7 @@ class SlatedbEngine(BaseEngine):
 
     def _open_to_write(self) -> None:
         check_store(self._place, LEASE_PATH, writing=True)
-        lease = Lease(self._place.objects, self._name, self.options.lease)
+        lease = WriterLease(self._place.objects, self._name, self.options.lease)
         lease.take(takeover=self.options.takeover, standby=self.options.standby, timeout=self._timeout)
         self._lease = lease
         lease.keep()

@@ -75,7 +75,7 @@ class LeaseStore(Protocol):
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version: ...
 
 
-class Lease:
+class WriterLease:
     """One writer's lease. `take` it, `keep` it, `confirm` it before every acknowledgement, `release` it."""
 
     def __init__(

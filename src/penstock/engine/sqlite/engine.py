@@ -409,7 +409,7 @@ class SqliteEngine(BaseEngine):
                 self._rollback()
                 raise
             self._commit()
-            self._foreign = foreign  # whoever writes next has not heard of it yet
+            self._foreign = foreign  # the next writer has not heard of it yet
             return free > VACUUM_PAGES
         finally:
             self._end_turn()

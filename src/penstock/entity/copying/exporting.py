@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from penstock.document import event_json
+from penstock.documents.events import event_json
 from penstock.durable import like, make_folder, replace_file, settle, sync_folder
 from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format, part_schema, write_file
 from penstock.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import msgspec
 
-from penstock.document import event_json
+from penstock.documents.events import event_json
 from penstock.durable import settle
 from penstock.errors import ConfigError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.document import EventDocument, decode_binary
+from penstock.documents.events import EventDocument, decode_binary
 from penstock.entity.copying.exporting import ExportManifest, TopicEntry, load_manifest, parts_of
 from penstock.entity.copying.files import CopyFormat, Progress, file_format
 from penstock.errors import ConfigError, FenceActive

@@ -73,7 +73,7 @@ class Watch(Generic[P]):
             yield state
 
     def close(self) -> None:
-        """Ends the watch; whoever waits in it, in whatever thread, gets nothing more."""
+        """Ends the watch; threads that wait in it get nothing more."""
         self._closed = True
         self._signal.notify()
 

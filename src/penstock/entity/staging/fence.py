@@ -74,7 +74,7 @@ class Fences:
             raise
         with self._lock:
             if self.exclusive is hidden:
-                # A new list each time: whoever is going through the old one must not skip a guard.
+                # A new list each time: a thread that goes through the old one must not skip a guard.
                 journal._guards = [self.refuse, *journal._guards]
 
     def refuse(self, topic: str, drafts: Sequence[Draft]) -> None:

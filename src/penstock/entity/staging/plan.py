@@ -43,7 +43,7 @@ def stage(
 
 
 def ask_guards(guards: Iterable[Guard], staged: Sequence[Staged]) -> None:
-    """Lets whoever may refuse drafts see them, topic by topic."""
+    """Shows drafts to the gates and fences that may refuse them, topic by topic."""
     guards = list(guards)
     if not guards:
         return

@@ -1,6 +1,6 @@
 """Appending whole blocks: for events that arrive as columns and have no need to be looked at one by one.
 
-Whoever makes the blocks (a Spark task, in another process) leaves positions, times and ids open; they are filled in
+The maker of the blocks (a Spark task, in another process) leaves positions, times and ids open; they are filled in
 here, when the events' place is known.
 """
 

@@ -1,6 +1,6 @@
 """What the writer knows of each topic without asking the store: its number, its settings, where it ends.
 
-Only whoever holds the writer's lead touches a `Head`. When another process has committed, everything cached is
+Only the thread that leads the writer touches a `Head`. When another process has committed, everything cached is
 forgotten and read again in the next transaction.
 """
 
@@ -133,7 +133,7 @@ class Head(msgspec.Struct, eq=False):
     recorded_ms: int
     last_id: int
     newest: dict[str, int] | None = None
-    """Once somebody has asked: the newest position of entities that were asked for or written after `since`."""
+    """After the first look-up: the newest position of entities that were asked for or written after `since`."""
     since: int = 0
     links: dict[str, bytes] | None = None
     """In a topic that keeps hash chains: the newest link of entities that were looked up or written after `linked`."""

@@ -190,7 +190,7 @@ class Commit:
         self.exchange()
 
     def _note_reshaping(self) -> None:
-        # Counted now, for whoever comes later in this commit, and once more when it has ended: the housekeeper may have
+        # Counted now, for later requests of this commit, and once more when it has ended: the housekeeper may have
         # noted the number already and still read the blocks as they were before.
         self.catalog.reshaped += 1
         self._reshaping = True

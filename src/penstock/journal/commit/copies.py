@@ -73,7 +73,7 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     head = commit.ensure(name)
     if head.latest != latest:
         raise Conflict(
-            f"topic {name!r} ends at {head.latest}, not at {latest}: somebody else appends to it while it is copied",
+            f"topic {name!r} ends at {head.latest}, not at {latest}: another writer appends to it while it is copied",
             expected=latest,
             actual=head.latest,
         )

@@ -1,7 +1,7 @@
 """What a writer counts: commits and how long they took, how many callers shared one, syncs, events by topic.
 
 Only the leader counts, so that plain numbers do and a commit pays a fraction of a microsecond; the registry adds up all
-writers of the process when somebody looks.
+writers of the process when they are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Group commit: whoever finds the writer idle commits everybody's pending work itself.
+"""Group commit: the caller that finds the writer idle commits all pending work itself.
 
 The *lead* is a lock. A caller that gets it at once commits alone: one fsync, no thread hop. A caller that does not
 leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller to lead the next
@@ -26,7 +26,7 @@ import msgspec
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
 from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
-from penstock.journal.commit import interrupts
+from penstock.journal import interrupts
 from penstock.journal.commit.catalog import Catalog
 from penstock.journal.commit.commit import Commit, EntityHistory
 from penstock.journal.commit.counters import ROLL
@@ -257,7 +257,7 @@ class Writer:
                 self._room.notify_all()
 
     def _pass_on(self) -> None:
-        """Makes sure somebody commits what is pending."""
+        """Makes sure that a thread commits what is pending."""
         for operation in tuple(self._pending):
             parked = operation.parked
             if parked is not None:
@@ -311,7 +311,7 @@ class Writer:
                     self._lead_from_queue(operation)
 
     def _lead_from_queue(self, operation: WriteRequest[Any]) -> None:
-        """Leads once; whoever is still waiting afterwards parks again."""
+        """Leads once; callers that still wait afterwards park again."""
         if operation.done:
             self._lead.release()
             if self._pending:
@@ -322,7 +322,7 @@ class Writer:
             self._park(operation)
 
     def _abandon(self, operation: WriteRequest[Any]) -> None:
-        """The caller was interrupted: its turn to lead, if it had one, goes to somebody who is still there."""
+        """The caller was interrupted: its turn to lead, if it had one, goes to a caller that is still there."""
         operation.parked = None
         self._withdraw(operation)
         self.let_go()
@@ -437,7 +437,7 @@ class Writer:
                 self._lead.acquire()
                 try:
                     self._lead_once()
-                except BaseException:  # those it concerned were told; whoever comes next still needs a pump
+                except BaseException:  # those it concerned were told; the next caller still needs a pump
                     log.exception("a commit was interrupted")
             if self._closed:
                 return

@@ -14,7 +14,7 @@ from penstock.journal.index.rows import BloomFilter, Chunk, prefix
 from penstock.limits import INDEX_FAN_IN, INDEX_FILTER_TERMS, INDEX_RUN_BYTES, INDEX_STEP_BYTES
 
 _ABANDONED_MS = 3_600_000
-"""A run that somebody began to write this long ago was given up."""
+"""A run whose writing began this long ago was given up."""
 
 Written = tuple[bytes, Chunk]
 """A section and a chunk of it."""

@@ -42,7 +42,7 @@ class EntityIndex:
         self.crowded: Callable[[str], None] = lambda topic: None
         """Told of a topic in which a look-up had to ask many runs."""
         self.looks = 0
-        """How many look-ups there were, more or less: whoever works in the background makes way for them."""
+        """How many look-ups there were, more or less: background work makes way for them."""
 
     def lookup(self, name: str) -> Lookup:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
@@ -96,7 +96,7 @@ class EntityIndex:
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
     def adopt(self, name: str, known: Memtable | None, tail: Memtable) -> None:
-        """Keeps a tail for the next look-up, unless somebody else was faster."""
+        """Keeps a tail for the next look-up, unless another thread was faster."""
         with self._lock:
             if self.memtables.get(name) is known:
                 self.memtables[name] = tail

@@ -5,7 +5,7 @@ again. Every run costs one reading and one writing of its events, and there are 
 digits to the base `INDEX_FAN_IN`. New runs come before larger ones: look-ups would rather ask many runs than search
 events that are in none. When the journal is calm, the runs become as few as `maintain()` would leave.
 
-Several processes may do it at once: whoever lists its run first wins, the other throws its own away.
+Several processes may do it at once: the process that lists its run first wins, the other throws its own away.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ log = Log("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
 _WAY_SECONDS = 0.002
-"""The rest while somebody looks something up: a look-up in many runs needs the interpreter many times."""
+"""The pause while a look-up is under way: a look-up in many runs needs the interpreter many times."""
 _STALL_SECONDS, _STALL_STEP_SECONDS = 1.0, 0.002
 """How long one batch waits, at the most, for the indexer to catch up, and how often it looks."""
 _CALM = 16
@@ -96,7 +96,7 @@ class Indexer:
         self._ask(self._due, topic)
 
     def settle(self, topic: str) -> None:
-        """Asks for few runs when the journal is calm: somebody had to ask many."""
+        """Asks for few runs when the journal is calm: a look-up had to ask many."""
         if topic not in self._unsettled and not self._engine.read_only:
             self._ask(self._unsettled, topic)
 
@@ -143,7 +143,7 @@ class Indexer:
             self._thread.join()
 
     def _breathe(self) -> None:
-        """Whoever waits for the interpreter waits a millisecond, not until it is taken away from this thread."""
+        """A thread that waits for the interpreter waits a millisecond, not until it is taken away from this thread."""
         now = time.monotonic()
         if now - self._worked_since > _WORK_SECONDS:
             looks = self._index.looks

@@ -123,7 +123,7 @@ class Lookup:
             if tail.size > 2 * INDEX_MEMORY_BYTES:  # nobody builds runs here: do not keep the whole topic in memory
                 self._index.forget(self._name)
         elif newer:
-            # A transaction's own events are nobody else's business; and what somebody else has put into the tail
+            # A transaction's own events concern no other caller; and what another thread has put into the memtable
             # meanwhile may be newer than this snapshot.
             self._extra = Memtable(tail.epoch, self._limit, keyless=view.record.settings.chained)
             for block, size in newer:

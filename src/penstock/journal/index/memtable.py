@@ -1,6 +1,6 @@
 """A topic's newest events, indexed in memory: what the entity index's runs do not cover yet.
 
-A tail is filled by whoever looks something up, with the blocks that were committed since the last look-up. Events never
+A memtable is filled by look-ups, with the blocks that were committed since the last look-up. Events never
 change and positions are never reused, so a tail stays right whatever is written meanwhile, except when compaction by
 key removes events in the middle: then the index's epoch changes and a new tail begins.
 """
@@ -64,7 +64,7 @@ class Memtable:
     def extend(
         self, covered: int, blocks: Sequence[tuple[Block, int]], version: int | None, newest: Newest | None
     ) -> bool:
-        """Adds blocks after what is covered and notes that it was looked over; False when somebody else was faster."""
+        """Adds blocks after what is covered and notes that it was looked over; False when another thread was faster."""
         with self._lock:
             if self.covered != covered:
                 return False

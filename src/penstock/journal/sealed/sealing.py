@@ -223,7 +223,7 @@ class _Sealing:
                 _remove_orphans(self.lake, self.topic, self.token, known)
             if taken:
                 raise ConfigError(
-                    f"somebody else has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
+                    f"another process has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
                     "the rest is theirs"
                 ) from error
             if isinstance(error, OSError):

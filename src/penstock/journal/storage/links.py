@@ -1,7 +1,7 @@
 """Hash chains: every event of an entity carries a link made of everything it says and of the link before it.
 
-A link is the BLAKE3 hash of the event, keyed with its predecessor's link (zeros for an entity's first event). Whoever
-changes, removes or reorders an entity's events breaks every later link. Events without a key form one chain of their
+A link is the BLAKE3 hash of the event, keyed with its predecessor's link (zeros for an entity's first event). Changing,
+removing or reordering an entity's events breaks every later link. Events without a key form one chain of their
 own. Links are made when positions and ids are known: inside the commit.
 """
 

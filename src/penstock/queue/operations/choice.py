@@ -379,4 +379,4 @@ class Choice:
             if event is not None:
                 give_up(commit, queue, group, over, EXPIRED, None, occupied=False)
             if covered != group.record.covered:
-                break  # the frontier has jumped over what was spoken for already
+                break  # the frontier has jumped over covered positions

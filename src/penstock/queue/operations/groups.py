@@ -36,12 +36,12 @@ class GroupImage:
         self.covers = covers
         self.messages = messages
 
-    def spoken_for(self, seq: int) -> bool:
+    def is_covered(self, seq: int) -> bool:
         """Whether a position was handed out or waits elsewhere."""
         return seq <= self.frontier or any(start <= seq <= end for start, end in self.covers)
 
     def cover(self, seq: int) -> None:
-        if not self.spoken_for(seq):
+        if not self.is_covered(seq):
             self.covers = _normal([*self.covers, (seq, seq)])
 
 
@@ -145,7 +145,7 @@ def _without_own(commit: Commit, group: Group, picture: GroupImage) -> GroupImag
         mask = int.from_bytes(lease.returns or b"", "little")
         for index in lease.held():
             seq = lease.seq(index)
-            if not picture.spoken_for(seq) or seq in picture.messages:
+            if not picture.is_covered(seq) or seq in picture.messages:
                 mask |= 1 << index
             picture.messages.pop(seq, None)
             picture.cover(seq)
@@ -169,7 +169,7 @@ def _united(pictures: list[GroupImage]) -> GroupImage:
     for picture in pictures:
         for seq, message in picture.messages.items():
             known = together.messages.get(seq)
-            if together.spoken_for(seq) and (known is None or _urgency(message) < _urgency(known)):
+            if together.is_covered(seq) and (known is None or _urgency(message) < _urgency(known)):
                 together.messages[seq] = message
     return together
 
@@ -181,7 +181,7 @@ def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) 
         for _, lease in group.leases(commit.tx):
             for index in lease.held():
                 message = lease.message(index)
-                if together.spoken_for(message.seq):
+                if together.is_covered(message.seq):
                     together.messages.setdefault(message.seq, message)
     for seq, message in together.messages.items():
         if kept is not None and seq in kept.messages:
@@ -205,7 +205,7 @@ def _appoint_heirs(commit: Commit, groups: list[Group], together: GroupImage) ->
             mask = 0
             for index in lease.held():
                 seq = lease.seq(index)
-                if together.spoken_for(seq) and seq not in together.messages and seq not in taken:
+                if together.is_covered(seq) and seq not in together.messages and seq not in taken:
                     taken.add(seq)
                     mask |= 1 << index
             lease.returns = mask.to_bytes((lease.count + 7) // 8, "little")

@@ -165,7 +165,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
 
 
 def _count(commit: Commit, state: QueueState, latest: int) -> int:
-    """Messages that somebody has not settled, failed ones included."""
+    """Messages that some group has not settled, failed ones included."""
     groups = state.keeping(commit.tx)
     if len(groups) == 1 and not state.left_behind(commit.tx):
         overdue = groups[0].overdue(commit.tx, state.overdue_through(commit.tx, commit.now_ms))

@@ -117,7 +117,7 @@ def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms:
             lease.extended.update(dict.fromkeys(indexes, (deadline, commit.now_ms)))
         if deadline != NEVER and (not group.record.next_deadline or deadline < group.record.next_deadline):
             group.record.next_deadline = deadline
-            commit.touched.setdefault(queue.name, 0)  # whoever waits for a later deadline must look again
+            commit.touched.setdefault(queue.name, 0)  # takes that wait for a later deadline must look again
         commit.touch(group)
         group.save_lease(commit, number, lease)
     return deadline

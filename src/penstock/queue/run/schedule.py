@@ -1,7 +1,7 @@
 """Periodic messages: exactly one push per tick, however many processes have the queue open.
 
-A schedule is a row with the time of its next tick. Whoever finds it due pushes the message and moves the time on, in
-one commit: the second to come finds the time moved.
+A schedule is a row with the time of its next tick. A process that finds it due pushes the message and moves the time
+on, in one commit: the second to come finds the time moved.
 """
 
 from __future__ import annotations

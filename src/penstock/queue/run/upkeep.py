@@ -1,4 +1,4 @@
-"""What queues do in passing: remove what everybody has settled, and keep what somebody has not."""
+"""What queues do in passing: remove what every group has settled, and keep what some group has not."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class QueueWorker(Worker):
         try:
             hook()
         except StaleDelivery as error:
-            log.warning("%r was handled too late, and somebody else may have it now: %s", delivery, error)
+            log.warning("%r was handled too late, and another consumer may have it now: %s", delivery, error)
         except FenceActive:
             log.warning("%r is given up when its lease ends: an exclusive fence is open", delivery)
         except Closed:

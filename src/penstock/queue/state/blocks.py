@@ -74,7 +74,7 @@ Rows = Block | DamagedBlock
 
 
 class BlockCache:
-    """The blocks of one topic that were read last. Only whoever holds the writer's lead uses it."""
+    """The blocks of one topic that were read last. Only the thread that leads the writer uses it."""
 
     def __init__(self, topic: str, number: int) -> None:
         self._topic = topic

@@ -1,6 +1,6 @@
 """Delivery state as the writer knows it: queues and groups, cached, changed only inside a commit.
 
-Whoever holds the writer's lead changes these objects and the store together. When a commit fails, or another process
+The thread that leads the writer changes these objects and the store together. When a commit fails, or another process
 has committed, the writer's epoch changes and everything here is read again; nothing has to be undone by hand.
 """
 
@@ -129,7 +129,7 @@ class QueueState:
         return [group for group in others if group.record.leases]
 
     def everyone(self, snap: Snapshot) -> list[Group]:
-        """The shared group and all named ones: whoever may still hold leases, from this mode or the one before."""
+        """The shared group and all named ones: those that may still hold leases, from this mode or the one before."""
         return [self.group(snap, WORK), *self.named_groups(snap)]
 
     def unsettled(self, commit: Commit) -> int:

@@ -91,7 +91,7 @@ class Group:
         commit.touch(self)
         record.in_flight -= mask.bit_count()
         if self.queue.record.policy.max_in_flight is not None:
-            commit.touched.setdefault(self.queue.name, 0)  # somebody may wait for room
+            commit.touched.setdefault(self.queue.name, 0)  # a push may wait for room
         if lease.count > 1:
             mask |= int.from_bytes(lease.settled, "little")
         lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
@@ -178,7 +178,7 @@ class Group:
         assert message.state == FAILED
         return keys.failed_key(self.topic, self.number, message.seq)
 
-    # ── positions above the frontier that are spoken for ─────────────────────────────────────────────────────────────
+    # ── positions above the frontier that are covered ─────────────────────────────────────────────────────────────
     def next_cover(self, snap: Snapshot) -> tuple[int, int] | None:
         """The first covered range above the frontier."""
         if not self.record.covered:
@@ -195,7 +195,7 @@ class Group:
                 yield keys.tail_seq(key), keys.unpack_seq(value)
 
     def is_covered(self, snap: Snapshot, seq: int) -> bool:
-        """Whether a position above the frontier is spoken for."""
+        """Whether a position above the frontier is covered."""
         if not self.record.covered:
             return False
         low, _ = keys.rows(self.topic, self.number, b"v")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.conditions import Where
+from penstock.documents.conditions import Where
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.queue.operations.dead import living_headers, origin

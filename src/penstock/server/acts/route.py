@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.decoding import decoded
+from penstock.documents.decoding import decoded
 from penstock.errors import ConfigError
 from penstock.server.acts import messages, queues, topics
 from penstock.server.acts.act import ACTS, ActCall, Value
 from penstock.server.acts.audit import write_down
 from penstock.server.api import parameters
-from penstock.server.api.problems import Refused
+from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 
 REGISTERED = (messages, queues, topics)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.decoding import decoded, query_of, refuse_parameters
+from penstock.documents.decoding import decoded, query_of, refuse_parameters
 from penstock.protocol.operation import JSON, PREFIX, WITH_SLASHES, Operation
 from penstock.protocol.table import OPERATIONS
 from penstock.server.api import parameters

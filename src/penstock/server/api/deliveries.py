@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from penstock.clock import seconds
-from penstock.document import event_document
+from penstock.documents.events import event_document
 from penstock.errors import ConfigError, StaleDelivery
 from penstock.protocol import deliveries as operations
 from penstock.protocol.deliveries import (
@@ -27,9 +27,9 @@ from penstock.protocol.deliveries import (
 )
 from penstock.queue.run.waiting import take_waiting_async
 from penstock.server.api.binding import Call, serves
-from penstock.server.api.problems import Refused
 from penstock.server.api.queues import called
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN, PAGE_BYTES
+from penstock.server.problems import Refused
 from penstock.server.service import Service
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from penstock.protocol.openapi import document
 from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.live import STREAM_HEADERS
-from penstock.server.api.problems import Refused
 from penstock.server.limits import PING_SECONDS
 from penstock.server.memory import sliced
+from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 
 

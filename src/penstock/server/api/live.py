@@ -17,17 +17,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.document import event_json
+from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError
 from penstock.events import Event
 from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.parameters import ReadFilter
-from penstock.server.api.problems import Refused
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
 from penstock.server.memory import sliced
+from penstock.server.problems import Refused
 from penstock.server.service import Service
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from penstock.document import (
+from penstock.documents.events import (
     EventDocument,
     ReceiptDocument,
     decode_binary,
@@ -36,9 +36,9 @@ from penstock.protocol.deliveries import (
 from penstock.protocol.journal import EventList, Receipts
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import page_size
-from penstock.server.api.problems import Refused
 from penstock.server.api.queues import called
 from penstock.server.limits import PAGE_BYTES
+from penstock.server.problems import Refused
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from penstock.conditions import Where
-from penstock.decoding import decoded
-from penstock.document import DraftDocument, PlainDraft
+from penstock.documents.conditions import Where
+from penstock.documents.decoding import decoded
+from penstock.documents.events import DraftDocument, PlainDraft
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event
 from penstock.protocol.operation import JSON, LINES
 from penstock.protocol.topics import APPEND_EVENTS, FilterQuery
-from penstock.server.api.problems import Refused
 from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS
+from penstock.server.problems import Refused
 from penstock.units import parse_moment
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from penstock.conditions import EventChoice, Where
-from penstock.document import decode_binary
+from penstock.documents.conditions import EventChoice, Where
+from penstock.documents.events import decode_binary
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
 from penstock.protocol import queues as operations

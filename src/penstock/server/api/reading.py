@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from penstock.document import EventDocument, event_document, event_json
+from penstock.documents.events import EventDocument, event_document, event_json
 from penstock.errors import ConfigError, PenstockError
 from penstock.events import Event
 from penstock.protocol.operation import ARROW, LINES
@@ -16,10 +16,10 @@ from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import ReadFilter
-from penstock.server.api.problems import error_answer
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import ARROW_BYTES, PAGE_BYTES, SCANNED, STREAM_BYTES, STREAM_EVENTS, STREAM_ROWS
 from penstock.server.memory import sliced
+from penstock.server.problems import error_answer
 
 if TYPE_CHECKING:
     from penstock.api import LocalTopic

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.document import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
+from penstock.documents.events import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
 from penstock.errors import Backpressure, ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Settings
@@ -33,8 +33,8 @@ from penstock.protocol.topics import (
 )
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
-from penstock.server.api.problems import Refused
 from penstock.server.limits import MOST_EVENTS, PAGE_BYTES
+from penstock.server.problems import Refused
 from penstock.server.service import Service
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from penstock.entity.causality.walk import branches
 from penstock.errors import PenstockError
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
-from penstock.server.api.problems import Refused
 from penstock.server.api.topics import existing
 from penstock.server.pages import rendering
+from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 from penstock.units import show_size
 

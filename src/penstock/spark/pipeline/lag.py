@@ -1,6 +1,6 @@
 """How far a flow is behind: asked of the journal and of the buffer, since Spark tells it after batches only.
 
-Topics are counted in events, buffers in manifest entries: what an entry holds is known to whoever fetches it.
+Topics are counted in events, buffers in manifest entries: what an entry holds is known only after it is fetched.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 
 
 class Threshold:
-    """Above `warning` somebody should look, above `critical` now. Written WARNING:CRITICAL, or one for both."""
+    """Above `warning` a person should look, above `critical` now. Written WARNING:CRITICAL, or one for both."""
 
     def __init__(self, text: str, convert: Callable[[str], float]) -> None:
         first, colon, second = text.partition(":")

@@ -30,11 +30,11 @@ def show_failover(context: CommandContext) -> None:
 
     with tempfile.TemporaryDirectory(prefix="penstock-failover-") as folder:
         url = f"slatedb:{Path(folder) / 'shop'}"
-        first = _Writer(url, "the first")
+        first = _FailoverWriter(url, "the first")
         try:
             first.read(1)
             context.line("one process writes a journal in (what stands for) a bucket, another one stands by")
-            second = _Writer(url, "the second")
+            second = _FailoverWriter(url, "the second")
             try:
                 first.read(1 + BEFORE)
                 first.process.kill()
@@ -69,7 +69,7 @@ def show_failover(context: CommandContext) -> None:
         raise StorageError(f"{lost} acknowledged events are missing, {twice} positions were given twice")
 
 
-class _Writer:
+class _FailoverWriter:
     """A process that appends without end, and the positions it was promised."""
 
     def __init__(self, url: str, name: str) -> None:

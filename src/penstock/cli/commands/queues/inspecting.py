@@ -88,7 +88,7 @@ def dead(context: CommandContext, queue: str, limit: int) -> None:
 
 def _say_failures(context: CommandContext, found: Iterator[FailedMessage], limit: int, otherwise: str) -> None:
     from penstock.cli.show import payload_text
-    from penstock.document import event_document
+    from penstock.documents.events import event_document
 
     rows: list[tuple[Any, ...]] = []
     for number_, failure in enumerate(found):

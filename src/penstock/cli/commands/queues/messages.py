@@ -124,7 +124,7 @@ def _settle(delivery: Delivery, how: str, error: str | None) -> None:
 
 def _say_delivery(context: CommandContext, delivery: Delivery, settled: str | None = None) -> None:
     from penstock.cli.show import event_record, pretty_payload
-    from penstock.document import event_document
+    from penstock.documents.events import event_document
 
     held = {"attempt": delivery.attempt, "deadline": delivery.deadline}
     if context.json:

@@ -12,7 +12,7 @@ from penstock.cli.context import CommandContext
 from penstock.cli.values import condition, number, position, queue_names, the_queue, with_yes
 
 if TYPE_CHECKING:
-    from penstock.conditions import Where
+    from penstock.documents.conditions import Where
     from penstock.surface.queue import Queue
 
 limited = click.option("-n", "--limit", type=number, help="how many at the most")

@@ -142,7 +142,7 @@ class EventLines:
 
     def _draft(self, line: bytes) -> Draft | None:
         """The draft of one line; None for an empty one."""
-        from penstock.document import draft_from_json
+        from penstock.documents.events import draft_from_json
         from penstock.events import Draft
 
         if not line:

@@ -12,7 +12,7 @@ from penstock.cli.values import condition, time
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from penstock.conditions import Where
+    from penstock.documents.conditions import Where
     from penstock.events import Event
     from penstock.surface.topic import Topic
 

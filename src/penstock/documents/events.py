@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.decoding import decoded
+from penstock.documents.decoding import decoded
 from penstock.errors import ConfigError, PoisonMessage
 from penstock.events import Draft, Event, Receipt
 

@@ -15,7 +15,7 @@ from penstock.remote.events import event_of
 from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
-    from penstock.remote.queue import RemoteQueue
+    from penstock.remote.queues.queue import RemoteQueue
 
 
 class RemoteDelivery(Delivery):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.journal.file_watch import FileWatch
+from penstock.journal.waking.file_watch import FileWatch
 
 if TYPE_CHECKING:  # imported where it is used: most callers never wait in an event loop
     import asyncio

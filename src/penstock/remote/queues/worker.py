@@ -14,8 +14,8 @@ from penstock.names import check_whole
 from penstock.surface.delivery import describe
 
 if TYPE_CHECKING:
-    from penstock.remote.delivery import RemoteDelivery
-    from penstock.remote.queue import RemoteQueue
+    from penstock.remote.queues.delivery import RemoteDelivery
+    from penstock.remote.queues.queue import RemoteQueue
 
 POLL = 2.0
 """Seconds one take waits; also how long a worker that is told to stop may go on waiting."""

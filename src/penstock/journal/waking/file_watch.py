@@ -1,7 +1,7 @@
 """Noticing that a store's files were written to: the kernel says so (inotify, on Linux), elsewhere one has to look.
 
 A sign from here means "look again soon", no more: files are written before a commit can be seen, and not every write is
-a commit. So whoever waits looks at the store at growing intervals after a sign, and now and then without one.
+a commit. So a waiting reader looks at the store at growing intervals after a sign, and now and then without one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _event = struct.Struct("iIII")
 
 
 class FileWatch:
-    """The pauses of somebody who waits for a store to change: short after a sign of a write, long without one."""
+    """The pauses of a reader that waits for a store to change: short after a sign of a write, long without one."""
 
     def __init__(self, location: str | None) -> None:
         self._prefix = b""
@@ -39,7 +39,7 @@ class FileWatch:
         """A descriptor that becomes readable when something is written there; -1 where there is no such thing."""
         folder = path if path.is_dir() else path.parent
         self._prefix = b"" if path.is_dir() else os.fsencode(path.name)
-        import ctypes  # only whoever waits needs it
+        import ctypes  # only readers that wait need it
 
         try:
             libc = ctypes.CDLL(None, use_errno=True)

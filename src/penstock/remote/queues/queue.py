@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.clock import Seconds, seconds
-from penstock.conditions import EventChoice, Where, predicate
+from penstock.documents.conditions import EventChoice, Where, predicate
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.names import check_consumer, check_limit, check_position
@@ -42,10 +42,10 @@ from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
 from penstock.queue.operations.moving import Redriven
 from penstock.queue.policy import QueuePolicy, checked, duration
 from penstock.queue.run.schedule import Schedule
-from penstock.remote.delivery import RemoteDelivery
 from penstock.remote.events import event_of, events_of, payload_fields, receipt_of
 from penstock.remote.local_only import refused
-from penstock.remote.pushing import push_request
+from penstock.remote.queues.delivery import RemoteDelivery
+from penstock.remote.queues.pushing import push_request
 from penstock.surface.delivery import Delivery
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
@@ -53,7 +53,7 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     from penstock.queue.run.middleware import Middleware
     from penstock.remote.journal import RemoteJournal
-    from penstock.remote.queue_worker import RemoteQueueWorker
+    from penstock.remote.queues.worker import RemoteQueueWorker
 
 A = TypeVar("A")
 
@@ -444,7 +444,7 @@ class RemoteQueue(Queue):
             raise refused("taking ahead", "a worker over http takes one message at a time for each of `concurrency`")
         if tuple(middleware):
             raise refused("a worker's middleware", "wrap the handler, or run the worker where the store is")
-        from penstock.remote.queue_worker import RemoteQueueWorker
+        from penstock.remote.queues.worker import RemoteQueueWorker
 
         worker = RemoteQueueWorker(self, handler, group=group, concurrency=concurrency, consumer=consumer, lease=lease)
         self.journal._workers.add(worker)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.decoding import nearest
+from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft
 from penstock.observe.tracing import trace_headers, with_trace

@@ -1,0 +1,1 @@
+"""Queues at the other end of a url: pushing, deliveries, workers."""
