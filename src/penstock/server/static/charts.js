@@ -88,7 +88,7 @@
       if (this.stacked) order.reverse();
       const series = order.map((at) => ({
         label: this.labels[at], show: this.isShown(at), width: 1.5, spanGaps: false, stroke: colour("--line" + (at % 8)),
-        fill: this.stacked ? colour("--line" + (at % 8)) + "55" : undefined, points: { show: () => this.data.times.length < 4, size: 5 },
+        fill: this.stacked ? colour("--line" + (at % 8)) : undefined, points: { show: () => this.data.times.length < 4, size: 5 },
       }));
       const options = {
         width: Math.max(200, this.place.clientWidth), height: HEIGHT,
