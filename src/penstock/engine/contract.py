@@ -86,7 +86,7 @@ class Engine(ABC):
     shared: ClassVar[bool]
     """Whether several processes may write one store at once; where not, a second writer gets `Locked`."""
     linger: float = 0.0
-    """Seconds for which whoever commits waits for further callers first: where a commit costs, it is worth more."""
+    """Seconds for which a commit waits for further callers first: where a commit costs, it is worth more."""
 
     location: str | None
     """Where the store lies, for people; None for memory."""

@@ -114,7 +114,7 @@ def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
 
 
 def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[int]:
-    """Positions that somebody has not settled, ascending; those that outlived their ttl only while they are held."""
+    """Positions that some group has not settled, ascending; those that outlived their ttl only while they are held."""
     overdue = state.overdue_through(snap, now_ms)
     if not overdue:
         yield from _all_unsettled(snap, state)

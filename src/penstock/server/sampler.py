@@ -31,7 +31,7 @@ LAG_SECONDS = 60.0
 RATE_SECONDS = 5.0
 """Over how long a rate is measured."""
 WATCHED_SECONDS = 30.0
-"""For how long after somebody asked samples go on coming every second."""
+"""For how long after the last request samples go on coming every second."""
 
 
 class Sampler:
@@ -156,7 +156,7 @@ class Sampler:
             nap = max(INTERVAL, (time.thread_time() - begun) / SHARE)
 
     def _pause(self, seconds: float) -> None:
-        """Waits, whoever else begins to look meanwhile; only stopping cuts it short."""
+        """Waits, also when another listener begins meanwhile; only stopping cuts it short."""
         until = time.monotonic() + seconds
         while not self._stopping and (left := until - time.monotonic()) > 0:
             self._wake.wait(left)

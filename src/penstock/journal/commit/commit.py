@@ -158,7 +158,7 @@ class Commit:
         self.catalog.barrier = barrier
 
     def check_barrier(self, topic: str) -> None:
-        """FenceActive when somebody else's fence is open."""
+        """FenceActive when another caller's fence is open."""
         if self.fenced:
             raise FenceActive(
                 f"an exclusive fence is open: nothing else can be appended to {topic!r} until it has ended"

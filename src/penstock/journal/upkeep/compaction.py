@@ -17,7 +17,7 @@ from penstock.journal.storage.joining import select
 from penstock.limits import RETENTION_BLOCKS, RETENTION_BYTES
 
 Trim = Callable[[Commit, str, int], None]
-"""Hears that a topic's history was removed through a position, whoever needed it."""
+"""Hears that a topic's history was removed through a position."""
 Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
 """Who still needs a topic's history and through which position they are done with it."""
 
@@ -145,7 +145,7 @@ def _bytes_bound(view: TopicView, limit: int) -> int:
 def compact_by_key(commit: Commit, topic: str, holds: Iterable[Hold]) -> int:
     """Keeps only the newest event of every key (and every event without a key); returns how many went.
 
-    Nothing goes that somebody holds.
+    Nothing goes that a queue or a seal holds.
     """
     head = commit.head(topic)
     view = TopicView.open(commit.tx, topic)

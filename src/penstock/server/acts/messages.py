@@ -117,7 +117,7 @@ def release(call: ActCall) -> str:
     delivery = queue.delivery(call.text("token"))
     if call.preview:
         holder = delivery.consumer or "its holder"
-        return f"Take 1 message, {queue.name} #{delivery.event.seq:,}, from {holder}? Somebody else will get it."
+        return f"Take 1 message, {queue.name} #{delivery.event.seq:,}, from {holder}? Another consumer will get it."
     delivery.release()
     return f"{queue.name} #{delivery.event.seq:,} is ready again"
 
@@ -131,7 +131,7 @@ def settle(call: ActCall) -> str:
     gives_up = call.optional("outcome") == "dead"
     if call.preview:
         done = "Give up" if gives_up else "Settle as done"
-        return f"{done} 1 message, {name}, which {delivery.consumer or 'somebody'} still works on?"
+        return f"{done} 1 message, {name}, which {delivery.consumer or 'a consumer'} still works on?"
     if gives_up:
         delivery.nack(error="given up from the console", dead=True)
         return f"{name} was given up"

@@ -145,7 +145,7 @@ def _count_dead(shop: DemoShop) -> Act:
 
 def _mend_mail(shop: DemoShop) -> Act:
     shop.mail_works = True
-    text = "the mail server is mended; what was given up waits for somebody to send it back"
+    text = "the mail server is mended; what was given up waits to be sent back"
     return text, "/queues/emails", "read the reasons, then press `Send all back`"
 
 
