@@ -158,9 +158,9 @@ class KillsUploading(KillsWriting):
     def publishing(self) -> contextlib.AbstractContextManager[None]:
         append = ManifestObject.append
 
-        def killing(manifest: Any, entries: Any, mark: Any = None) -> int:
+        def killing(manifest: Any, *args: Any) -> int:
             reach(self.kill, "publishing")
-            return append(manifest, entries, mark)
+            return append(manifest, *args)
 
         return _replaced(ManifestObject, "append", killing)
 

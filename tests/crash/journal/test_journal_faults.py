@@ -36,6 +36,10 @@ class Faulty:
     def foreign(self) -> bool:
         return self._tx.foreign  # type: ignore[no-any-return]
 
+    @property
+    def writes(self) -> int:
+        return self._tx.writes  # type: ignore[no-any-return]
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._tx, name)
         if name == "close":
