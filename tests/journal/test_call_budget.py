@@ -39,7 +39,9 @@ class Balance(Projection):
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    # Where a program uses OpenTelemetry, an append asks it for a span: another test may have imported it.
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     with penstock.open(f"sqlite:{tmp_path / 'store.db'}", durability="process") as opened:
         yield opened
 
