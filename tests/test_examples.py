@@ -25,4 +25,5 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    assert "Traceback" not in done.stderr
+    if name != "queue_worker":  # its handler fails on purpose, and the worker logs how
+        assert "Traceback" not in done.stderr

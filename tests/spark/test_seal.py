@@ -192,7 +192,7 @@ def test_a_newer_seal_takes_over_and_nothing_is_lost(
         if not others:
             others.append(seal(journal, "orders", lake=lake, through=180, file_events=60).through)
 
-    with pytest.raises(ConfigError, match="somebody else"):
+    with pytest.raises(ConfigError, match="another process"):
         seal(journal, "orders", lake=lake, through=200, file_events=50, progress=another)
     assert others == [180]
     assert everything(journal) == before

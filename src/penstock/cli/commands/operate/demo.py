@@ -58,7 +58,9 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
 
         show_failover(context)
         return
-    logging.getLogger("penstock").setLevel(logging.CRITICAL)  # handlers fail on purpose; the console shows it
+    log = logging.getLogger("penstock")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # handlers fail on purpose; the console shows it
     listening = bind("127.0.0.1", port)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     try:
@@ -72,6 +74,7 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
             finally:
                 shop.close()
     finally:
+        log.setLevel(level)
         listening.close()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
