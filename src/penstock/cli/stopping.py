@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
+
+LOOK_SECONDS = 0.2
+"""The system may give a signal to another thread, which does not end the main thread's wait: Python calls the handler
+when that thread next runs."""
 
 
 class StopSignals:
@@ -32,9 +38,8 @@ class StopSignals:
 
     def wait(self, seconds: float) -> bool:
         """Waits for so long, or until a signal comes; whether one came."""
-        if not self.asked and seconds > 0:
-            try:
-                self._came.get(timeout=seconds)
-            except Empty:
-                return False
+        deadline = time.monotonic() + seconds
+        while not self.asked and (left := deadline - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._came.get(timeout=min(left, LOOK_SECONDS))
         return self.asked
