@@ -58,12 +58,12 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
 
         show_failover(context)
         return
-    log = logging.getLogger("penstock")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # handlers fail on purpose; the console shows it
     listening = bind("127.0.0.1", port)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    log = logging.getLogger("penstock")
+    level = log.level
     try:
+        log.setLevel(logging.CRITICAL)  # handlers fail on purpose; the console shows it
         with open_local(folder / "shop.db") as journal, _served(journal, listening) as url, StopSignals() as stop:
             if not no_browser and context.out.isatty() and _has_browser():
                 click.launch(url)
