@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,7 @@ import penstock
 from penstock import Draft, Journal, ManualClock, Receipt, Topic
 from penstock.errors import Conflict, PositionTrimmed
 from penstock.journal.commit import recent as tail
+from penstock.journal.upkeep.housekeeper import Housekeeper
 
 SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb")
 TOPICS = st.sampled_from(["a", "b"])
@@ -65,7 +67,8 @@ class JournalMachine(RuleBasedStateMachine):
         return f"{self.scheme}:{self.folder / name}"
 
     def _open(self) -> Journal:
-        journal = penstock.open(self.url, clock=self.clock, durability="process")
+        with mock.patch.object(Housekeeper, "begin"):  # a thread of its own would come at another step each time
+            journal = penstock.open(self.url, clock=self.clock, durability="process")
         # Housekeeping happens when the machine says so: the model must know of it.
         journal._housekeeper.request = lambda topic: None  # type: ignore[method-assign]
         return journal

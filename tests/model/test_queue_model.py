@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
@@ -30,6 +31,7 @@ from hypothesis.stateful import (
 import penstock
 from penstock import Delivery, ManualClock, Queue, Retry
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery
+from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.queue.operations import choice
 
 GROUPS = ("default", "audit", "mail")
@@ -294,7 +296,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.numbers = itertools.count()
 
     def open(self) -> penstock.Journal:
-        journal = penstock.open(self.url, clock=self.clock, durability="process")
+        with mock.patch.object(Housekeeper, "begin"):
+            journal = penstock.open(self.url, clock=self.clock, durability="process")
         # What a thread does in passing would come at another step each time; the rules do it themselves.
         journal._housekeeper.request = lambda topic: None  # type: ignore[attr-defined]
         return journal
