@@ -226,9 +226,11 @@ def test_a_message_that_stays_does_not_keep_what_is_settled_after_it(journal: Jo
     assert queue.ack_many(held[:20_000] + held[20_001:]) == 29_999
     before = journal._engine.size()
     journal.maintain()
-    while len(journal.topic("jobs")) >= 3000:  # the thread that does this in passing may be at it: it takes turns
+    for _ in range(20):  # the thread that does this in passing may be at it: it takes turns
+        if len(journal.topic("jobs")) < 3000:
+            break
         journal.maintain()
-    assert journal._engine.size() <= before
+    assert len(journal.topic("jobs")) < 3000 and journal._engine.size() <= before
     queue = reopen(journal).queue("jobs")
     assert [event.payload for event in queue] == ["bad", "20-0"]
     assert queue.push("next").seq == 30_002 and queue.journal.topic("jobs").latest == 30_002
