@@ -53,6 +53,8 @@ class QueueUpkeep:
         self._cache = cache
         self._settled: dict[str, int] = {}
         self._thinned: dict[int, int] = {}
+        self._thinning: set[int] = set()
+        """Topics whose pass over settled blocks has begun."""
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
@@ -124,8 +126,11 @@ class QueueUpkeep:
             return False
         start = max(self._thinned.get(queue.topic, 0), load_state(commit.tx, queue.topic, topic).trimmed)
         stop = self._handed_out(commit, queue)
-        if stop - start < THIN_POSITIONS:
+        least = 1 if queue.topic in self._thinning else THIN_POSITIONS  # a pass that has begun goes to its end
+        if stop - start < least:
+            self._thinning.discard(queue.topic)
             return False
+        self._thinning.add(queue.topic)
         self._thinned[queue.topic] = thin(commit, queue, start, stop)
         return self._thinned[queue.topic] > start
 
