@@ -72,7 +72,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, durability: Durability) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-model-"))
         self.lives = itertools.count()
-        self.name = f"model-{next(_names)}"
+        self.name = f"engine-model-{next(_names)}"
         self.place = self.folder / "0"
         self.durability = durability
         self.model: State = {}
@@ -188,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def back_up(self) -> None:
         if self.scheme == "memory":
-            target = url = f"memory:model-{next(_names)}"
+            target = url = f"memory:engine-model-{next(_names)}"
         else:
             target = str(self.folder / f"backup-{next(_names)}")
             url = f"{self.scheme}:{target}"

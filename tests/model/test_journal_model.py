@@ -53,7 +53,7 @@ class JournalMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-model-"))
-        self.url = f"memory:model-{next(_names)}" if self.scheme == "memory" else self._place("store")
+        self.url = f"memory:journal-model-{next(_names)}" if self.scheme == "memory" else self._place("store")
         self.clock = ManualClock()
         self.topics: dict[str, TopicModel] = {}
         self.ids: dict[str, Known] = {}

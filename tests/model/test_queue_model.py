@@ -287,7 +287,9 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-model-"))
         self.url = (
-            f"memory:model-{next(_stores)}" if self.engine == "memory" else f"{self.engine}:{self.folder / 'store'}"
+            f"memory:queue-model-{next(_stores)}"
+            if self.engine == "memory"
+            else f"{self.engine}:{self.folder / 'store'}"
         )
         self.clock = ManualClock()
         self.journals = [self.open(), self.open()]
