@@ -29,9 +29,9 @@ from penstock.journal.worker import Worker as Worker
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing
-from penstock.queue.inspect import PendingDelivery as PendingDelivery
-from penstock.queue.inspect import QueueConsumer as QueueConsumer
-from penstock.queue.inspect import QueueStats as QueueStats
+from penstock.queue.inspect.listing import PendingDelivery as PendingDelivery
+from penstock.queue.inspect.listing import QueueConsumer as QueueConsumer
+from penstock.queue.inspect.stats import QueueStats as QueueStats
 from penstock.queue.policy import QueuePolicy as QueuePolicy
 from penstock.queue.retry import Retry as Retry
 from penstock.queue.run.middleware import Middleware as Middleware

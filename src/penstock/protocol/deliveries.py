@@ -14,7 +14,7 @@ from penstock.protocol.journal import EventList, Receipts
 from penstock.protocol.operation import Operation
 from penstock.protocol.queues import Group
 from penstock.protocol.topics import After, Count, Limit
-from penstock.queue.inspect import PendingDelivery, QueueConsumer
+from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
 
 
 class PageQuery(msgspec.Struct, omit_defaults=True):

@@ -11,7 +11,7 @@ from penstock.errors import PolicyMismatch, UnknownQueue
 from penstock.protocol.fields import PolicyFields
 from penstock.protocol.operation import Operation
 from penstock.protocol.topics import Count
-from penstock.queue.inspect import QueueStats
+from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import LettersLeft
 from penstock.queue.run.schedule import Schedule
 

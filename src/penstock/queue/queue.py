@@ -16,11 +16,12 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
-from penstock.queue import inspect
 from penstock.queue.core import QueueCore
 from penstock.queue.delivery import LocalDelivery
-from penstock.queue.failures import dead_letters, failures, find_delivery
-from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+from penstock.queue.inspect import listing, positions, stats
+from penstock.queue.inspect.failures import dead_letters, failures, find_delivery
+from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations import moving, repair
 from penstock.queue.operations.choice import Request
 from penstock.queue.operations.groups import add_group, change_mode, remove_group
@@ -207,32 +208,32 @@ class LocalQueue(QueueCore, Queue):
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int) -> Event | None:
         """The message at a position, without taking it; None when it is settled or never was."""
-        return inspect.get(self, check_position(seq, "seq"))
+        return positions.get(self, check_position(seq, "seq"))
 
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
         """The messages that would be taken next, without taking them."""
         check_limit(limit)
-        return inspect.peek(self, limit, check_consumer(group, "group"))
+        return positions.peek(self, limit, check_consumer(group, "group"))
 
     def __iter__(self) -> Iterator[Event]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
-        return inspect.unsettled_events(self)
+        return positions.unsettled_events(self)
 
     def __len__(self) -> int:
         """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
-        return inspect.length(self)
+        return stats.length(self)
 
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
         """How many messages are in which state; costs the same whatever the queue holds."""
-        return inspect.stats(self, check_consumer(group, "group"))
+        return stats.stats(self, check_consumer(group, "group"))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
-        return inspect.pending(self, None if group is None else check_consumer(group, "group"))
+        return listing.pending(self, None if group is None else check_consumer(group, "group"))
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
-        return inspect.failed(self, check_consumer(group, "group"))
+        return listing.failed(self, check_consumer(group, "group"))
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
@@ -244,7 +245,7 @@ class LocalQueue(QueueCore, Queue):
 
     def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
-        return inspect.consumers(self)
+        return listing.consumers(self)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     def claim(
@@ -340,7 +341,7 @@ class LocalQueue(QueueCore, Queue):
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def groups(self) -> list[str]:
         """The names of the queue's groups, sorted."""
-        return inspect.groups(self)
+        return listing.groups(self)
 
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
         """Registers a group that gets what comes after a position; one that exists already is left as it is.

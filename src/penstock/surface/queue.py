@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from penstock.events import Event, Receipt
     from penstock.journal.worker import Worker
     from penstock.observe.sample import FailedMessage
-    from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+    from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+    from penstock.queue.inspect.stats import QueueStats
     from penstock.queue.operations.moving import Redriven
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.run.middleware import Middleware

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
-from penstock.queue.inspect import available, failed_positions, looking
+from penstock.queue.inspect.positions import available, failed_positions, looking
 from penstock.queue.operations.dead import GROUP, as_batch, died_with, living_headers, origin
 from penstock.queue.operations.push import DeliveryOptions, push_each
 from penstock.queue.operations.repair import discard, still_free

@@ -10,7 +10,7 @@ from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
-from penstock.queue.inspect import flying_in, has_failed, unsettled_positions
+from penstock.queue.inspect.positions import flying_in, has_failed, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.settle import expire_one, over_budget

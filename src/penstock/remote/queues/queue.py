@@ -38,7 +38,8 @@ from penstock.protocol.queues import (
     QueueDocument,
     RedriveRequest,
 )
-from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueStats
+from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import Redriven
 from penstock.queue.policy import QueuePolicy, checked, duration
 from penstock.queue.run.schedule import Schedule

@@ -11,7 +11,7 @@ from penstock.errors import StaleDelivery
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
-from penstock.queue.inspect import _group, looking
+from penstock.queue.inspect.positions import group_named, looking
 from penstock.queue.operations import dead
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
@@ -46,7 +46,7 @@ def failures(queue: LocalQueue, group: str = "default") -> Iterator[FailedMessag
     """The queue's own failed messages, in order of position."""
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
-        chosen = _group(snap, state, group)
+        chosen = group_named(snap, state, group)
         for key, _ in snap.scan(*keys.rows(chosen.topic, chosen.number, b"f")):
             seq = keys.tail_seq(key)
             event, message = blocks.event(snap, seq), chosen.message(snap, seq)

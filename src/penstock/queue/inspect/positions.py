@@ -1,76 +1,26 @@
-"""Looking into a queue without taking: one snapshot, nothing changed."""
+"""Which positions of a queue are not settled, in order, and what would be taken next."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
-from penstock.queue import metrics
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import WORK, QueueState, unknown_queue
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, NEVER, MessageRow, read_message, read_special
-from penstock.queue.token import make_token
+from penstock.queue.state.records import FAILED, read_special
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
-
-PRESENT = 30.0
-"""Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
-READY_SAMPLE = 1000
-"""Ready messages that `oldest_age` looks at: with priorities, the oldest need not be the first."""
-
-
-class QueueStats(msgspec.Struct, frozen=True):
-    """How many messages of a group are in which state."""
-
-    ready: int
-    """Could be taken now (or as soon as their ordering key is free)."""
-    in_flight: int
-    """Held by a lease; a lease that has ended counts until the next take finds it."""
-    delayed: int
-    """Wait for their time, or for their retry."""
-    failed: int
-    """Given up, with no dead-letter queue to go to."""
-    oldest_age: float | None
-    """Seconds since the oldest ready message was pushed."""
-    groups: tuple[str, ...] = ()
-    """The queue's groups."""
-
-
-class PendingDelivery(msgspec.Struct, frozen=True):
-    """A delivery in flight."""
-
-    token: str
-    seq: int
-    group: str
-    consumer: str | None
-    attempt: int
-    delivered_at: datetime
-    deadline: datetime
-    key: str | None = None
-
-
-class QueueConsumer(msgspec.Struct, frozen=True):
-    """A consumer that gave its name when it took something."""
-
-    name: str
-    group: str
-    last_seen: datetime
-    state: str
-    """active (seen within 30 s), stale (within a minute), or gone."""
 
 
 @contextmanager
@@ -193,7 +143,7 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
     with looking(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         found: list[Event] = []
-        for seq in next_positions(snap, state, _group(snap, state, name), blocks, queue.journal.clock.now_ms()):
+        for seq in next_positions(snap, state, group_named(snap, state, name), blocks, queue.journal.clock.now_ms()):
             if limit is not None and len(found) >= limit:
                 break
             event = blocks.event(snap, seq)
@@ -217,7 +167,7 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
         if message is not None:
             ranked.append((-message.priority, message.seq))
     special: set[int] = set()
-    for key, value in _unabsorbed(snap, group, latest):
+    for key, value in unabsorbed(snap, group, latest):
         seq, options = keys.tail_seq(key), read_special(value, state.name)
         if options.due > now or options.priority:
             special.add(seq)
@@ -241,116 +191,13 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
             yield seq
 
 
-def _unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[bytes, bytes]]:
+def unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[bytes, bytes]]:
     """Delays and priorities that the group's next take will sort in."""
     if group.queue.traits.special > group.record.absorbed:
         start = keys.special_key(group.topic, group.record.absorbed + 1)
         for key, value in snap.scan(start, keys.special_key(group.topic, latest + 1)):
             if not group.is_past(snap, keys.tail_seq(key)):
                 yield key, value
-
-
-# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def stats(queue: LocalQueue, name: str) -> QueueStats:
-    with looking(queue) as (snap, state):
-        now = queue.journal.clock.now_ms()
-        group = _group(snap, state, name)
-        record = group.record
-        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        plain = latest - record.frontier - record.covered
-        delayed, ready = record.waiting, record.ready + record.held
-        if record.next_due and record.next_due <= now:
-            low, _ = keys.rows(group.topic, group.number, b"w")
-            due = sum(1 for _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)))
-            delayed, ready = delayed - due, ready + due
-        for _, value in _unabsorbed(snap, group, latest):
-            if read_special(value, state.name).due > now:
-                delayed, plain = delayed + 1, plain - 1
-        in_flight = record.in_flight
-        if not state.fanout:
-            in_flight += sum(other.record.in_flight for other in state.left_behind(snap))
-        metrics.in_flight.labels(queue=queue.name).set(in_flight)
-        overdue = state.overdue_through(snap, now)
-        if overdue:
-            gone = group.overdue(snap, overdue)
-            late = sum(message.due > now for message in _placed(snap, group, overdue))
-            late += sum(
-                read_special(value, state.name).due > now for _, value in _unabsorbed(snap, group, min(latest, overdue))
-            )
-            delayed, ready = delayed - late, ready - (gone - late)
-        oldest = _oldest_ready(snap, state, group, latest, overdue) if plain + ready else None
-        return QueueStats(
-            plain + ready,
-            in_flight,
-            delayed,
-            record.failed,
-            None if oldest is None else max(0.0, (now - oldest) / 1000),
-            tuple(_names(state)),
-        )
-
-
-def _placed(snap: Snapshot, group: Group, through: int) -> Iterator[MessageRow]:
-    """Messages with a row of their own, up to a position, that have not failed."""
-    low, _ = keys.rows(group.topic, group.number, b"e")
-    for _, value in snap.scan(low, keys.message_key(group.topic, group.number, through + 1)):
-        message = read_message(value, group.queue.name)
-        if message.state != FAILED:
-            yield message
-
-
-def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int, overdue: int) -> int | None:
-    """When the oldest ready message was recorded."""
-    seqs = list(islice((seq for seq in untouched(snap, group, latest) if seq > overdue), 1))
-    for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"y")), READY_SAMPLE):
-        if keys.tail_seq(key) > overdue:
-            seqs.append(keys.tail_seq(key))
-    if not seqs:
-        return None
-    event = BlockCache(state.name, state.topic).event(snap, min(seqs))
-    return None if event is None else int(event._rows.recorded_ms(event._row))
-
-
-def length(queue: LocalQueue) -> int:
-    with looking(queue) as (snap, state):
-        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        return state.count_unsettled(snap, latest, queue.journal.clock.now_ms())
-
-
-# ── listing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
-    found = []
-    with looking(queue) as (snap, state):
-        for group in state.everyone(snap):
-            for number, lease in group.leases(snap):
-                if name is not None and lease.label != name:
-                    continue
-                for index in lease.held():
-                    message = lease.message(index)
-                    deadline = lease.deadline_of(index)
-                    found.append(
-                        PendingDelivery(
-                            make_token(state.topic, group.number, number, index, lease.secret),
-                            message.seq,
-                            lease.label,
-                            lease.consumer,
-                            message.attempts,
-                            from_ms(lease.delivered_ms),
-                            from_ms(deadline) if deadline != NEVER else datetime.max.replace(tzinfo=from_ms(0).tzinfo),
-                            message.key,
-                        )
-                    )
-    found.sort(key=lambda one: (one.seq, one.group))
-    return found
-
-
-def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
-    with looking(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        group = _group(snap, state, name)
-        for seq in failures(snap, group):
-            event = blocks.event(snap, seq)
-            if event is not None:
-                yield event
 
 
 def failures(snap: Snapshot, group: Group) -> Iterator[int]:
@@ -360,32 +207,13 @@ def failures(snap: Snapshot, group: Group) -> Iterator[int]:
             yield keys.tail_seq(key)
 
 
-def groups(queue: LocalQueue) -> list[str]:
-    with looking(queue) as (_, state):
-        return _names(state)
-
-
-def consumers(queue: LocalQueue) -> list[QueueConsumer]:
-    found = []
-    with looking(queue) as (snap, state):
-        now = queue.journal.clock.now_ms()
-        labels = {number: name for name, number in state.record.groups.items()}
-        for key, value in snap.scan(*keys.presence_range(state.topic)):
-            number, name = keys.split_presence(key)
-            seen = keys.unpack_seq(value)
-            age = (now - seen) / 1000
-            presence = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
-            found.append(QueueConsumer(name, labels.get(number, "default"), from_ms(seen), presence))
-    return found
-
-
 # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _names(state: QueueState) -> list[str]:
+def group_names(state: QueueState) -> list[str]:
     names = set(state.record.groups)
     return sorted(names if state.fanout else names | {"default"})
 
 
-def _group(snap: Snapshot, state: QueueState, name: str) -> Group:
+def group_named(snap: Snapshot, state: QueueState, name: str) -> Group:
     """The group whose numbers are asked for; one that is not added yet would find the messages of no group."""
     if not state.fanout:
         return state.group(snap, WORK)

@@ -1,0 +1,1 @@
+"""Looking into a queue without taking: one snapshot, nothing changed."""
