@@ -110,10 +110,17 @@ def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> by
 
 
 def shown_url(url: str) -> str:
-    """A url for messages and logs: without what may be a secret, which is its user, its password and its query."""
+    """A url for messages, logs and pages: without what may be a secret, which is its user, its password and its query.
+
+    Everything that shows where something lies shows it through this.
+    """
     head, scheme, rest = url.partition("://")
     if not scheme:
         return url
     place, slash, path = rest.partition("/")
-    shown = f"{head}://{place.rpartition('@')[2]}{slash}{path}"
-    return shown.partition("?")[0] + ("?…" if "?" in shown else "")
+    user, colon, port = place.partition(":")
+    if "@" in place:
+        place = place.rpartition("@")[2]
+    elif colon and "@" in path and not port.isdigit() and not user.startswith("["):
+        place, slash, path = path.rpartition("@")[2].partition("/")  # a password with a slash in it, as S3's often have
+    return f"{head}://{place}{slash}{path}".partition("?")[0]

@@ -108,7 +108,7 @@ def run(words: Sequence[str]) -> int:
         error.show()
         return failure.USAGE
     except click.UsageError as error:
-        return _complain("usage", _plain(error), failure.USAGE, json=json, hint=_hint(error))
+        return _complain("usage", _plain(error, words), failure.USAGE, json=json, hint=_hint(error))
     except Nothing as error:
         return _complain("nothing", str(error), failure.NOTHING, json=json)
     except KeyboardInterrupt:
@@ -121,9 +121,13 @@ def run(words: Sequence[str]) -> int:
         return _explain(error, json=json)
 
 
-def _plain(error: click.UsageError) -> str:
-    """A sentence of ours as it is; Click's own as one that follows `penstock: `."""
+def _plain(error: click.UsageError, words: Sequence[str]) -> str:
+    """A sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its urls."""
+    from penstock.names import shown_url
+
     message = " ".join(error.format_message().split())
+    for word in words:
+        message = message.replace(word, shown_url(word)) if "://" in word else message
     ours = type(error) is click.UsageError and not message.startswith("Got ")
     return message if ours else f"{message[:1].lower()}{message[1:]}".removesuffix(".")
 

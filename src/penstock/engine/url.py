@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Durability, Engine
 from penstock.errors import ConfigError
+from penstock.names import shown_url
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.options import ObjectOptions
@@ -59,22 +60,25 @@ def parse_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     if scheme not in ENGINES:
         known = ", ".join(f"{name}:" for name in ENGINES)
         raise ConfigError(
-            f"{url!r} names no engine: {scheme!r} is not one of {known}. "
+            f"{shown_url(url)!r} names no engine: {scheme!r} is not one of {known}. "
             'lmdb: needs `pip install "penstock[lmdb]"`, rocksdb: needs `pip install "penstock[rocksdb]"`, '
             's3:, gs:, az: and slatedb: need `pip install "penstock[object]"`. '
             "For a file whose name has a colon in it, write sqlite:./name"
         )
     if scheme in OBJECT_SCHEMES and scheme != "slatedb":
         if not path.startswith("//"):
-            raise ConfigError(f"{url!r} names no bucket: write {scheme}://bucket/{path.strip('/') or 'shop'}")
+            raise ConfigError(
+                f"{shown_url(url)!r} names no bucket: write {scheme}://bucket/{path.strip('/') or 'shop'}"
+            )
         return scheme, _checked(path, url)
     if path.startswith("//"):
         path = path[2:]
         if not path.startswith("/") and scheme != "memory":
-            host = path.partition("/")[0]
+            rest = shown_url(url).partition("://")[2]
+            host = rest.partition("/")[0]
             raise ConfigError(
-                f"{url!r} names a machine ({host!r}), and stores lie on this one: "
-                f"write {scheme}:{path} for a relative path, {scheme}:///{path} for an absolute one"
+                f"{shown_url(url)!r} names a machine ({host!r}), and stores lie on this one: "
+                f"write {scheme}:{rest} for a relative path, {scheme}:///{rest} for an absolute one"
             )
     if scheme == "memory":
         return scheme, path
@@ -124,7 +128,11 @@ def _engine_class(scheme: str) -> type[Engine]:
 
 def _checked(path: str, url: object) -> str:
     if not path or path.endswith(":memory:"):
-        raise ConfigError(f"{url!r} has no path; for a store that is not kept, write memory:")
+        raise ConfigError(f"{_shown(url)} has no path; for a store that is not kept, write memory:")
     if "\0" in path:
-        raise ConfigError(f"{url!r} has a null byte in its path")
+        raise ConfigError(f"{_shown(url)} has a null byte in its path")
     return path
+
+
+def _shown(url: object) -> str:
+    return repr(shown_url(url) if isinstance(url, str) else url)

@@ -61,8 +61,8 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{shown_url(url)!r} is no http url: write http://host:port")
-        if parts.username or parts.password:
-            raise ConfigError("a token does not belong into the url: give token=, or PENSTOCK_TOKEN")
+        if parts.username or parts.password or parts.query:
+            raise ConfigError("a user, a token or a query does not belong into the url: give token=, or PENSTOCK_TOKEN")
         self._base = parts.path.rstrip("/")
         self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
         self._timeout = timeout

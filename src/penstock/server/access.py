@@ -14,20 +14,25 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from penstock.errors import ConfigError
 from penstock.protocol.operation import ROLES, Role
+from penstock.server.limits import Limits
 from penstock.server.problems import Refused
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 COOKIE = "penstock_session"
 SESSION_SECONDS = 12 * 3600
 SHORTEST_TOKEN = 16
 GUESS_SECONDS = 60.0
 MOST_GUESSERS = 10_000
-"""Addresses whose wrong tokens are remembered."""
+"""Addresses whose wrong tokens are remembered; as many are remembered with a right one."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -35,7 +40,13 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 class Access:
     """Decides what a request may do."""
 
-    def __init__(self, tokens: Mapping[str, Role] | None = None, hosts: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Mapping[str, Role] | None = None,
+        hosts: Iterable[str] | None = None,
+        wrong_tokens: int = Limits.wrong_tokens,
+    ) -> None:
+        self._most_guesses = wrong_tokens
         self._tokens: list[tuple[bytes, Role]] = []
         for token, role in (tokens or {}).items():
             if role not in ROLES:
@@ -51,8 +62,10 @@ class Access:
         self._secret = secrets.token_bytes(32)
         self._ended: dict[str, float] = {}
         """Sessions that were logged out, until they would have ended by themselves."""
-        self._guesses: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """By address: when a minute of wrong tokens began, and how many there were."""
+        self._guesses: OrderedDict[str, tuple[float, set[bytes]]] = OrderedDict()
+        """By address: when a minute of wrong tokens began, and which there were."""
+        self._proven: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        """Addresses and the right tokens that came from them."""
 
     @property
     def open(self) -> bool:
@@ -75,7 +88,7 @@ class Access:
             return "admin"
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self.role_of_token(token.strip())
+            return self.role_from(connection.client.host if connection.client else "", token.strip())
         found = self._session_of(connection)
         return None if found is None else found[0]
 
@@ -133,25 +146,30 @@ class Access:
         return hmac.new(self._secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
     # ── guessing ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def check_guesses(self, address: str, most: int) -> None:
-        """Refused when an address has sent too many wrong tokens within a minute, whatever it sends now."""
-        begun, count = self._guesses.get(address, (0.0, 0))
-        left = begun + GUESS_SECONDS - time.monotonic()
-        if count >= most and left > 0:
+    def role_from(self, address: str, token: str) -> Role | None:
+        """The role of a token that came from an address; Refused when too many wrong ones came from there in a minute.
+
+        Then only a token is taken that was right before from the same address, so that a guesser behind a shared
+        address stops no program that is at work there. The same wrong token again is no new guess.
+        """
+        digest, now = _digest(token), time.monotonic()
+        begun, wrong = self._guesses.get(address, (now, set()))
+        left = begun + GUESS_SECONDS - now
+        if len(wrong) >= self._most_guesses and left > 0 and (address, digest) not in self._proven:
             raise Refused(
                 429,
                 "TooManyGuesses",
                 "too many wrong tokens came from this address: wait a minute",
                 {"Retry-After": str(max(1, round(left)))},
             )
-
-    def note_guess(self, address: str) -> None:
-        """Counts a wrong token."""
-        now = time.monotonic()
-        begun, count = self._guesses.pop(address, (now, 0))
-        self._guesses[address] = (now, 1) if now - begun > GUESS_SECONDS else (begun, count + 1)
-        while len(self._guesses) > MOST_GUESSERS:
-            self._guesses.popitem(last=False)
+        role = self.role_of_token(token)
+        if role is not None:
+            _remember(self._proven, (address, digest), None)
+        elif left > 0:
+            _remember(self._guesses, address, (begun, wrong | {digest}))
+        else:
+            _remember(self._guesses, address, (now, {digest}))
+        return role
 
     # ── where from ───────────────────────────────────────────────────────────────────────────────────────────────────
     def check_origin(self, connection: HTTPConnection, method: str) -> None:
@@ -168,6 +186,13 @@ class Access:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
+
+
+def _remember(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > MOST_GUESSERS:
+        kept.popitem(last=False)
 
 
 def fingerprint(token: str) -> str:

@@ -87,7 +87,8 @@ def make_app(
     The journal stays the caller's: the application does not close it.
     """
     served = local(journal, "a server")
-    service = Service(served, Access(tokens, hosts), limits or Limits())
+    limits = limits or Limits()
+    service = Service(served, Access(tokens, hosts, limits.wrong_tokens), limits)
     service.live = live.LiveTopics(served)
     service.sampler = Sampler(served, history=History(served))
     service.buffers = Buffers(dict(buffers or {}))

@@ -57,5 +57,5 @@ class Limits(msgspec.Struct, frozen=True):
     """Requests waiting for a message at once."""
     max_connections: int = 5_000
     """Connections open at once; above it new ones are answered with 503."""
-    login_guesses: int = 10
-    """Wrong tokens an address may send in a minute before it must wait."""
+    wrong_tokens: int = 10
+    """Different wrong tokens an address may send in a minute, to the page or the API, before it must wait."""

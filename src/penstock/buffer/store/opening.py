@@ -92,6 +92,11 @@ class CloudSettings(NamedTuple):
 
 def cloud_settings(url: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> CloudSettings:
     """What `options` and the environment say about s3://, gs:// or az://, for whichever library opens it."""
+    if shown_url(url) != url:
+        raise ConfigError(
+            f"{shown_url(url)!r} was given with a user, a password or a query, and they do not belong into a url: "
+            "give options (access_key_id, secret_access_key, endpoint, region …), or the environment's variables"
+        )
     client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
     if urlsplit(url).scheme in ("az", "azure"):
@@ -116,8 +121,6 @@ def open_cloud(url: str, options: Mapping[str, Any], retry: Mapping[str, Any] | 
     try:
         inner = from_url(url, config=config, client_options=client, retry_config=retry or _RETRY)  # type: ignore[call-overload]
     except (BaseError, ValueError, TypeError) as error:
-        shown = shown_url(url)
-        said = str(error).partition("\n")[0].replace(url, shown)
-        # Not chained: the provider's own error may repeat the url with its credentials.
-        raise ConfigError(f"cannot open {shown}: {said}") from None
+        said = str(error).partition("\n")[0]
+        raise ConfigError(f"cannot open {url}: {said}") from error
     return CloudStore(url, options, inner, open_cloud, endpoint)

@@ -21,6 +21,7 @@ from penstock.buffer.store.probe import probe_conditional_puts
 from penstock.engine.slatedb.folder import FolderStore
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.errors import ConfigError, StorageError
+from penstock.names import shown_url
 
 _PROVIDERS = {"s3": sl.ObjectStoreType.S3, "gs": sl.ObjectStoreType.GCS, "az": sl.ObjectStoreType.AZURE}
 REQUEST_SECONDS = 30
@@ -47,8 +48,8 @@ class Place:
         self.path = parts.path.strip("/")
         if not self.path:
             raise ConfigError(
-                f"{url!r} names a bucket and nothing in it; a journal needs a place of its own there: "
-                f"{url.rstrip('/')}/shop"
+                f"{shown_url(url)!r} names a bucket and nothing in it; a journal needs a place of its own there: "
+                f"{shown_url(url).rstrip('/')}/shop"
             )
         self.store = _slatedb_store(parts.scheme, parts.netloc, options.store)
         # Failures of single requests are the lease's to judge: it knows how much time is left.

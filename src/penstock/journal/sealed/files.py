@@ -15,9 +15,10 @@ from typing import Any
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed.segments import Segment, load_segments, shown_lake
+from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.storage.block import Block, read_block
 from penstock.journal.storage.joining import select
+from penstock.names import shown_url
 
 _KEPT_FILES = 16
 _KEPT_BLOCKS = 8
@@ -277,5 +278,7 @@ def _open_lake(lake: str, process: int) -> tuple[Any, str]:
         else:
             filesystem, root = pyarrow.fs.LocalFileSystem(), lake
     except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise ConfigError(f"{shown_lake(lake)!r} is no place for sealed history: {error}") from error
+        said = str(error).replace(lake, shown_url(lake))
+        # Not chained: Arrow's own error repeats the url with its credentials.
+        raise ConfigError(f"{shown_url(lake)!r} is no place for sealed history: {said}") from None
     return filesystem, root.rstrip("/")

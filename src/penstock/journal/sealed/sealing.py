@@ -42,11 +42,10 @@ from penstock.journal.sealed.segments import (
     load_segments,
     save_seals,
     save_segment,
-    shown_lake,
 )
 from penstock.journal.sealed.writing import day_of, write_segment
 from penstock.journal.upkeep.compaction import remove_blocks
-from penstock.names import check_name, check_position, check_whole
+from penstock.names import check_name, check_position, check_whole, shown_url
 
 FILE_EVENTS = 1_000_000
 """Events in one file, at the most."""
@@ -152,7 +151,7 @@ class _Sealing:
             self.journal.run(self._finish)
         if events:
             self.journal._engine.reclaim()
-        return SealReport(self.topic, shown_lake(self.lake), events, len(ranges), size, sealed)
+        return SealReport(self.topic, shown_url(self.lake), events, len(ranges), size, sealed)
 
     # ── what to seal ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _plan(self, view: TopicView, after: int, through: int | None) -> list[tuple[int, int]]:
@@ -190,7 +189,7 @@ class _Sealing:
                 _remove_orphans(lake, self.topic, token, known)
             gone = [one for one in before.gone if self._removed(*one)]
         except OSError as error:
-            raise StorageError(f"sealing to {shown_lake(self.lake)} failed: {error}", retryable=True) from error
+            raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
         self._cleaned = replace(before, unfinished=tuple(unfinished), gone=tuple(gone))
 
     def _removed(self, lake: str, path: str) -> bool:
@@ -227,7 +226,7 @@ class _Sealing:
                     "the rest is theirs"
                 ) from error
             if isinstance(error, OSError):
-                raise StorageError(f"sealing to {shown_lake(self.lake)} failed: {error}", retryable=True) from error
+                raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
             raise
 
     def _marker(self) -> _Marker | None:
@@ -237,10 +236,10 @@ class _Sealing:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            raise StorageError(f"{shown_lake(self.lake)}/{self.topic}/{_MARKER} cannot be read: {error}") from error
+            raise StorageError(f"{shown_url(self.lake)}/{self.topic}/{_MARKER} cannot be read: {error}") from error
         if (found.journal, found.topic) != (self.journal._record.id, self.topic):
             raise ConfigError(
-                f"{shown_lake(self.lake)}/{self.topic} holds the sealed history of another journal: use another lake"
+                f"{shown_url(self.lake)}/{self.topic} holds the sealed history of another journal: use another lake"
             )
         return found
 
@@ -251,12 +250,12 @@ class _Sealing:
         known = frozenset((one.lake, one.path) for one in load_segments(commit.tx, head.number))
         if marker is None and any(lake == self.lake for lake, _ in known):
             raise StorageError(
-                f"{shown_lake(self.lake)}/{self.topic} should hold sealed history, and its {_MARKER} is not there: "
+                f"{shown_url(self.lake)}/{self.topic} should hold sealed history, and its {_MARKER} is not there: "
                 "is the right folder mounted?"
             )
         if marker is not None and marker.seal not in self._own_tokens(seals):
             raise ConfigError(
-                f"{shown_lake(self.lake)}/{self.topic} was sealed to by a copy of this journal, or this one was "
+                f"{shown_url(self.lake)}/{self.topic} was sealed to by a copy of this journal, or this one was "
                 "restored from a backup older than that: use another lake"
             )
         markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}

@@ -12,12 +12,12 @@ may record segments.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.journal.storage import keys
+from penstock.names import shown_url
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -39,15 +39,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     @property
     def place(self) -> str:
         """Where it lies, for people."""
-        return f"{shown_lake(self.lake)}/{self.path}"
-
-
-def shown_lake(lake: str) -> str:
-    """A lake's url for people: without the credentials and options that it may carry."""
-    if "://" not in lake:
-        return lake
-    parts = urlsplit(lake)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return f"{shown_url(self.lake)}/{self.path}"
 
 
 class Seals(msgspec.Struct, frozen=True, array_like=True):

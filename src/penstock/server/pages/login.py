@@ -25,11 +25,9 @@ async def login_page(request: Request) -> Response:
         return rendering.bare_page(request, "login.html", "Log in", problem=None)
     data = parse_qs((await parameters.form(request, service)).decode("utf-8", "replace"))
     address = request.client.host if request.client else ""
-    service.access.check_guesses(address, service.limits.login_guesses)
     token = data.get("token", [""])[0].strip()
-    role = service.access.role_of_token(token)
+    role = service.access.role_from(address, token)
     if role is None:
-        service.access.note_guess(address)
         await asyncio.sleep(WRONG_TOKEN_PAUSE)
         problem = "That token is not known here."
         return rendering.bare_page(request, "login.html", "Log in", status=403, problem=problem)

@@ -17,7 +17,7 @@ from penstock.buffer.naming import BufferPaths, place, shard_place
 from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.errors import ConfigError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
-from penstock.names import check_consumer
+from penstock.names import check_consumer, shown_url
 from penstock.spark.source.options import SPARK_OPTIONS, number, switch
 
 _PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
@@ -52,7 +52,7 @@ class BufferOptions(msgspec.Struct, frozen=True):
         return _opened(os.getpid(), self.url, self.store)
 
     def __repr__(self) -> str:
-        return f"BufferOptions({self.url!r})"
+        return f"BufferOptions({shown_url(self.url)!r})"
 
 
 class BufferReadOptions(BufferOptions, frozen=True, kw_only=True):

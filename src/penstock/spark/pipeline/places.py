@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.names import check_name
+from penstock.names import check_name, shown_url
 from penstock.spark.source.options import absolute_url, check_stream, read_options, settled, write_options
 
 if TYPE_CHECKING:
@@ -145,8 +145,9 @@ def buffer_at(url: str, **options: Any) -> Endpoint:
     """
     if not isinstance(url, str) or not url:
         raise ConfigError(f"a buffer is named by its url (s3://bucket/prefix, file:///dir), not {url!r}")
+    shown = shown_url(url)
     given = {"url": url, **{name: _text(name, value) for name, value in options.items()}}
-    return Endpoint("penstock-buffer", f"buffer {url}", given, "buffer", (f"{url} {given.get('manifest', '')}",))
+    return Endpoint("penstock-buffer", f"buffer {shown}", given, "buffer", (f"{shown} {given.get('manifest', '')}",))
 
 
 def external(format: str, path: str | None = None, **options: Any) -> Endpoint:
@@ -157,7 +158,7 @@ def external(format: str, path: str | None = None, **options: Any) -> Endpoint:
     if path is not None:
         given["path"] = str(path)
     names = (str(path),) if path is not None else ()
-    return Endpoint(format, f"{format} {path}" if path else format, given, "external", names)
+    return Endpoint(format, f"{format} {shown_url(str(path))}" if path else format, given, "external", names)
 
 
 def _options(options: Mapping[str, Any], what: str) -> dict[str, str]:

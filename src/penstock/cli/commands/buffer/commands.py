@@ -18,6 +18,7 @@ from penstock.cli.failure import FAILED
 from penstock.cli.values import choice
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.names import shown_url
 
 if TYPE_CHECKING:
     from penstock.buffer import Batch, Consumer
@@ -277,7 +278,7 @@ def _look(url: str, options: Any) -> ObjectStore:
 
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
-        raise StorageError(f"{url} has nothing to look at: no such directory")
+        raise StorageError(f"{shown_url(url)} has nothing to look at: no such directory")
     return open_store(url, dict(options))
 
 

@@ -12,6 +12,7 @@ import click
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
 from penstock.cli.values import PORT, several, size
+from penstock.names import shown_url
 
 if TYPE_CHECKING:
     from penstock.protocol.operation import Role
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def _named_url(text: str) -> tuple[str, str]:
     """A buffer: NAME=URL, or a url that is its own name."""
     name, equals, url = text.partition("=")
-    return (name, url) if equals and "/" not in name else (text, text)
+    return (name, url) if equals and "/" not in name else (shown_url(text), text)
 
 
 @command("serve", "penstock serve", "penstock serve --host 0.0.0.0 --token-file tokens --allow-host journal.example")
