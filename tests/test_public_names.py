@@ -30,6 +30,7 @@ NAMES = [
     "ManualClock",
     "Middleware",
     "Outbox",
+    "Pause",
     "PendingDelivery",
     "Pressure",
     "Projection",

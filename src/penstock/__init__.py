@@ -24,6 +24,7 @@ _NAMES = {
     "ManualClock": "penstock.clock",
     "Middleware": "penstock.queue.run.middleware",
     "Outbox": "penstock.surface.outbox",
+    "Pause": "penstock.queue.control.pausing",
     "PendingDelivery": "penstock.queue.inspect.listing",
     "Pressure": "penstock.journal.journal",
     "Projection": "penstock.entity.projection.projection",

@@ -29,6 +29,7 @@ from penstock.journal.worker import Worker as Worker
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing
+from penstock.queue.control.pausing import Pause as Pause
 from penstock.queue.inspect.listing import PendingDelivery as PendingDelivery
 from penstock.queue.inspect.listing import QueueConsumer as QueueConsumer
 from penstock.queue.inspect.stats import QueueStats as QueueStats

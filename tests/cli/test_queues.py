@@ -293,3 +293,25 @@ def test_a_worker_that_is_told_to_stop_finishes_what_it_has(emails: str, url: st
     with penstock.open(url) as journal:
         assert len(handled) >= 1 and len(journal.queue("emails")) == 3 - len(handled)
         assert journal.queue("emails").pending() == []
+
+
+def test_pause_and_resume(cli: Cli, emails: str) -> None:
+    assert cli("pause", "emails", "--json").document == {
+        "queue": "emails",
+        "group": None,
+        "paused": True,
+        "changed": True,
+    }
+    assert cli("queues", "emails", "--json").documents[0]["paused"] is True
+    assert "paused" in cli("queues", "emails").out
+    cli("take", "emails", "--settle", "ack", code=3)
+    assert "emails is paused: 3 messages are ready" in cli("check", code=1).out
+    assert cli("pause", "emails", "--json").document["changed"] is False
+    cli("pause", "emails", "--group", "default")
+    resumed = cli("resume", "emails")
+    assert "still paused: group default" in resumed.err
+    cli("resume", "emails", "--group", "default")
+    assert cli("check").out.startswith("PENSTOCK OK")
+    assert cli("take", "emails", "--settle", "ack", "--json").document["event"]["payload"] == {"n": 0}
+    assert "no group 'typo'" in cli("pause", "emails", "--group", "typo", code=2).err
+    assert "emails" in cli("pause", "emials", code=3).err

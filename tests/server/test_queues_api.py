@@ -189,3 +189,28 @@ def test_a_full_queue_says_so(served: Served, journal: penstock.Journal) -> None
     assert served.post("/v1/queues/small/messages", {"payload": 1}).status == 201
     answer = served.post("/v1/queues/small/messages", {"payload": 2})
     assert (answer.status, answer.json["error"]) == (429, "QueueFull")
+
+
+def test_pause_and_resume(served: Served, queue: penstock.Queue) -> None:
+    queue.push("x")
+    paused = served.post("/v1/queues/q/pause", {}).json
+    assert paused["changed"] is True and [one["group"] for one in paused["pauses"]] == [None]
+    document = served.get("/v1/queues/q").json
+    assert document["pauses"] == paused["pauses"] and document["stats"]["default"]["paused"] is True
+    assert take(served) == [] and served.get("/v1").json["paused"] == ["q"]
+    assert served.post("/v1/queues/q/pause", {"group": "typo"}).status == 400
+    assert served.post("/v1/queues/q/resume", {}).json == {"changed": True, "pauses": []}
+    assert served.post("/v1/queues/q/resume", {}).json["changed"] is False
+    assert len(take(served)) == 1
+
+
+def test_a_resume_wakes_a_take_that_waits_at_the_server(served: Served, queue: penstock.Queue) -> None:
+    queue.push("x")
+    queue.pause()
+    found: list[list[dict[str, object]]] = []
+    thread = threading.Thread(target=lambda: found.append(take(served, wait=20)))
+    thread.start()
+    wait_until(lambda: bool(queue._signal._waiters))
+    served.post("/v1/queues/q/resume", {})
+    thread.join(30)
+    assert len(found[0]) == 1

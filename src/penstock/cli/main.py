@@ -29,6 +29,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "queues.inspecting": "queues peek pending failed dead",
         "queues.repairing": "redrive discard move purge drop",
         "queues.policy": "configure schedule",
+        "queues.pausing": "pause resume",
     },
     "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work"},
     "Whole journals": {"journals.info": "info backup", "journals.copying": "export import", "journals.moving": "copy"},

@@ -88,6 +88,8 @@ class Description(msgspec.Struct, frozen=True):
     """Requests to an object store since it was opened: cause → kind → number."""
     writer: str | None = None
     """Who holds the lease of a journal in an object store."""
+    paused: list[str] = []
+    """The queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""
 
 
 class BaseJournal:

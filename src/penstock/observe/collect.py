@@ -86,6 +86,7 @@ def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dic
             stats = queue.stats(group)
             one = QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
             one.ttl = policy.ttl
+            one.paused = stats.paused
             if name in topics:
                 unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed
                 one.settled = max(0, topics[name].latest - unsettled)
@@ -246,6 +247,12 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...]
         "seconds since the oldest ready message was pushed",
         _QUEUE,
         _queues(lambda group: group.oldest_age or 0.0),
+    ),
+    (
+        "queue.paused",
+        "1 while nothing is handed out, because the queue or the group is paused",
+        _QUEUE,
+        _queues(lambda group: float(group.paused)),
     ),
     (
         "pipeline.state",

@@ -67,10 +67,17 @@ def _queues(sample: Sample) -> Iterable[Finding]:
                 what = "message of {} failed" if group.failed == 1 else "messages of {} failed"
                 says = f"{group.failed:,} {what.format(name)}"
                 yield Finding("failed", group.name, says, group.failed, group.group)
+            if group.paused:
+                says = f"{name} is paused: {_waiting(group.ready)}"
+                yield Finding("paused", group.name, says, group.ready, group.group)
             if group.ttl is not None and group.oldest_age is not None and group.oldest_age > TTL_SHARE * group.ttl:
                 waits, ttl = show_duration(group.oldest_age), show_duration(group.ttl)
                 says = f"the oldest message of {name} waits for {waits}; messages expire after {ttl}"
                 yield Finding("oldest", group.name, says, round(group.oldest_age), group.group)
+
+
+def _waiting(ready: int) -> str:
+    return f"{ready:,} {'message is' if ready == 1 else 'messages are'} ready"
 
 
 def growing(looks: Sequence[Lags]) -> list[Finding]:

@@ -42,9 +42,11 @@ class QueueSample(msgspec.Struct):
     """Messages that were settled (acknowledged, given up or removed) since the queue began."""
     ttl: float | None = None
     """The queue's time to live for its messages, in seconds."""
+    paused: bool = False
+    """Whether nothing is handed out for now."""
 
 
-FindingKind = Literal["disk", "pipeline", "dead", "failed", "oldest", "lag"]
+FindingKind = Literal["disk", "pipeline", "dead", "failed", "paused", "oldest", "lag"]
 """What a finding is about, gravest first."""
 
 

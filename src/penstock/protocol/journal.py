@@ -36,6 +36,8 @@ class JournalDocument(msgspec.Struct):
     writer_capacity: int
     pressure: PressureDocument
     gates: dict[str, list[str]] = {}
+    paused: list[str] = []
+    """Queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""
 
 
 class Flushed(msgspec.Struct):

@@ -11,6 +11,7 @@ from penstock.errors import PolicyMismatch, UnknownQueue
 from penstock.protocol.fields import PolicyFields
 from penstock.protocol.operation import Operation
 from penstock.protocol.topics import Count
+from penstock.queue.control.pausing import Pause
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import LettersLeft
 from penstock.queue.run.schedule import Schedule
@@ -35,6 +36,8 @@ class QueueDocument(msgspec.Struct):
     groups: list[str]
     stats: dict[str, QueueStats]
     """By group; a work queue has one, "default"."""
+    pauses: list[Pause] = []
+    """Of the whole queue, and of single groups."""
 
 
 class Removed(msgspec.Struct):
@@ -94,6 +97,19 @@ class RedriveAnswer(msgspec.Struct, omit_defaults=True):
     redriven: int | UnsetType = msgspec.UNSET
     would_redrive: int | UnsetType = msgspec.UNSET
     left: tuple[LettersLeft, ...] = ()
+
+
+class PauseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What to pause or resume: one group, or (null) the whole queue."""
+
+    group: str | None = None
+
+
+class PauseAnswer(msgspec.Struct):
+    """Whether that changed anything, and the pauses that hold now."""
+
+    changed: bool
+    pauses: list[Pause]
 
 
 class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -256,6 +272,26 @@ PURGE_QUEUE = Operation(
     answer=Removed,
     errors=(UnknownQueue,),
 )
+PAUSE_QUEUE = Operation(
+    "pause_queue",
+    "POST",
+    _QUEUE + "/pause",
+    "Hands nothing out any more, to one group or to all",
+    role="admin",
+    body=PauseRequest,
+    answer=PauseAnswer,
+    errors=(UnknownQueue,),
+)
+RESUME_QUEUE = Operation(
+    "resume_queue",
+    "POST",
+    _QUEUE + "/resume",
+    "Ends a pause: takes that wait wake up",
+    role="admin",
+    body=PauseRequest,
+    answer=PauseAnswer,
+    errors=(UnknownQueue,),
+)
 
 OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_QUEUES,
@@ -273,4 +309,6 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     MOVE_MESSAGES,
     DISCARD_MESSAGES,
     PURGE_QUEUE,
+    PAUSE_QUEUE,
+    RESUME_QUEUE,
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from penstock.clock import Seconds
 from penstock.errors import ConfigError
 from penstock.events import Receipt
-from penstock.journal.journal import BaseJournal
+from penstock.journal.journal import BaseJournal, Description
 from penstock.journal.transaction import BaseTransaction
 from penstock.queue.registry import QueueRegistry
 
@@ -38,6 +40,10 @@ class QueueJournal(BaseJournal):
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
         return self._registry.names()
+
+    def describe(self) -> Description:
+        """What this journal is: engine, place, size, durability, topics, queues, and which of these are paused."""
+        return msgspec.structs.replace(super().describe(), paused=self._registry.paused())
 
     def _before_close(self) -> None:
         super()._before_close()

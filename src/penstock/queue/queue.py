@@ -16,6 +16,8 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
+from penstock.queue.control import pausing
+from penstock.queue.control.pausing import Pause
 from penstock.queue.core import QueueCore
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.inspect import listing, positions, stats
@@ -32,7 +34,7 @@ from penstock.queue.run.middleware import Middleware
 from penstock.queue.run.schedule import Schedule
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
 from penstock.queue.run.worker import QueueWorker
-from penstock.queue.state.cache import unknown_queue
+from penstock.queue.state.cache import QueueState, unknown_queue
 from penstock.surface.delivery import Delivery
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
@@ -337,6 +339,30 @@ class LocalQueue(QueueCore, Queue):
             return new
 
         return self._writer.run(WriteRequest(apply))
+
+    # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def pause(self, group: str | None = None) -> bool:
+        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already.
+
+        It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
+        """
+        return self._set_paused(pausing.pause, group)
+
+    def resume(self, group: str | None = None) -> bool:
+        """Ends a pause: takes that wait wake up. False when there was none.
+
+        The pause of the whole queue and the pauses of its groups are ended each on its own.
+        """
+        return self._set_paused(pausing.resume, group)
+
+    def pauses(self) -> list[Pause]:
+        """The pauses that have not ended, that of the whole queue first."""
+        with positions.looking(self) as (_, state):
+            return pausing.pauses(state.record)
+
+    def _set_paused(self, change: Callable[[Commit, QueueState, str | None], bool], group: str | None) -> bool:
+        name = None if group is None else check_consumer(group, "group")
+        return self._writer.run(WriteRequest(lambda commit: change(commit, self._cache.state(commit, self.name), name)))
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def groups(self) -> list[str]:

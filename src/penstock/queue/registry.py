@@ -50,6 +50,16 @@ class QueueRegistry:
             found = snap.scan(start, start[:-1] + bytes([start[-1] + 1]))
             return [key[len(start) :].decode() for key, _ in found]
 
+    def paused(self) -> list[str]:
+        """The names of queues that are paused, and QUEUE/GROUP where only a group is; sorted."""
+        found = []
+        with self.journal._engine.read() as snap:
+            start = keys.QUEUE
+            for key, value in snap.scan(start, start[:-1] + bytes([start[-1] + 1])):
+                name = key[len(start) :].decode()
+                found += [f"{name}/{group}" if group else name for group in read_queue(value, name).paused]
+        return sorted(found)
+
     def queue(self, name: str, policy: dict[str, Any]) -> LocalQueue:
         """The handle of a queue; the queue is made when it is not there."""
         check_name(name, "queue")

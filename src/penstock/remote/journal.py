@@ -124,6 +124,7 @@ class RemoteJournal(JournalElsewhere):
             about.queues,
             about.writer_capacity,
             about.gates,
+            paused=about.paused,
         )
 
     def stats(self) -> Sample:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.events import Event, Receipt
     from penstock.journal.worker import Worker
     from penstock.observe.sample import FailedMessage
+    from penstock.queue.control.pausing import Pause
     from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
     from penstock.queue.inspect.stats import QueueStats
     from penstock.queue.operations.moving import Redriven
@@ -241,6 +242,25 @@ class Queue(ABC):
     @abstractmethod
     def configure(self, **policy: Any) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
+
+    # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def pause(self, group: str | None = None) -> bool:
+        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already.
+
+        It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
+        """
+
+    @abstractmethod
+    def resume(self, group: str | None = None) -> bool:
+        """Ends a pause: takes that wait wake up. False when there was none.
+
+        The pause of the whole queue and the pauses of its groups are ended each on its own.
+        """
+
+    @abstractmethod
+    def pauses(self) -> list[Pause]:
+        """The pauses that have not ended, that of the whole queue first."""
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod

@@ -41,6 +41,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Seconds since the oldest ready message was pushed."""
     groups: tuple[str, ...] = ()
     """The queue's groups."""
+    paused: bool = False
+    """Whether nothing is handed out for now, because the queue or this group is paused."""
 
 
 def stats(queue: LocalQueue, name: str) -> QueueStats:
@@ -78,6 +80,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
             record.failed,
             None if oldest is None else max(0.0, (now - oldest) / 1000),
             tuple(group_names(state)),
+            state.record.is_paused(name),
         )
 
 

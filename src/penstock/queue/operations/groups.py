@@ -82,6 +82,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
         commit.flush()
     commit.tx.delete_range(*keys.group_range(queue.topic, number))
     queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
+    queue.record.paused = {known: since for known, since in queue.record.paused.items() if known != name}
     queue.save(commit)
     queue.forget_groups()
     return True

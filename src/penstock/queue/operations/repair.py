@@ -34,6 +34,8 @@ def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[LocalDelive
 
 def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Request, idle_ms: int) -> list[LocalDelivery]:
     group = group_for(commit, state, request.label)
+    if state.record.is_paused(request.label):
+        return []
     now = commit.now_ms
     picked: list[tuple[MessageRow, Event]] = []
     returning: list[bool] = []

@@ -25,6 +25,8 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
         queue.blocks.refresh(commit)
     if request.consumer is not None:
         _note_presence(commit, queue, request)
+    if queue.record.paused and queue.record.is_paused(request.label):
+        return Taken([], False, 0)
     plain = _take_plainly(commit, queue, group, request, hold)
     if plain is not None:
         return plain

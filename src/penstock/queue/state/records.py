@@ -26,6 +26,12 @@ class QueueRecord(msgspec.Struct, array_like=True):
     created_ms: int
     groups: dict[str, int] = {}
     next_group: int = 1
+    paused: dict[str, int] = {}
+    """Since when nothing is handed out, by group; of the whole queue, under the empty name."""
+
+    def is_paused(self, group: str) -> bool:
+        """Whether a group gets nothing for now."""
+        return "" in self.paused or group in self.paused
 
 
 class Traits(msgspec.Struct, array_like=True):

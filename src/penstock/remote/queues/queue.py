@@ -35,9 +35,11 @@ from penstock.protocol.queues import (
     MoveRequest,
     NewGroup,
     NewSchedule,
+    PauseRequest,
     QueueDocument,
     RedriveRequest,
 )
+from penstock.queue.control.pausing import Pause
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import Redriven
@@ -388,6 +390,18 @@ class RemoteQueue(Queue):
         """Changes the policy; deliveries under way finish under the old mode."""
         return policy_of(self._change(operations.CONFIGURE_QUEUE, body=_policy(policy, self.name)))
 
+    def pause(self, group: str | None = None) -> bool:
+        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already."""
+        return self._change(operations.PAUSE_QUEUE, body=_pause(group)).changed
+
+    def resume(self, group: str | None = None) -> bool:
+        """Ends a pause: takes that wait wake up. False when there was none."""
+        return self._change(operations.RESUME_QUEUE, body=_pause(group)).changed
+
+    def pauses(self) -> list[Pause]:
+        """The pauses that have not ended, that of the whole queue first."""
+        return self._document().pauses
+
     # ── groups, schedules, workers ───────────────────────────────────────────────────────────────────────────────────
     def every(
         self,
@@ -455,6 +469,10 @@ class RemoteQueue(Queue):
 def _policy(policy: dict[str, Any], queue: str) -> PolicyFields:
     """A policy, checked here as a queue in this process would, as it travels."""
     return policy_fields(checked(policy, queue))
+
+
+def _pause(group: str | None) -> PauseRequest:
+    return PauseRequest(None if group is None else check_consumer(group, "group"))
 
 
 def _failure(one: FailureDocument) -> FailedMessage:

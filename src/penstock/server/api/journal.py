@@ -44,6 +44,7 @@ def describe_journal(call: Call[None, None]) -> JournalDocument:
         writer_capacity=described.writer_capacity,
         pressure=PressureDocument(pressure.queued, pressure.capacity),
         gates=described.gates,
+        paused=described.paused,
     )
 
 

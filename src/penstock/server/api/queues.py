@@ -21,6 +21,8 @@ from penstock.protocol.queues import (
     MoveRequest,
     NewGroup,
     NewSchedule,
+    PauseAnswer,
+    PauseRequest,
     QueueDocument,
     QueueNames,
     RedriveAnswer,
@@ -64,7 +66,7 @@ def groups_of(queue: LocalQueue) -> list[str]:
 
 def _document(queue: LocalQueue) -> QueueDocument:
     stats = {group: queue.stats(group) for group in groups_of(queue)}
-    return QueueDocument(queue.name, len(queue), policy_document(queue.policy), queue.groups(), stats)
+    return QueueDocument(queue.name, len(queue), policy_document(queue.policy), queue.groups(), stats, queue.pauses())
 
 
 @serves(operations.LIST_QUEUES)
@@ -178,3 +180,16 @@ def discard_messages(call: Call[None, DiscardRequest]) -> Discarded:
 @serves(operations.PURGE_QUEUE)
 def purge_queue(call: Call[None, None]) -> Removed:
     return Removed(called(call).purge())
+
+
+# ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(operations.PAUSE_QUEUE)
+def pause_queue(call: Call[None, PauseRequest]) -> PauseAnswer:
+    queue = called(call)
+    return PauseAnswer(queue.pause(call.body.group), queue.pauses())
+
+
+@serves(operations.RESUME_QUEUE)
+def resume_queue(call: Call[None, PauseRequest]) -> PauseAnswer:
+    queue = called(call)
+    return PauseAnswer(queue.resume(call.body.group), queue.pauses())

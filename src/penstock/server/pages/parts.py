@@ -128,6 +128,7 @@ def place_of(finding: Finding) -> str:
         "pipeline": "/pipelines",
         "dead": f"/queues/{name}?{group}#dead-section",
         "failed": f"/queues/{name}?{group}#failed-section",
+        "paused": f"/queues/{name}?{group}",
         "oldest": f"/queues/{name}?{group}",
         "lag": f"/topics/{name}#consumer-section",
     }

@@ -23,7 +23,7 @@ WIDEST = 60
 @command("queues", "penstock queues", "penstock queues mail --json")
 @click.argument("pattern", required=False, help="only queues whose name contains this")
 def queues(context: CommandContext, pattern: str | None) -> None:
-    """Lists the queues with what is ready, in flight, delayed and failed."""
+    """Lists the queues with what is ready, in flight, delayed and failed, and which are paused."""
     rows = []
     with context.journal(read_only=True) as journal:
         for name in journal.queues():
@@ -34,11 +34,12 @@ def queues(context: CommandContext, pattern: str | None) -> None:
             for group in (queue.groups() or ["default"]) if fanout else ["default"]:
                 stats = queue.stats(group)
                 age = stats.oldest_age if context.json else show_duration(stats.oldest_age)
-                rows.append((name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, age))
+                paused = stats.paused if context.json else ("paused" if stats.paused else "")
+                rows.append((name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, age, paused))
     otherwise = "no queues yet: `penstock push QUEUE '{…}'` makes one"
     if pattern is not None:
         otherwise = f"no queue's name contains {pattern!r}"
-    columns = ("Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Oldest")
+    columns = ("Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Oldest", "Paused")
     context.rows(columns, rows, otherwise=otherwise)
 
 

@@ -1,0 +1,1 @@
+"""What an operator tells a queue: stop, go on."""
