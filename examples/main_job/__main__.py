@@ -139,18 +139,21 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     worker = desk.queue.worker(desk.handle, concurrency=2).start()
 
     story.wait(lambda: counted(journal) > 0, pipeline, *producers)
-    story.mark("kill -9")
     pipeline.kill()
     pipeline.wait()
+    behind = orders.latest - counted(journal)
+    story.mark(
+        f"Spark is killed (kill -9) in the middle of a batch: {counted(journal):,} orders counted, {behind:,} wait"
+    )
     story.say(f"Spark is killed (kill -9) in the middle of it: {counted(journal):,} orders behind it, work in hand")
     pipeline = story.start_pipeline()
-    story.mark("started again")
+    story.mark("Spark is started again: it takes up the batch that the kill broke off")
     story.wait(lambda: all(process.poll() == 0 for process in producers), pipeline, *producers)
     story.wait(lambda: orders.latest >= total, pipeline)
-    story.mark("all sold")
+    story.mark(f"all sold: {orders.latest:,} orders stored, a quarter of them through the buffer")
     story.say(f"all sold: {orders.latest:,} orders stored")
     story.wait(lambda: counted(journal) >= total, pipeline)
-    story.mark("all counted")
+    story.mark(f"Spark has caught up: {counted(journal):,} orders counted, each once")
     pipeline.terminate()
     if pipeline.wait(PATIENCE):
         sys.exit(f"the pipeline did not end well; see {story.folder / 'pipeline.log'}")
@@ -162,8 +165,8 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     desk.fixed = True
     redriven = desk.queue.redrive()
     story.wait(lambda: len(desk.queue) == 0)
-    story.mark("redriven")
     handled = journal.topic("handled").latest
+    story.mark(f"the telephone is mended: {redriven:,} dead letters are sent back, {handled:,} alerts handled in all")
     story.say(f"the cause is fixed, {redriven:,} dead letters are sent back: {handled:,} alerts handled in all")
     worker.stop()
     done.set()

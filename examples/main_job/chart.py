@@ -26,15 +26,12 @@ class Moment(NamedTuple):
     handled: int
 
 
-def spread(events: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
-    """Events with room for their words between them: those too close to the one before share its line."""
-    apart: list[tuple[float, str]] = []
-    for at, what in events:
-        if apart and at - apart[-1][0] < least:
-            apart[-1] = apart[-1][0], f"{apart[-1][1]}, {what}"
-        else:
-            apart.append((at, what))
-    return apart
+def places(events: Sequence[tuple[float, str]], least: float) -> list[float]:
+    """Where each event's number stands: at its time, but never closer to the one before than `least`."""
+    found: list[float] = []
+    for at, _ in events:
+        found.append(at if not found else max(at, found[-1] + least))
+    return found
 
 
 def draw(
@@ -44,8 +41,15 @@ def draw(
     lines: Sequence[str],
     folder: Path,
 ) -> tuple[Path, Path]:
-    """Writes orders.png and orders.html; `events` are moments worth a line of their own in the picture."""
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    """Writes orders.png and orders.html; `events` are numbered in the picture and told below it, in order."""
+    figure = pyplot.figure(figsize=(13, 5.4 + 0.24 * len(events)), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=[5.4, 0.24 * len(events) + 0.1])
+    left, right = upper.subplots(1, 2)
+    for number, (at, what) in enumerate(events, 1):
+        height = 1 - (number - 0.5) / (len(events) + 0.5)
+        lower.text(0.02, height, f"{number}", fontsize=10, va="center", fontweight="bold")
+        lower.text(0.04, height, f"{at:.0f} s", fontsize=10, va="center", color="#555555")
+        lower.text(0.08, height, what, fontsize=10, va="center")
     by_product: dict[str, dict[str, float]] = defaultdict(dict)
     for key, (_, cents) in windows.items():
         _, start, product = key.split(" ")
@@ -56,7 +60,7 @@ def draw(
         heights = [values.get(start, 0.0) for start in starts]
         left.bar(starts, heights, bottom=floor, label=product, color=color, width=0.8)
         floor = [low + height for low, height in zip(floor, heights, strict=True)]
-    left.set_title("Revenue by half hour")
+    left.set_title("Revenue by half hour", pad=30)
     left.tick_params(axis="x", rotation=60)
     left.legend(frameon=False, ncols=5, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     times = [moment.at for moment in moments]
@@ -64,10 +68,25 @@ def draw(
     right.plot(times, [moment.counted for moment in moments], label="orders counted", color=COLORS[0], linewidth=2)
     few = right.twinx()
     few.plot(times, [moment.handled for moment in moments], label="alerts handled →", color=COLORS[1], linewidth=2)
-    for at, what in spread(events, times[-1] / 40):
+    top = max(moment.stored for moment in moments)
+    span = times[-1] - times[0]
+    for number, ((at, _), place) in enumerate(zip(events, places(events, span / 22), strict=True), 1):
         right.axvline(at, color="#999999", linewidth=1, linestyle="--")
-        right.annotate(what, (at, 0), rotation=90, fontsize=8, ha="right", va="bottom", color="#555555")
-    right.set_title("How the pipeline kept up")
+        # The numbers stand above the plot, where no line can cover them; what they mean stands below it.
+        right.annotate(
+            str(number),
+            (at, top * 1.04),
+            (place, top * 1.11),
+            fontsize=9,
+            ha="center",
+            va="center",
+            color="white",
+            annotation_clip=False,
+            bbox={"boxstyle": "circle,pad=0.25", "facecolor": "#555555", "edgecolor": "none"},
+            arrowprops={"arrowstyle": "-", "color": "#999999", "linewidth": 1},
+        )
+    right.set_ylim(top=top * 1.04)
+    right.set_title("How the pipeline kept up", pad=30)
     right.set_xlabel("seconds")
     lines_shown = [*right.get_lines()[:2], *few.get_lines()]
     right.legend(

@@ -168,14 +168,23 @@ def encode_event(instance: Any) -> tuple[str, Any, dict[str, str]]:
     """The kind, the payload and the headers of an instance of a declared type."""
     schema = _by_type.get(type(instance))
     if schema is None:
-        name = type(instance).__qualname__
-        raise ConfigError(
-            f"an event's kind must be text or an instance of a declared event type, not {name}: "
-            f'declare the class with @penstock.event("…")'
-        )
+        raise ConfigError(_no_kind(instance))
     dump = getattr(instance, "model_dump", None)
     payload = instance if dump is None else dump(mode="json")
     return schema.kind, payload, {} if schema.version == 1 else {VERSION_HEADER: str(schema.version)}
+
+
+def _no_kind(given: Any) -> str:
+    """Why something is no kind: None, a payload that came first, or a class that is not declared."""
+    name = type(given).__qualname__
+    if given is None or isinstance(given, int | float):
+        return f"an event's kind is text, like 'order.placed', not {given!r:.40}"
+    if isinstance(given, Mapping | list | tuple | bytes):
+        return f"an event's kind is missing: append('order.placed', payload); a {name} is a payload"
+    return (
+        f"an event's kind must be text or an instance of a declared event type, not {name}: "
+        f'declare the class with @penstock.event("…"), or give the kind first: append("…", payload)'
+    )
 
 
 def decode_event(event: Event, type: type[T]) -> T:

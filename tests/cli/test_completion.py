@@ -55,13 +55,68 @@ def test_names_are_those_of_the_journal_the_line_speaks_of(cli: Cli, script: Pat
     assert complete(script, url + ".not-there", "penstock", "read", "or") == []
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_a_script(cli: Cli, shell: str, tmp_path: Path) -> None:
-    text = cli("completion", shell).out
-    assert f"_PENSTOCK_COMPLETE={shell}_complete" in text
-    if (found := shutil.which(shell)) is not None:
-        (tmp_path / "script").write_text(text, encoding="utf-8")
-        subprocess.run([found, "-n", str(tmp_path / "script")], check=True, timeout=60)
+def shell(name: str) -> str:
+    """A shell of this machine; continuous integration has them all."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} here: apt-get install {name}")
+    return found
+
+
+def environment(url: str) -> dict[str, str]:
+    folder = Path(sys.executable).parent
+    return {**os.environ, "PENSTOCK_URL": url, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TERM": "xterm"}
+
+
+def test_fish_completes_commands_options_and_names(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:
+    fish, script = shell("fish"), tmp_path / "penstock.fish"
+    script.write_text(cli("completion", "fish").out, encoding="utf-8")
+
+    def completed(line: str) -> list[str]:
+        program = f"source '{script}'; complete -C '{line}'"
+        done = subprocess.run(
+            [fish, "--no-config", "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            env=environment(url),
+        )
+        return sorted(offer.partition("\t")[0] for offer in done.stdout.splitlines())
+
+    assert completed("penstock to") == ["top", "topics"]
+    assert completed("penstock seek --to-t") == ["--to-time"]
+    assert completed("penstock tail ord") == ["orders"]
+
+
+ZSH = r"""
+zmodload zsh/zpty
+zpty shell {zsh} -f -i
+zpty -w shell "autoload -Uz compinit; compinit -u -d {folder}/dump; source {folder}/_penstock"
+zpty -w shell "bindkey '^I' complete-word"
+zpty -n -w shell $'{line}\t\C-aprint -r -- G\'\'OT: \n'
+while zpty -r shell said; do print -r -- "$said"; [[ $said == *GOT:* ]] && break; done
+zpty -d shell
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "becomes"),
+    [("penstock topi", "penstock topics"), ("penstock tail ord", "penstock tail orders")],
+)
+def test_zsh_completes_what_is_typed(cli: Cli, orders: str, url: str, tmp_path: Path, typed: str, becomes: str) -> None:
+    zsh = shell("zsh")
+    (tmp_path / "_penstock").write_text(cli("completion", "zsh").out, encoding="utf-8")
+    (tmp_path / "type.zsh").write_text(ZSH.format(zsh=zsh, folder=tmp_path, line=typed), encoding="utf-8")
+    done = subprocess.run(
+        [zsh, "-f", str(tmp_path / "type.zsh")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=environment(url),
+    )
+    assert f"GOT: {becomes}" in done.stdout
 
 
 def test_an_unknown_shell_is_a_sentence(cli: Cli) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect
 
 import penstock
+from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.collect import take_sample
 from penstock.observe.history import History
 from penstock.observe.pipelines import FlowStatus, report
@@ -63,6 +64,11 @@ def test_every_page_shows_what_it_should(
         page.goto(f"{served.url}/buffers")
         expect(page.locator("#buffers")).to_contain_text("intake")
         expect(page.locator("#buffers tbody td").nth(1)).to_have_text("1")
+        # What a pipeline has read waits for nobody, though the manifest still names it.
+        flow.read_to = {f"{url}/{BUFFER_MANIFEST}": 1}
+        report(journal, [flow])
+        expect(page.locator("#buffers tbody td").nth(1)).to_have_text("0")
+        expect(page.locator("#buffers tbody td").nth(2)).to_have_text("1")
         page.goto(f"{served.url}/pipelines")
         shown = page.locator('#pipelines tr[data-key="shop/revenue"] td')
         expect(shown.nth(2)).to_have_text("orders → revenue")

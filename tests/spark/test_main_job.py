@@ -8,9 +8,16 @@ import sys
 from pathlib import Path
 
 import penstock
+from penstock.limits import BUFFER_MANIFEST
+from penstock.observe.pipelines import FlowStatus, status
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # examples are run from the repository's folder
+
+
+def penstock_status(path: Path) -> list[FlowStatus]:
+    with penstock.open(path, read_only=True) as journal:
+        return status(journal)
 
 
 def failing(journal: penstock.Journal, folder: Path, redriven: int) -> list[str]:
@@ -39,6 +46,11 @@ def test_the_main_job_proves_that_every_order_was_counted_once(tmp_path: Path) -
             assert looked.returncode == 0 and looked.stdout, (line, looked.stderr)
     assert (folder / "orders.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "orders.html").read_text("utf-8")
+    for flow in penstock_status(folder / "shop.db"):
+        assert flow.lag == 0, flow
+        if flow.flow == "intake":  # what the manifest still names was read: the console counts it as such
+            (sequence,) = flow.read_to.values()
+            assert sequence > 0 and list(flow.read_to) == [f"file://{(folder / 'buffer').resolve()}/{BUFFER_MANIFEST}"]
 
     with penstock.open(folder / "shop.db") as journal:
         redriven = int(re.findall(r"fixed, (\d+) dead letters", done.stdout)[0])

@@ -5,7 +5,12 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
-from ulid import ULID
+from penstock.errors import ConfigError
+
+try:
+    from ulid import ULID
+except ModuleNotFoundError as error:
+    raise ConfigError('the buffer needs its extra: pip install "penstock[buffer]"') from error
 
 from penstock.buffer.store import check_path
 from penstock.errors import ConfigError

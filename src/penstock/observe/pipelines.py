@@ -55,6 +55,9 @@ class FlowStatus(msgspec.Struct, kw_only=True):
     """Rows read, over the last ten seconds."""
     lag: int | None = None
     """What waits to be read: events of its topics, manifest entries of its buffers; None when a source cannot say."""
+    read_to: dict[str, int] = {}
+    """Of each manifest of its buffers (by url and path): the first sequence that it has not read. What was read is
+    removed from the manifest when the next batch begins, so until then it is there and waits for nobody."""
     batch_seconds: float | None = None
     """How long the newest batch took."""
     restarts: int = 0

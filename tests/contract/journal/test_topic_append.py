@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
 from journals import Place, contiguous, on, payloads, seqs
 
@@ -258,6 +259,10 @@ class Reading:
     value: float
 
 
+class ModelReading(pydantic.BaseModel):
+    grams: float
+
+
 class Level(Enum):
     UNKNOWN = math.nan
 
@@ -347,6 +352,30 @@ def test_a_draft_with_a_bad_field_leaves_no_trace(journal: Journal, draft: dict[
     with pytest.raises(ConfigError):
         topic.append("k", **draft)
     assert journal.topics() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((None, {"a": 1}), "an event's kind is text, like 'order.placed', not None"),
+        (({"a": 1},), "an event's kind is missing"),
+        (({"a": 1}, "placed"), "an event's kind is missing"),
+        ((7, {"a": 1}), "not 7"),
+    ],
+)
+def test_a_kind_that_was_left_out_is_named(topic: Topic, given: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        topic.append(*given)
+
+
+def test_a_pydantic_model_is_a_payload_like_a_dataclass(topic: Topic, journal: Journal) -> None:
+    topic.append("weighed", ModelReading(grams=2.5))
+    topic.append("weighed", {"all": [ModelReading(grams=1.0)]})
+    journal.queue("weights").push(ModelReading(grams=3.0))
+    assert payloads(topic.read()) == [{"grams": 2.5}, {"all": [{"grams": 1.0}]}]
+    assert [event.payload for event in journal.queue("weights").peek(1)] == [{"grams": 3.0}]
+    with pytest.raises(ConfigError, match="NaN"):
+        topic.append("weighed", ModelReading(grams=math.nan))
 
 
 @pytest.mark.parametrize("kind", ["", "k" * 256, "\ud800", None, 5, b"k", []], ids=lambda kind: repr(kind)[:20])

@@ -173,13 +173,13 @@ def _typed(
     kinds: list[Any], payloads: Sequence[Any], headers: list[Any] | None
 ) -> tuple[list[str], list[Any], list[Any] | None]:
     """Replaces instances of declared event types by their kind, payload and version header."""
-    from penstock.schema import encode_event
+    from penstock.schema import encode_event, schema_of_type
 
     payload_list = list(payloads)
     for row, kind in enumerate(kinds):
         if isinstance(kind, str):
             continue
-        if payload_list[row] is not None:
+        if schema_of_type(type(kind)) is not None and payload_list[row] is not None:
             raise ConfigError(f"a {type(kind).__name__} is the payload itself: give no second one")
         kinds[row], payload_list[row], extra = encode_event(kind)
         if extra:

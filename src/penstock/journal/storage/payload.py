@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from sys import modules
 from typing import Any
 
 import msgspec
@@ -11,7 +12,16 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.limits import MAX_PAYLOAD_BYTES
 
-_encode = msgspec.json.Encoder().encode
+
+def _plain_model(value: Any) -> Any:
+    """What is written for a value that msgspec does not know: the fields of a pydantic model."""
+    pydantic = modules.get("pydantic")
+    if pydantic is not None and isinstance(value, pydantic.BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"objects of type {type(value).__name__} have no JSON form")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain_model).encode
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
@@ -67,7 +77,7 @@ def _has_non_finite(value: Any) -> bool:
     if value is None or isinstance(value, str | int | bytes):
         return False
     try:
-        plain = msgspec.to_builtins(value)
+        plain = msgspec.to_builtins(value, enc_hook=_plain_model)
     except (TypeError, ValueError, OverflowError):
         return False  # it was encoded, so it is something that cannot hold a number
     return isinstance(plain, float | dict | list | tuple | set | frozenset) and _has_non_finite(plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import PenstockError
+from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import Sample
 from penstock.server.pages import parts, rendering
 from penstock.server.pages.parts import Row, Table, Update
@@ -27,7 +29,10 @@ class BufferState(msgspec.Struct):
     """A buffer at one time."""
 
     name: str
-    length: int = 0
+    waiting: int = 0
+    """Batches that no consumer and no pipeline has read."""
+    read: int = 0
+    """Batches that a pipeline has read and removes when its next batch begins."""
     epoch: int = 0
     next_sequence: int = 0
     lag: float | None = None
@@ -43,16 +48,20 @@ class Buffers:
         self._stores: dict[str, ObjectStore] = {}
         self._seen: tuple[float, list[BufferState]] = (0.0, [])
 
-    def states(self) -> list[BufferState]:
-        """Every buffer now, or as it was a moment ago."""
+    def states(self, flows: Sequence[FlowStatus]) -> list[BufferState]:
+        """Every buffer now, or as it was a moment ago; `flows` say how far pipelines have read."""
         at, found = self._seen
         if self.urls and time.monotonic() - at > FRESH:
+            read_to: dict[str, int] = {}
+            for flow in flows:
+                for manifest, sequence in flow.read_to.items():
+                    read_to[manifest] = max(sequence, read_to.get(manifest, 0))
             with ThreadPoolExecutor(min(8, len(self.urls))) as pool:
-                found = list(pool.map(self._look, self.urls))
+                found = list(pool.map(lambda name: self._look(name, read_to), self.urls))
             self._seen = (time.monotonic(), found)
         return found
 
-    def _look(self, name: str) -> BufferState:
+    def _look(self, name: str, read_to: Mapping[str, int]) -> BufferState:
         from penstock.buffer.format import parse_manifest
         from penstock.buffer.naming import batch_time_ms
         from penstock.buffer.store import open_store
@@ -66,38 +75,42 @@ class Buffers:
             if stored is None:
                 return BufferState(name)
             manifest = parse_manifest(stored.data)
-            oldest = manifest.after(None, 1)
+            first = manifest.first_sequence()
+            begin = manifest.next_sequence if first is None else first
+            unread = max(begin, read_to.get(f"{self.urls[name].rstrip('/')}/{BUFFER_MANIFEST}", 0))
+            read = min(manifest.count, unread - begin)
+            oldest = manifest.after(unread - 1 if unread else None, 1)
         except PenstockError as error:
             return BufferState(name, problem=str(error))
         lag = None
         if oldest:
-            first = oldest[0]
-            born = first.metadata[0].ingested_at_ms if first.metadata else batch_time_ms(first.location)
+            batch = oldest[0]
+            born = batch.metadata[0].ingested_at_ms if batch.metadata else batch_time_ms(batch.location)
             lag = None if born is None else max(0.0, time.time() - born / 1000)
-        return BufferState(name, manifest.count, manifest.epoch, manifest.next_sequence, lag)
+        return BufferState(name, manifest.count - read, read, manifest.epoch, manifest.next_sequence, lag)
 
 
 def table(states: list[BufferState]) -> Table:
     rows = []
     for state in states:
-        cells = [state.name, parts.number(state.length), parts.age(state.lag)]
+        cells = [state.name, parts.number(state.waiting), parts.number(state.read), parts.age(state.lag)]
         cells += [parts.number(state.epoch), parts.number(state.next_sequence), state.problem or "–"]
         rows.append(Row(state.name, cells, None, state.problem is not None))
-    columns = ["Buffer", "Batches waiting", "Lag", "Epoch", "Next sequence", "Problem"]
+    columns = ["Buffer", "Batches waiting", "Read, not yet removed", "Lag", "Epoch", "Next sequence", "Problem"]
     return Table(
-        "buffers", columns, rows, [1, 2, 3, 4], "this server was told of no buffer: penstock serve --buffer URL"
+        "buffers", columns, rows, [1, 2, 3, 4, 5], "this server was told of no buffer: penstock serve --buffer URL"
     )
 
 
 @guarded("read")
 def buffers_page(request: Request, service: Service) -> Response:
-    states = table(service.buffers.states())
+    states = table(service.buffers.states(service.sampler.newest.flows))
     return rendering.page(request, service, "buffers.html", "Buffers", live="/live/buffers", buffers=states)
 
 
 @guarded("read")
 async def live_buffers(request: Request, service: Service) -> Response:
     def render(sample: Sample) -> Update:
-        return parts.update((), table(service.buffers.states()))
+        return parts.update((), table(service.buffers.states(sample.flows)))
 
     return rendering.stream(request, service, render)

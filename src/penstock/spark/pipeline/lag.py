@@ -46,6 +46,15 @@ class Lag:
             total += found
         return total
 
+    def read_to(self, offsets: Offsets) -> dict[str, int]:
+        """The first sequence that was not read of every manifest, by the buffer's url and the manifest's path."""
+        found: dict[str, int] = {}
+        for at, source in enumerate(self.flow.sources):
+            if source.kind == "buffer":
+                url = read_options(settled_buffer(source.options)).url.rstrip("/")
+                found |= {f"{url}/{path}": sequence for path, sequence in offsets.get(at, {}).items()}
+        return found
+
     def _in_topics(self, source: Endpoint, offsets: Mapping[str, int] | None) -> int:
         assert source.url is not None
         journal = reading(source.url)

@@ -82,6 +82,7 @@ class RunningFlow:
             self._seen = newest["timestamp"]
         self._rate()
         self.status.lag = self._lag.total(self._offsets)
+        self.status.read_to = self._lag.read_to(self._offsets)
 
     def _take_in(self, progress: Any) -> None:
         rows = int(progress["numInputRows"] or 0)
