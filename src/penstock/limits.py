@@ -122,6 +122,20 @@ POLL_BLIND: Final = 0.01
 """The longest pause where it does not."""
 """How often a waiting process looks for what other processes committed."""
 
+# ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+WORKER_RETRY_FIRST: Final = 5.0
+"""How long a message waits after its first failure in a worker, unless the queue's policy has a `retry`."""
+WORKER_RETRY_FACTOR: Final = 6.0
+"""What that grows by with every further failure: 5 s, 30 s, 3 min, …"""
+WORKER_RETRY_LONGEST: Final = 600.0
+"""What it grows to."""
+WORKER_RETRY_JITTER: Final = 0.2
+"""The share of it that is taken off at random, so that messages that failed together do not come back together."""
+MAX_ERROR_BYTES: Final = 4 << 10
+"""UTF-8 bytes of an error's text that a message keeps; longer ones lose their middle."""
+MAX_TRACEBACK_BYTES: Final = 8 << 10
+"""The same of its traceback."""
+
 # ── the console's charts ─────────────────────────────────────────────────────────────────────────────────────────────
 HISTORY_ROW_BYTES: Final = 512
 """A row of the past in numbers; 804 of them are kept. Series that do not fit, the calmest, are left out of it."""

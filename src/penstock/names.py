@@ -87,6 +87,11 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number; True and False are none."""
+    return isinstance(value, float) or is_whole(value)
+
+
 def check_whole(value: Any, name: str, minimum: int = 1) -> int:
     """A whole number of at least `minimum`; ConfigError says what it should have been."""
     if not is_whole(value) or value < minimum:

@@ -117,6 +117,17 @@ def test_dead_letters_show_their_reason_and_go_back(cli: Cli, emails: str) -> No
     assert cli("dead", "emails").out == ""
 
 
+def test_dead_letters_show_where_they_failed(cli: Cli, emails: str, url: str) -> None:
+    assert cli("dead", "emails", "--traceback").out == ""
+    cli("take", "emails", "-n2", "--settle", "dead", "--error", "mailbox full")
+    with penstock.open(url) as journal, pytest.raises(KeyError), journal.queue("emails").take():  # type: ignore[union-attr]
+        {}["\x1b[31m"]
+    said = cli("dead", "emails", "--traceback").out
+    assert "KeyError" in said and "test_queues.py" in said and "no traceback" in said and "\x1b" not in said
+    (_, _, letter) = cli("dead", "emails", "--json").documents
+    assert letter["traceback"].startswith("Traceback") and letter["error"].startswith("KeyError")
+
+
 def test_a_rate_makes_a_redrive_take_its_time(cli: Cli, emails: str) -> None:
     cli("take", "emails", "-n3", "--settle", "dead")
     begun = time.monotonic()
@@ -261,8 +272,12 @@ def test_a_worker_logs_as_much_as_it_is_told(emails: str, url: str, folder: Path
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    assert "no such mailbox" in logged("--ahead", "0")
-    assert "no such mailbox" not in logged("--log-level", "error", "--ahead", "10", "-c", "2")
+    said = logged("--ahead", "0")
+    assert "no such mailbox" in said and "ERROR" in said and "given up" in said
+    with penstock.open(url) as journal:
+        journal.queue("emails").configure(max_attempts=2, retry=0)
+    assert logged("--ahead", "10", "-c", "2").count("no such mailbox") == 2 * said.count("no such mailbox")
+    assert logged("--log-level", "error").count("no such mailbox") == said.count("no such mailbox")
 
 
 @pytest.mark.parametrize("handler", ["mailing", "mailing:nobody", "nomodule:f", "mailing:not_a_function", "mailing:"])

@@ -160,7 +160,7 @@ def test_a_retry_is_written_as_people_say_it(text: str, retry: Retry) -> None:
 
 def test_a_retry_that_cannot_be_read_is_refused(served: Served, journal: penstock.Journal) -> None:
     journal.queue("q")
-    assert "write `at once`" in refusal(served, "policy", queue="q", retry="1s x often")
+    assert "`at once`" in refusal(served, "policy", queue="q", retry="1s x often")
     assert "'soon' is no retry" in refusal(served, "policy", queue="q", retry="soon")
 
 

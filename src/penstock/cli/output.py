@@ -29,6 +29,11 @@ def safe(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
+def safe_lines(text: str) -> str:
+    """The same for text of several lines, which stay lines."""
+    return "\n".join(map(safe, text.splitlines()))
+
+
 def shown(value: Any) -> str:
     """A value as a table's cell."""
     if value is None:

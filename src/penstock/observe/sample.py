@@ -92,4 +92,7 @@ class FailedMessage(msgspec.Struct, frozen=True):
     attempts: int
     reason: str
     error: str | None
+    """The exception's type and message, or the text it was given up with."""
     at: datetime | None
+    traceback: str | None = None
+    """Where it failed, when an exception was the reason."""

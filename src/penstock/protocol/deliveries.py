@@ -15,6 +15,7 @@ from penstock.protocol.operation import Operation
 from penstock.protocol.queues import Group
 from penstock.protocol.topics import After, Count, Limit
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.surface.delivery import Outcome
 
 
 class PageQuery(msgspec.Struct, omit_defaults=True):
@@ -122,6 +123,10 @@ class NackRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     delay: float | None = None
     error: str | None = None
     dead: bool = False
+    traceback: str | None = None
+    """Where it failed; kept with the error, up to 8 KiB."""
+    default_delay: float = 0
+    """Seconds to wait when there is no `delay` and the queue's policy has no `retry`: what a worker's failures wait."""
 
 
 class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -132,8 +137,10 @@ class Extended(msgspec.Struct):
     deadline: datetime
 
 
-class Settled(msgspec.Struct):
+class Settled(msgspec.Struct, omit_defaults=True):
     settled: Literal["ack", "nack", "release", "nothing"]
+    outcome: Outcome | None = None
+    """What became of a message given back: ready or waiting again, a dead letter, failed, or gone."""
 
 
 class PendingList(msgspec.Struct):
@@ -149,6 +156,7 @@ class FailureDocument(msgspec.Struct):
     error: str | None
     at: datetime | None
     event: EventDocument
+    traceback: str | None = None
 
 
 class FailedList(msgspec.Struct):

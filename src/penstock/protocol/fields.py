@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 else:
     RetryFields = fields_of(Retry, "RetryFields")
-    PolicyFields = fields_of(QueuePolicy, "PolicyFields", retry=RetryFields | float)
+    PolicyFields = fields_of(QueuePolicy, "PolicyFields", retry=RetryFields | float | None)
     SettingsFields = fields_of(Settings, "SettingsFields")
 
 
@@ -50,7 +50,8 @@ def given(fields: msgspec.Struct) -> dict[str, Any]:
 def policy_document(policy: QueuePolicy) -> PolicyFields:
     """A policy with every field, its retry as an object."""
     values = msgspec.structs.asdict(policy)
-    return PolicyFields(**{**values, "retry": RetryFields(**msgspec.structs.asdict(policy.retry))})
+    retry = None if policy.retry is None else RetryFields(**msgspec.structs.asdict(policy.retry))
+    return PolicyFields(**{**values, "retry": retry})
 
 
 def policy_changes(fields: PolicyFields) -> dict[str, Any]:

@@ -31,6 +31,7 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qg t g w due seq  waiting for its time
     qg t g h key seq  held behind an unsettled message of its key
     qg t g f seq      failed
+    qg t g t seq    the traceback of a message's last failed attempt
     qg t g p from   a run of held messages without `e` rows: its end and how many are left; see `state/runs`
     qg t g b key    an ordering key that is busy
     qg t g v from   a covered range of positions above the frontier: handed out, or in `e`, already

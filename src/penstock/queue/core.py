@@ -17,10 +17,10 @@ from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, LocalDelivery, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations.push import DeliveryOptions, draft_fields, plain_batch, push, read_delivery_options
-from penstock.queue.operations.settle import HeldMessage, ack, ack_mask, find_held
+from penstock.queue.operations.settle import HeldMessage, NackOptions, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, Outcome
 
 if TYPE_CHECKING:
     from penstock.queue.registry import QueueRegistry
@@ -158,14 +158,13 @@ class QueueCore:
         self._counters.acked.inc(count)
         self._registry.upkeep.note(self.name, count)
 
-    def _nack(self, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool) -> None:
-        outcome = self._writer.run(WriteRequest(self._nack_in, 0, (delivery, delay, error, dead)))
+    def _nack(self, delivery: LocalDelivery, options: NackOptions) -> Outcome:
+        outcome = self._writer.run(WriteRequest(self._nack_in, 0, (delivery, options)))
         metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
+        return outcome
 
-    def _nack_in(
-        self, commit: Commit, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool
-    ) -> str:
-        return nack_in(commit, self._cache.state(commit, self.name), delivery, delay, error, dead)
+    def _nack_in(self, commit: Commit, delivery: LocalDelivery, options: NackOptions) -> Outcome:
+        return nack_in(commit, self._cache.state(commit, self.name), delivery, options)
 
     def _extend(self, deliveries: list[LocalDelivery], lease_ms: int | None, *, patient: bool = False) -> int:
         def apply(commit: Commit) -> int:

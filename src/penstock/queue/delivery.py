@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.clock import Seconds, from_ms
-from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.queue.operations.settle import HeldMessage, Outcome, extend, find_held, nack, release, stale
+from penstock.queue.operations.settle import HeldMessage, NackOptions, extend, find_held, nack, release, stale
 from penstock.queue.policy import duration, duration_ms
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, Lease
 from penstock.queue.token import make_token
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, Outcome
+from penstock.surface.failure import FailureText, failure_text
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -49,6 +49,7 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
     """How often it has been delivered, this time included."""
     _deadline: int = 0
     _settled: bool = False
+    _outcome: Outcome | None = None
 
     # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -84,10 +85,17 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
         self._hold.queue._ack(self)
         self._settled = True
 
-    def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
-        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
-        wait = check_nack(delay, error)
-        self._hold.queue._nack(self, wait, error, dead)
+    def nack(
+        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
+    ) -> None:
+        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
+
+        `error`: why, in text, or the exception: then its traceback is kept as well.
+        """
+        self._nack(check_nack(delay, failure_text(error), dead))
+
+    def _nack(self, options: NackOptions) -> None:
+        self._outcome = self._hold.queue._nack(self, options)
         self._settled = True
 
     def extend(self, lease: Seconds | None = None) -> None:
@@ -113,10 +121,8 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
         return held
 
 
-def nack_in(
-    commit: Commit, queue: QueueState, delivery: LocalDelivery, delay: float | None, error: str | None, dead: bool
-) -> Outcome:
-    return nack(commit, queue, delivery._held_or_stale(commit, queue), delay=delay, error=error, dead=dead)
+def nack_in(commit: Commit, queue: QueueState, delivery: LocalDelivery, options: NackOptions) -> Outcome:
+    return nack(commit, queue, delivery._held_or_stale(commit, queue), options)
 
 
 def release_in(commit: Commit, queue: QueueState, deliveries: list[LocalDelivery]) -> int:
@@ -141,8 +147,7 @@ def extend_in(
     return extend(commit, queue, held, round(queue.policy.lease * 1000) if lease_ms is None else lease_ms)
 
 
-def check_nack(delay: Seconds | None, error: str | None) -> float | None:
-    """A nack's arguments, checked; the delay in seconds."""
-    if error is not None and not isinstance(error, str):
-        raise ConfigError(f"error must be text, not {error!r:.80}")
-    return None if delay is None else duration(delay, "delay")
+def check_nack(delay: Seconds | None, failure: FailureText, dead: bool, otherwise: float = 0.0) -> NackOptions:
+    """A nack's arguments, checked; `otherwise` is the delay when neither the caller nor the policy says one."""
+    wait = None if delay is None else duration(delay, "delay")
+    return NackOptions(failure, wait, duration(otherwise, "default_delay"), dead)

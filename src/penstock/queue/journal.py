@@ -12,6 +12,7 @@ from penstock.events import Receipt
 from penstock.journal.journal import BaseJournal, Description
 from penstock.journal.transaction import BaseTransaction
 from penstock.queue.registry import QueueRegistry
+from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,14 +92,19 @@ class QueueTransaction(BaseTransaction):
         self._settle(mine)
 
     def nack(
-        self, delivery: Delivery, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False
+        self,
+        delivery: Delivery,
+        *,
+        delay: Seconds | None = None,
+        error: str | BaseException | None = None,
+        dead: bool = False,
     ) -> None:
         """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
         from penstock.queue.delivery import check_nack
 
-        wait = check_nack(delay, error)
+        options = check_nack(delay, failure_text(error), dead)
         mine = self._own(delivery)
-        self._change(lambda commit: mine.queue._nack_in(commit, mine, wait, error, dead))
+        self._change(lambda commit: mine.queue._nack_in(commit, mine, options))
         self._settle(mine)
 
     def _settle(self, delivery: LocalDelivery) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError, PolicyMismatch
-from penstock.names import check_limit, check_name, is_whole
+from penstock.names import check_limit, check_name, check_whole, is_number
 from penstock.queue.retry import Retry
 
 Mode = Literal["work", "fanout"]
@@ -32,8 +32,9 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How often a message is delivered before it is given up."""
     dead_letter: str | None = None
     """The queue that messages given up go to; without one they stay, in state "failed"."""
-    retry: Retry = Retry()
-    """The delay before the next attempt."""
+    retry: Retry | None = None
+    """The delay before the next attempt. None: a worker's failures wait about 5 s, then 30 s, growing to 10 min
+    (`Retry.WORKER`); what is given back by hand, or lost with its lease, is ready at once."""
     max_size: int | None = None
     """How many unsettled messages the queue may hold; a push above it raises QueueFull."""
     max_in_flight: int | None = None
@@ -101,9 +102,9 @@ def duration_ms(value: Seconds, name: str) -> int:
 
 
 def check_attempts(value: Any) -> int:
-    if not is_whole(value) or not 1 <= value <= MOST_ATTEMPTS:
-        raise ConfigError(f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS:,}, not {value!r}")
-    return value
+    if check_whole(value, "max_attempts") > MOST_ATTEMPTS:
+        raise ConfigError(f"max_attempts must be at most {MOST_ATTEMPTS:,}, not {value!r}")
+    return int(value)
 
 
 def _dead_letter(target: Any, queue: str) -> str:
@@ -113,12 +114,12 @@ def _dead_letter(target: Any, queue: str) -> str:
     return name
 
 
-def _retry(value: Any) -> Retry:
-    if isinstance(value, Retry):
+def _retry(value: Any) -> Retry | None:
+    if value is None or isinstance(value, Retry):
         return value
-    if isinstance(value, int | float | timedelta) and not isinstance(value, bool):
+    if isinstance(value, timedelta) or is_number(value):
         return Retry.fixed(value)
-    raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds), not {value!r}")
+    raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds, or None for the default), not {value!r}")
 
 
 def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ import msgspec
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
+from penstock.limits import WORKER_RETRY_FACTOR, WORKER_RETRY_FIRST, WORKER_RETRY_JITTER, WORKER_RETRY_LONGEST
+from penstock.names import is_number
 
 Curve = Literal["immediate", "fixed", "linear", "exponential", "schedule"]
 
@@ -32,6 +34,8 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
 
     SVIX: ClassVar[Retry]
     """Svix's webhook schedule: 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, then every 10 h."""
+    WORKER: ClassVar[Retry]
+    """What a worker's failures wait when the queue's policy says nothing: about 5 s, 30 s, 3 min, then 10 min."""
 
     @staticmethod
     def immediate() -> Retry:
@@ -51,9 +55,9 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
     @staticmethod
     def exponential(base: Seconds, *, factor: float = 2, cap: Seconds | None = None, jitter: float = 0.0) -> Retry:
         """`base`, `base`·`factor`, `base`·`factor`², … up to `cap`; `jitter` takes up to that share off, at random."""
-        if not isinstance(factor, int | float) or isinstance(factor, bool) or not 1 <= factor < float("inf"):
+        if not is_number(factor) or not 1 <= factor < float("inf"):
             raise ConfigError(f"factor must be a number of at least 1, not {factor!r}")
-        if not isinstance(jitter, int | float) or isinstance(jitter, bool) or not 0 <= jitter <= 1:
+        if not is_number(jitter) or not 0 <= jitter <= 1:
             raise ConfigError(f"jitter is a share between 0 and 1, not {jitter!r}")
         return Retry("exponential", (seconds(base, "base"),), float(factor), _cap(cap), float(jitter))
 
@@ -103,3 +107,6 @@ def _cap(cap: Seconds | None) -> float | None:
 
 
 Retry.SVIX = Retry.schedule(5, 300, 1800, 7200, 18_000, 36_000)
+Retry.WORKER = Retry.exponential(
+    WORKER_RETRY_FIRST, factor=WORKER_RETRY_FACTOR, cap=WORKER_RETRY_LONGEST, jitter=WORKER_RETRY_JITTER
+)

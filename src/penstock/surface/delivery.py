@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.errors import PoisonMessage, StaleDelivery
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.events import Event
     from penstock.surface.queue import Queue
+
+Outcome = Literal["requeued", "dead", "failed", "dropped"]
+"""What became of a message whose attempt failed."""
 
 
 class Delivery:
@@ -29,6 +32,7 @@ class Delivery:
 
     if TYPE_CHECKING:
         _settled: bool
+        _outcome: Outcome | None
 
     # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -109,8 +113,13 @@ class Delivery:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
 
     @abstractmethod
-    def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
-        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
+    def nack(
+        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
+    ) -> None:
+        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
+
+        `error`: why, in text, or the exception: then its traceback is kept as well.
+        """
 
     @abstractmethod
     def extend(self, lease: Seconds | None = None) -> None:
@@ -133,10 +142,4 @@ class Delivery:
             self.release()
             return
         with suppress(StaleDelivery):  # the caller's own failure matters more than that the lease is lost
-            self.nack(error=describe(error))
-
-
-def describe(error: BaseException) -> str:
-    """An exception as the text that a dead letter carries."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+            self.nack(error=error)

@@ -32,7 +32,7 @@ def exhaust(queue: Queue, error: str = "no") -> int:
 def test_the_defaults_are_those_of_the_stub() -> None:
     policy = QueuePolicy()
     assert (policy.mode, policy.lease, policy.max_attempts, policy.dead_letter) == ("work", 30, 3, None)
-    assert (policy.retry, policy.max_size, policy.ttl, policy.priority) == (Retry.immediate(), None, None, False)
+    assert (policy.retry, policy.max_size, policy.ttl, policy.priority) == (None, None, None, False)
     assert policy.dedup_window == 300
 
 

@@ -53,7 +53,9 @@ def failures(queue: LocalQueue, group: str = "default") -> Iterator[FailedMessag
             if event is None or message is None:
                 continue
             at = from_ms(message.last_ms) if message.last_ms else None
-            yield FailedMessage(event, queue.name, message.attempts, "attempts", message.error, at)
+            yield FailedMessage(
+                event, queue.name, message.attempts, "attempts", message.error, at, chosen.traceback(snap, message)
+            )
 
 
 def dead_letters(queue: LocalQueue) -> Iterator[FailedMessage]:
@@ -90,6 +92,7 @@ def letter(event: Event) -> FailedMessage:
         headers.get(dead.REASON, ""),
         headers.get(dead.ERROR),
         _time(headers.get(dead.LAST, "")),
+        headers.get(dead.TRACEBACK),
     )
 
 

@@ -17,9 +17,11 @@ from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import MessageRow
+from penstock.surface.failure import FailureText
 
 REASON: Final = "dead-reason"
 ERROR: Final = "dead-error"
+TRACEBACK: Final = "dead-traceback"
 QUEUE: Final = "dead-queue"
 GROUP: Final = "dead-group"
 SEQ: Final = "dead-seq"
@@ -31,16 +33,15 @@ LAST: Final = "dead-last-delivered-at"
 PRIORITY: Final = "dead-priority"
 BUDGET: Final = "dead-max-attempts"
 
-HEADERS: Final = frozenset((REASON, ERROR, QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST, PRIORITY, BUDGET))
+HEADERS: Final = frozenset((REASON, ERROR, TRACEBACK, QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST, PRIORITY, BUDGET))
 
 _NUMBER = re.compile("-?[0-9]{1,10}")
 """Headers are text that anybody may have written."""
 
-MAX_ERROR = 4000
-"""Characters of an error's text that a dead letter (or a failed message) keeps."""
 
-
-def bury(commit: Commit, queue: QueueState, group: Group, message: MessageRow, reason: str) -> None:
+def bury(
+    commit: Commit, queue: QueueState, group: Group, message: MessageRow, reason: str, failure: FailureText
+) -> None:
     """Pushes a message to its queue's dead letters; a fresh budget awaits it there."""
     target = queue.policy.dead_letter
     assert target is not None
@@ -58,8 +59,10 @@ def bury(commit: Commit, queue: QueueState, group: Group, message: MessageRow, r
     }
     if group.name:
         headers[GROUP] = group.name
-    if message.error:
-        headers[ERROR] = message.error[:MAX_ERROR]
+    if failure.error:
+        headers[ERROR] = failure.error
+    if failure.traceback:
+        headers[TRACEBACK] = failure.traceback
     if message.first_ms:
         headers[FIRST] = from_ms(message.first_ms).isoformat()
         headers[LAST] = from_ms(message.last_ms).isoformat()

@@ -281,7 +281,7 @@ def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
 def _clear(commit: Commit, group: Group) -> None:
     """Removes every row of a group but its leases."""
     commit.touch(group)
-    for tag in (b"b", b"e", b"f", b"h", b"p", b"v", b"w", b"y"):
+    for tag in (b"b", b"e", b"f", b"h", b"p", b"t", b"v", b"w", b"y"):
         commit.tx.delete_range(*keys.rows(group.topic, group.number, tag))
     old = group.record
     group.record = GroupRecord(

@@ -171,6 +171,8 @@ def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue |
             if message is None or message.state != FAILED:
                 continue
             group.remove(commit, message)
+            if message.traced:
+                group.keep_traceback(commit, seq, None)
             revived.add(seq)
             if to is None:
                 group.seat(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))

@@ -10,6 +10,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
+from penstock.surface.failure import FailureText
 
 GIVE_UP_STEP = 64
 """How many messages one commit gives up, so that nobody waits long behind it."""
@@ -28,7 +29,8 @@ def _give_up_placed(commit: Commit, queue: QueueState, group: Group, through: in
         if message is None or (message.state == FAILED and reason != RETIRED):
             continue
         group.remove(commit, message)
-        give_up(commit, queue, group, message, reason, message.error, occupied=message.state in (READY, WAITING))
+        failure = FailureText(message.error, group.traceback(commit.tx, message))
+        give_up(commit, queue, group, message, reason, failure, occupied=message.state in (READY, WAITING))
         step -= 1
         if step <= 0:
             break

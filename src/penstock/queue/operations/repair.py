@@ -116,6 +116,8 @@ def discard(commit: Commit, state: QueueState, seq: int) -> None:
         message = group.message(commit.tx, seq)
         if message is not None:
             group.remove(commit, message)
+            if message.traced:
+                group.keep_traceback(commit, seq, None)
             if message.key is not None and message.state in (READY, WAITING):
                 group.free(commit, message.key)
         elif group.wants(commit.tx, seq):

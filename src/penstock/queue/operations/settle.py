@@ -23,18 +23,33 @@ from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.owners import is_alive
 from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, MessageRow, indexes_of
+from penstock.surface.delivery import Outcome
+from penstock.surface.failure import FailureText
 
-Outcome = Literal["requeued", "dead", "failed", "dropped"]
 Reason = Literal["rejected", "attempts exhausted", "expired", "retention"]
 
 REJECTED: Final = "rejected"
 EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
-LEASE_LOST: Final = "the lease ended"
+LEASE_LOST: Final = FailureText("the lease ended")
 
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
+
+
+class NackOptions(msgspec.Struct, frozen=True):
+    """How a message is given back."""
+
+    failure: FailureText
+    delay: float | None = None
+    """Seconds to wait, whatever the policy says."""
+    otherwise: float = 0.0
+    """Seconds to wait when neither the delay nor the policy says how long."""
+    dead: bool = False
+
+
+LAPSED: Final = NackOptions(LEASE_LOST)
 
 
 class HeldMessage(msgspec.Struct, eq=False):
@@ -84,13 +99,11 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     return mask.bit_count()
 
 
-def nack(
-    commit: Commit, queue: QueueState, held: HeldMessage, *, delay: float | None, error: str | None, dead: bool
-) -> Outcome:
+def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
     """One attempt failed: back to its position, now or later, or given up."""
     message = held.lease.message(held.index)
     held.group.let_go(commit, held.number, held.lease, 1 << held.index)
-    return _fail(commit, queue, held.group, held.lease, held.index, message, commit.now_ms, error, delay, dead)
+    return _fail(commit, queue, held.group, held.lease, held.index, message, commit.now_ms, options)
 
 
 def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
@@ -146,7 +159,7 @@ def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lea
     """Takes one message back as if its lease had ended now."""
     message = msgspec.structs.replace(lease.message(index))
     group.let_go(commit, number, lease, 1 << index)
-    _fail(commit, queue, group, lease, index, message, commit.now_ms, LEASE_LOST, None, False)
+    _fail(commit, queue, group, lease, index, message, commit.now_ms, LAPSED)
 
 
 def over_budget(commit: Commit, queue: QueueState, message: MessageRow) -> bool:
@@ -175,17 +188,19 @@ def give_up(
     group: Group,
     message: MessageRow,
     reason: Reason,
-    error: str | None,
+    failure: FailureText | None,
     *,
     homes: list[Group] | None = None,
     occupied: bool = True,
 ) -> Outcome:
     """No further attempt: to the dead letters, else it stays, failed; what outlived its ttl just goes."""
-    message.error = error
+    failure = failure or FailureText()
     targets = [group] if homes is None else homes
     outcome: Outcome
+    stays = queue.policy.dead_letter is None and reason != EXPIRED
+    _keep_failure(commit, message, targets, failure if stays else FailureText(failure.error))
     if queue.policy.dead_letter is not None:
-        bury(commit, queue, group, message, reason)
+        bury(commit, queue, group, message, reason, failure)
         outcome = "dead"
     elif reason == EXPIRED:
         outcome = "dropped"
@@ -227,7 +242,10 @@ def homes_of(commit: Commit, queue: QueueState, group: Group, lease: Lease, inde
 
 def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> None:
     assert lease.messages is not None
-    key = lease.messages[index].key
+    message = lease.messages[index]
+    key = message.key
+    if message.traced:
+        group.keep_traceback(commit, message.seq, None)
     if key is not None:
         for home in homes_of(commit, queue, group, lease, index):
             home.free(commit, key)
@@ -238,7 +256,7 @@ def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, leas
     group.let_go(commit, number, lease, sum(1 << index for index in indexes))
     for index, message, deadline in messages:
         since = min(deadline, commit.now_ms)
-        _fail(commit, queue, group, lease, index, message, since, LEASE_LOST, None, False)
+        _fail(commit, queue, group, lease, index, message, since, LAPSED)
 
 
 def _fail(
@@ -249,20 +267,32 @@ def _fail(
     index: int,
     message: MessageRow,
     since_ms: int,
-    error: str | None,
-    delay: float | None,
-    dead: bool,
+    options: NackOptions,
 ) -> Outcome:
     """An attempt ended badly at `since_ms`: another one, if the budget allows."""
-    if dead or over_budget(commit, queue, message):
-        homes = homes_of(commit, queue, group, lease, index)
+    failure = options.failure
+    homes = homes_of(commit, queue, group, lease, index)
+    if options.dead or over_budget(commit, queue, message):
         if not homes:
             return "dropped"
-        return give_up(commit, queue, group, message, REJECTED if dead else EXHAUSTED, error, homes=homes)
-    message.error = error
-    wait = queue.policy.retry.delay(message.attempts) if delay is None else delay
+        reason: Reason = REJECTED if options.dead else EXHAUSTED
+        return give_up(commit, queue, group, message, reason, failure, homes=homes)
+    _keep_failure(commit, message, homes, failure)
+    wait = options.delay
+    if wait is None:
+        retry = queue.policy.retry
+        wait = options.otherwise if retry is None else retry.delay(message.attempts)
     _put_back(commit, queue, group, lease, index, message, since_ms + round(wait * 1000))
     return "requeued"
+
+
+def _keep_failure(commit: Commit, message: MessageRow, homes: list[Group], failure: FailureText) -> None:
+    """Notes with a message why its last attempt failed; the traceback has a row of its own (`Group.traceback`)."""
+    message.error = failure.error
+    if message.traced or failure.traceback is not None:
+        message.traced = failure.traceback is not None
+        for home in homes:
+            home.keep_traceback(commit, message.seq, failure.traceback)
 
 
 def _put_back(

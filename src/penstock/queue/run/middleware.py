@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from penstock.errors import StaleDelivery
 from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.delivery import LocalDelivery
-from penstock.surface.delivery import describe
+from penstock.queue.operations.settle import NackOptions
+from penstock.queue.retry import Retry
+from penstock.surface.delivery import Delivery
+from penstock.surface.failure import describe, failure_text
 
 log = Log("penstock.queue")
 
@@ -32,7 +34,7 @@ class Middleware:
 
 
 class Retries(Middleware):
-    """Acknowledges what was handled, and gives back what was not, by the queue's policy; always the outermost."""
+    """Acknowledges what was handled, and gives back what was not, by the queue's policy."""
 
     def after(self, delivery: LocalDelivery, result: Any) -> None:
         if not delivery._settled:
@@ -40,20 +42,40 @@ class Retries(Middleware):
 
     def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
         if not delivery._settled:
-            delivery.nack(error=describe(error))
+            delivery._nack(worker_nack(delivery, error))
 
 
 class Logging(Middleware):
-    """Says what fails; successes only at debug level."""
+    """Says what fails, and what becomes of it; successes only at debug level. Always the outermost."""
 
     def after(self, delivery: LocalDelivery, result: Any) -> None:
         log.debug("%r handled", delivery)
 
     def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
-        if isinstance(error, StaleDelivery):
-            log.warning("%r was handled too late: %s", delivery, error)
-        else:
-            log.warning("%r failed: %s", delivery, describe(error), exc_info=error)
+        log_failure(delivery, error)
+
+
+def worker_nack(delivery: Delivery, error: BaseException) -> NackOptions:
+    """How a worker gives back a message that its handler failed with: after a while, unless the policy says when."""
+    return NackOptions(failure_text(error), otherwise=Retry.WORKER.delay(delivery.attempt))
+
+
+_BECOMES = {
+    "requeued": "it will be tried again",
+    "dead": "given up: it is a dead letter now",
+    "failed": "given up: it stays in its queue, failed",
+    "dropped": "given up",
+}
+
+
+def log_failure(delivery: Delivery, error: BaseException) -> None:
+    """Logs a handler's failure with its traceback: an error once the message is given up, a warning before."""
+    if delivery._outcome is None:
+        becomes = "settled by its handler" if delivery._settled else "it comes again when its lease ends"
+    else:
+        becomes = _BECOMES[delivery._outcome]
+    say = log.warning if delivery._outcome in (None, "requeued") else log.error
+    say("%r failed, %s: %s", delivery, becomes, describe(error), exc_info=error)
 
 
 class Metrics(Middleware):

@@ -158,6 +158,9 @@ def remove_through(commit: Commit, queue: QueueState, through: int, journal: Bas
     trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
+    for group in queue.everyone(commit.tx):
+        low, high = (keys.traceback_key(queue.topic, group.number, seq) for seq in (0, trimmed + 1))
+        commit.tx.delete_range(low, high)
     return removed
 
 

@@ -65,7 +65,7 @@ class QueueWorker(Worker):
         for one in own:
             if not isinstance(one, Middleware):
                 raise ConfigError(f"middleware must be Middleware objects, not {one!r:.80}")
-        self._chain = [Retries(), Metrics(), Logging(), *own]
+        self._chain = [Logging(), Retries(), Metrics(), *own]
         self._in_hand: set[LocalDelivery] = set()
         self._change = threading.Condition()
 

@@ -178,6 +178,19 @@ class Group:
         assert message.state == FAILED
         return keys.failed_key(self.topic, self.number, message.seq)
 
+    def traceback(self, snap: Snapshot, message: MessageRow) -> str | None:
+        """Where a message's last attempt failed. A row of its own: leases hold messages, and are written often."""
+        value = snap.get(keys.traceback_key(self.topic, self.number, message.seq)) if message.traced else None
+        return None if value is None else value.decode()
+
+    def keep_traceback(self, commit: Commit, seq: int, text: str | None) -> None:
+        """Writes a message's traceback, or removes it."""
+        key = keys.traceback_key(self.topic, self.number, seq)
+        if text is None:
+            commit.tx.delete(key)
+        else:
+            commit.tx.put(key, text.encode())
+
     # ── positions above the frontier that are covered ─────────────────────────────────────────────────────────────
     def next_cover(self, snap: Snapshot) -> tuple[int, int] | None:
         """The first covered range above the frontier."""

@@ -108,6 +108,10 @@ def failed_key(topic: int, group: int, seq: int) -> bytes:
     return _row_seq.pack(_GROUP, topic, group, b"f", seq)
 
 
+def traceback_key(topic: int, group: int, seq: int) -> bytes:
+    return _row_seq.pack(_GROUP, topic, group, b"t", seq)
+
+
 def run_key(topic: int, group: int, start: int) -> bytes:
     return _row_seq.pack(_GROUP, topic, group, b"p", start)
 

@@ -96,6 +96,9 @@ class MessageRow(msgspec.Struct, array_like=True):
     last_ms: int = 0
     """When its last delivery began."""
     error: str | None = None
+    """Why its last attempt failed."""
+    traced: bool = False
+    """Whether there is a row with that error's traceback."""
 
 
 class Lease(msgspec.Struct, array_like=True):

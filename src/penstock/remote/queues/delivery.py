@@ -10,9 +10,11 @@ from penstock.events import Event
 from penstock.protocol import deliveries as operations
 from penstock.protocol.deliveries import DeliveryDocument, ExtendRequest, NackRequest
 from penstock.queue.delivery import check_nack
+from penstock.queue.operations.settle import NackOptions
 from penstock.queue.policy import duration
 from penstock.remote.events import event_of
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, Outcome
+from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
     from penstock.remote.queues.queue import RemoteQueue
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class RemoteDelivery(Delivery):
     """A message of a served queue."""
 
-    __slots__ = ("_settled", "attempt", "consumer", "deadline", "event", "group", "queue", "token")
+    __slots__ = ("_outcome", "_settled", "attempt", "consumer", "deadline", "event", "group", "queue", "token")
 
     # Attributes of its own in place of the surface's properties, which slots make possible.
     queue: RemoteQueue
@@ -32,6 +34,7 @@ class RemoteDelivery(Delivery):
     consumer: str | None
     event: Event
     _settled: bool
+    _outcome: Outcome | None
 
     def __init__(self, queue: RemoteQueue, found: DeliveryDocument) -> None:
         self.queue = queue
@@ -42,16 +45,26 @@ class RemoteDelivery(Delivery):
         self.consumer = found.consumer
         self.event = event_of(found.event)
         self._settled = False
+        self._outcome = None
 
     def ack(self) -> None:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
         self.queue._change(operations.ACK_DELIVERY, self.token)
         self._settled = True
 
-    def nack(self, *, delay: Seconds | None = None, error: str | None = None, dead: bool = False) -> None:
-        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up."""
-        body = NackRequest(check_nack(delay, error), error, dead)
-        self.queue._change(operations.NACK_DELIVERY, self.token, body=body)
+    def nack(
+        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
+    ) -> None:
+        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
+
+        `error`: why, in text, or the exception: then its traceback is kept as well.
+        """
+        self._nack(check_nack(delay, failure_text(error), dead))
+
+    def _nack(self, options: NackOptions) -> None:
+        failure = options.failure
+        body = NackRequest(options.delay, failure.error, options.dead, failure.traceback, options.otherwise)
+        self._outcome = self.queue._change(operations.NACK_DELIVERY, self.token, body=body).outcome
         self._settled = True
 
     def extend(self, lease: Seconds | None = None) -> None:

@@ -476,4 +476,4 @@ def _pause(group: str | None) -> PauseRequest:
 
 
 def _failure(one: FailureDocument) -> FailedMessage:
-    return FailedMessage(event_of(one.event), one.queue, one.attempts, one.reason, one.error, one.at)
+    return FailedMessage(event_of(one.event), one.queue, one.attempts, one.reason, one.error, one.at, one.traceback)

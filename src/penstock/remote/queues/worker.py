@@ -11,7 +11,7 @@ from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
 from penstock.journal.worker import Worker, log
 from penstock.names import check_whole
-from penstock.surface.delivery import describe
+from penstock.queue.run.middleware import log_failure, worker_nack
 
 if TYPE_CHECKING:
     from penstock.remote.queues.delivery import RemoteDelivery
@@ -93,9 +93,11 @@ class RemoteQueueWorker(Worker):
                 if inspect.isawaitable(outcome):
                     runner.run(_finish(outcome))
             except Exception as error:
-                log.warning("worker %r: message %d failed: %r", self.name, delivery.seq, error)
-                if not delivery._settled:
-                    delivery.nack(error=describe(error))
+                try:
+                    if not delivery._settled:
+                        delivery._nack(worker_nack(delivery, error))
+                finally:
+                    log_failure(delivery, error)
             else:
                 if not delivery._settled:
                     delivery.ack()

@@ -31,11 +31,13 @@ def push(call: ActCall) -> str:
 POLICY_FIELDS = ("lease", "max_attempts", "retry", "dead_letter", "ttl", "max_size", "max_in_flight", "dedup_window")
 
 
-def read_retry(text: str) -> Retry:
-    """A retry as people write it: `at once`, `30s`, `5s, 1m, 10m`, `1s x 2 up to 5m`."""
+def read_retry(text: str) -> Retry | None:
+    """A retry as people write it: `default`, `at once`, `30s`, `5s, 1m, 10m`, `1s x 2 up to 5m`."""
     plain = text.strip().lower()
     try:
-        if plain in ("", "at once", "immediate", "0"):
+        if plain in ("", "default"):
+            return None
+        if plain in ("at once", "immediate", "0"):
             return Retry.immediate()
         if "x" in plain:
             first, _, rest = plain.partition("x")
@@ -45,7 +47,7 @@ def read_retry(text: str) -> Retry:
         delays = [parse_duration(part) for part in plain.split(",")]
         return Retry.fixed(delays[0]) if len(delays) == 1 else Retry.schedule(*delays)
     except ValueError as error:
-        said = f"{text[:60]!r} is no retry: write `at once`, `30s`, `5s, 1m, 10m` or `1s x 2 up to 5m`"
+        said = f"{text[:60]!r} is no retry: write `default`, `at once`, `30s`, `5s, 1m, 10m` or `1s x 2 up to 5m`"
         raise ConfigError(said) from error
 
 

@@ -25,12 +25,14 @@ from penstock.protocol.deliveries import (
     Settled,
     TakeRequest,
 )
+from penstock.queue.delivery import check_nack
 from penstock.queue.run.waiting import take_waiting_async
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.queues import called
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN, PAGE_BYTES
 from penstock.server.problems import Refused
 from penstock.server.service import Service
+from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
     from penstock.queue.delivery import LocalDelivery
@@ -183,8 +185,10 @@ def ack_delivery(call: Call[None, None]) -> Settled:
 
 @serves(operations.NACK_DELIVERY)
 def nack_delivery(call: Call[None, NackRequest]) -> Settled:
-    _delivery(call).nack(delay=call.body.delay, error=call.body.error, dead=call.body.dead)
-    return Settled("nack")
+    wanted, delivery = call.body, _delivery(call)
+    failure = failure_text(wanted.error, wanted.traceback)
+    delivery._nack(check_nack(wanted.delay, failure, wanted.dead, wanted.default_delay))
+    return Settled("nack", delivery._outcome)
 
 
 @serves(operations.EXTEND_DELIVERY)

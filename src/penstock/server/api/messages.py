@@ -136,9 +136,11 @@ def _failures(found: Iterable[FailedMessage], limit: int) -> tuple[list[FailureD
         if len(documents) >= limit or size >= PAGE_BYTES:
             return documents, True
         documents.append(
-            FailureDocument(one.queue, one.attempts, one.reason, one.error, one.at, event_document(one.event))
+            FailureDocument(
+                one.queue, one.attempts, one.reason, one.error, one.at, event_document(one.event), one.traceback
+            )
         )
-        size += len(one.event.raw)
+        size += len(one.event.raw) + len(one.traceback or "")
     return documents, False
 
 

@@ -152,8 +152,10 @@ def policy_values(policy: QueuePolicy) -> dict[str, str]:
     }
 
 
-def retry_value(retry: Retry) -> str:
+def retry_value(retry: Retry | None) -> str:
     """A retry in the form that its field takes; a linear or random one has none and is kept unless it is changed."""
+    if retry is None:
+        return "default"
     delays = ", ".join(write_duration(delay) for delay in retry.delays)
     if retry.curve == "exponential" and not retry.jitter:
         cap = "" if retry.cap is None else f" up to {write_duration(retry.cap)}"
@@ -161,8 +163,10 @@ def retry_value(retry: Retry) -> str:
     return {"immediate": "at once", "fixed": delays, "schedule": delays}.get(retry.curve, "as it is")
 
 
-def retry_words(retry: Retry) -> str:
+def retry_words(retry: Retry | None) -> str:
     """When a message is tried again, in words."""
+    if retry is None:
+        return f"by workers {retry_words(Retry.WORKER)}; given back by hand, at once"
     delays = ", ".join(show_duration(delay) for delay in retry.delays)
     cap = "" if retry.cap is None else f", at most {show_duration(retry.cap)}"
     jitter = f", up to {retry.jitter:.0%} less at random" if retry.jitter else ""

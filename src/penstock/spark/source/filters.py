@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.keys import MAX_SEQ
+from penstock.names import is_whole
 from penstock.spark.source.options import ReadOptions
 
 _COLUMNS = ("seq", "kind", "key", "occurred_at", "recorded_at")
@@ -163,7 +164,7 @@ def _condition(one: Filter) -> Condition | None:
 def _value(column: str, value: Any) -> Any:
     """The value as the column's type, or None when it is of another one."""
     if column == "seq":
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if is_whole(value) else None
     if column in ("kind", "key"):
         return value if isinstance(value, str) else None
     if isinstance(value, datetime):

@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
-from penstock.cli.output import safe
+from penstock.cli.output import safe, safe_lines
 from penstock.cli.values import number, queue_names, the_queue
 from penstock.units import show_duration
 
@@ -70,28 +70,33 @@ def pending(context: CommandContext, queue: str, group: str | None) -> None:
 @the_queue
 @click.option("--group", default="default", help="of this group")
 @click.option("-n", "--limit", type=number, default="100", help="how many")
-def failed(context: CommandContext, queue: str, group: str, limit: int) -> None:
+@click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+def failed(context: CommandContext, queue: str, group: str, limit: int, traceback: bool) -> None:
     """Shows messages that were given up and have no dead-letter queue to go to."""
     with context.journal(read_only=True) as journal:
         handle = context.existing_queue(journal, queue)
-        _say_failures(context, handle.failures(group), limit, "nothing has failed")
+        _say_failures(context, handle.failures(group), limit, "nothing has failed", traceback)
 
 
 @command("dead", "penstock dead emails")
 @click.argument("queue", shell_complete=queue_names, help="the queue they come from, or the dead-letter queue itself")
 @click.option("-n", "--limit", type=number, default="100", help="how many")
-def dead(context: CommandContext, queue: str, limit: int) -> None:
+@click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+def dead(context: CommandContext, queue: str, limit: int, traceback: bool) -> None:
     """Shows a queue's dead letters with the reason each was given up for."""
     with context.journal(read_only=True) as journal:
         handle = context.existing_queue(journal, queue)
-        _say_failures(context, handle.dead_letters(), limit, "no dead letters")
+        _say_failures(context, handle.dead_letters(), limit, "no dead letters", traceback)
 
 
-def _say_failures(context: CommandContext, found: Iterator[FailedMessage], limit: int, otherwise: str) -> None:
+def _say_failures(
+    context: CommandContext, found: Iterator[FailedMessage], limit: int, otherwise: str, traceback: bool
+) -> None:
     from penstock.cli.show import payload_text
     from penstock.documents.events import event_document
 
     rows: list[tuple[Any, ...]] = []
+    number_ = -1
     for number_, failure in enumerate(found):
         if number_ >= limit:
             context.note(f"… and more; --limit shows more than {limit}")
@@ -99,11 +104,16 @@ def _say_failures(context: CommandContext, found: Iterator[FailedMessage], limit
         about = {"queue": failure.queue, "attempts": failure.attempts, "reason": failure.reason}
         if context.json:
             event = event_document(failure.event)
-            context.document({**about, "error": failure.error, "at": failure.at, "event": event})
+            why = {"error": failure.error, "at": failure.at, "traceback": failure.traceback}
+            context.document({**about, **why, "event": event})
+            continue
+        if traceback:
+            context.line(f"{failure.queue}#{failure.event.seq}: {safe(failure.error or failure.reason)}", "bold")
+            context.line(safe_lines(failure.traceback or "no traceback: it was not given up for an exception"))
             continue
         cells = _cut(safe(failure.error or "–")), _cut(payload_text(failure.event))
         rows.append((failure.event.seq, *about.values(), failure.at, *cells))
-    if not context.json:
+    if not context.json and not (traceback and number_ >= 0):
         context.rows(("Seq", "Queue", "Attempts", "Reason", "At", "Error", "Payload"), rows, otherwise=otherwise)
 
 

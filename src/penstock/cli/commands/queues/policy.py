@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from penstock.queue.retry import Retry
 
 
-def retry(text: str) -> Retry:
-    """How a retry is spelled: immediate, fixed:5s, linear:10s, exponential:1s:60s, schedule:5s,5m,30m, svix."""
+def retry(text: str) -> Retry | None:
+    """How a retry is spelled: default, immediate, svix, fixed:5s, linear:9s, exponential:1s:60s, schedule:5s,5m,30m."""
     from penstock.queue.retry import Retry
 
+    if text == "default":
+        return None
     curve, _, given = text.partition(":")
     delays = [duration(part) for part in given.replace(",", ":").split(":") if part]
     if curve == "immediate" and not delays:
@@ -34,8 +36,8 @@ def retry(text: str) -> Retry:
     if curve == "schedule" and delays:
         return Retry.schedule(*delays)
     raise ValueError(
-        f"{text!r} is no retry: write immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m"
-        " or svix"
+        f"{text!r} is no retry: write default, immediate, fixed:5s, linear:10s:5m, exponential:1s:60s,"
+        " schedule:5s,5m,30m or svix"
     )
 
 
@@ -58,7 +60,8 @@ def retry(text: str) -> Retry:
 def configure(context: CommandContext, queue: str, **_: Any) -> None:
     """Shows or changes how a queue delivers; makes it when it is not there.
 
-    RETRY is one of immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m and svix.
+    RETRY is one of immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m, svix, and default: what
+    a worker fails with waits about 5 s, 30 s, 3 min, then 10 min, and what is given back by hand is ready at once.
     """
     import msgspec
 
@@ -70,7 +73,7 @@ def configure(context: CommandContext, queue: str, **_: Any) -> None:
         else:
             handle = context.existing_queue(journal, queue)
         policy = handle.policy
-    context.record({"queue": queue, **msgspec.structs.asdict(policy), "retry": str(policy.retry)})
+    context.record({"queue": queue, **msgspec.structs.asdict(policy), "retry": str(policy.retry or "default")})
 
 
 @command(

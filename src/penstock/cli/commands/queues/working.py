@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 @click.option("--consumer", help="under this name")
 @click.option("--lease", type=duration, help="for how long messages are held")
 @click.option("--until-empty", is_flag=True, help="end when nothing is left to take")
-@choice("--log-level", "debug info warning error", default="warning", help="what is logged: failures are warnings")
+@choice(
+    "--log-level",
+    "debug info warning error",
+    default="warning",
+    help="what is logged: failures are warnings, those given up errors",
+)
 @with_create
 def work(
     context: CommandContext,
@@ -39,8 +44,8 @@ def work(
     """Runs a worker: gives a queue's messages to a function of yours.
 
     The module is looked for in the current folder first. A function that returns acknowledges its message; one that
-    raises gives it back, and the queue's policy says when it comes again. SIGINT and SIGTERM let the messages in hand
-    finish.
+    raises gives it back, and it comes again after about 5 s, 30 s, 3 min, 10 min, unless the queue's policy says when.
+    SIGINT and SIGTERM let the messages in hand finish.
     """
     import logging
 

@@ -1,0 +1,13 @@
+"""The contract suite `test_queue_failures`, over HTTP."""
+
+from __future__ import annotations
+
+from server.over_http.suite import STORE, TRANSACTION, contract_of
+
+WITHOUT: dict[str, str] = {
+    "test_a_failed_message_keeps_its_traceback_until_it_is_settled": STORE,
+    "test_an_attempt_without_an_exception_forgets_the_traceback_of_the_one_before": STORE,
+    "test_a_transaction_gives_back_with_an_exception": TRANSACTION,
+}
+
+globals().update(contract_of("test_queue_failures", WITHOUT))
