@@ -102,10 +102,12 @@ SUBSCRIPTION_BUFFER: Final = 128
 """Events a subscriber may be behind before on_lag="raise" or "drop" apply; also its read-ahead."""
 RETENTION_SECONDS: Final = 30.0
 """How often topics with a max_age are looked at, also when nobody appends to them; readers see nothing older anyway."""
-RETENTION_BLOCKS: Final = 64
-"""Blocks that one commit of retention removes at the most, so that nobody waits long behind it."""
-RETENTION_BYTES: Final = 4 << 20
-"""The same in bytes."""
+RETENTION_BLOCKS: Final = 32
+"""Blocks that one commit of housekeeping removes at the most, so that nobody waits long behind it."""
+RETENTION_BYTES: Final = 1 << 20
+"""The same in bytes, about."""
+EXCHANGE_BYTES: Final = 512 << 10
+"""About how many bytes of blocks one commit of housekeeping replaces by what is left of them."""
 WORKER_BATCH: Final = 64
 """Events a worker hands to its handler at once, at the most."""
 WORKER_IDLE: Final = 0.01

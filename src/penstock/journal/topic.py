@@ -333,7 +333,8 @@ class BaseTopic:
         Messages of a queue that are not settled stay, whatever their key.
         """
         name, holds = self.name, self.journal._housekeeper.holds
-        removed = self._writer.run(WriteRequest(lambda commit: compact_by_key(commit, name, holds)))
+        self._writer.check_idle_here()
+        removed = compact_by_key(self.journal._engine, self._writer, name, holds)
         if removed:
             self.journal._writer.reclaim()
         return removed

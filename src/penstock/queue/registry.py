@@ -39,7 +39,7 @@ class QueueRegistry:
         self._lock = threading.Lock()
         journal._holds.append(self.upkeep.holds)
         journal._trims.append(self.upkeep.trimmed)
-        journal._housekeeper.holds.append(self.upkeep.holds)
+        journal._housekeeper.holds.append(self.upkeep.holds_in_passing)
         journal._housekeeper.before_retention.append(self.upkeep.give_way)
         journal._housekeeper.chores.append(self.upkeep.keep)
 

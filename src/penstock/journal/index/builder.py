@@ -138,10 +138,8 @@ class Building:
         rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
         changed = change(rest) if mine and directory.epoch == self._epoch else None
         if changed is None:
-            if directory.epoch == self._epoch and self._id not in rest.rubbish:
+            if self._id not in rest.rubbish:
                 rest = replace(rest, rubbish=(*rest.rubbish, self._id))
-            else:
-                commit.tx.delete_range(run_key(self._number, self._id), run_key(self._number, self._id + 1))
             save_directory(commit.tx, self._number, rest)
             return False
         runs = changed.runs

@@ -85,10 +85,13 @@ def save_directory(tx: WriteTx, topic: int, directory: Directory) -> None:
 
 
 def drop_index(tx: WriteTx, topic: int, name: str) -> None:
-    """Forgets the whole index; whatever was read from it in memory is void, and it will be built anew."""
-    directory = load_directory(tx, topic, name)
-    tx.delete_range(run_key(topic, 1), INDEX + (topic + 1).to_bytes(4))
-    save_directory(tx, topic, Directory(directory.epoch + 1, next=directory.next, building=directory.building))
+    """Forgets the whole index; whatever was read from it in memory is void, and it will be built anew.
+
+    The rows of its runs become rubbish, which the indexer deletes a little at a time.
+    """
+    old = load_directory(tx, topic, name)
+    rubbish = (*old.rubbish, *(run.id for run in old.runs))
+    save_directory(tx, topic, Directory(old.epoch + 1, next=old.next, building=old.building, rubbish=rubbish))
 
 
 def trim_index(tx: WriteTx, topic: int, name: str, through: int) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
+from penstock.engine.contract import Engine, Snapshot
 from penstock.journal.commit.catalog import Settings, TopicState, load_state, open_block, save_state
 from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.cursors import read_cursors
-from penstock.journal.index.directory import drop_index, trim_index
+from penstock.journal.index.directory import trim_index
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.segments import drop_segments
 from penstock.journal.storage import keys
+from penstock.journal.storage.columns import text_values
 from penstock.journal.storage.joining import select
-from penstock.limits import RETENTION_BLOCKS, RETENTION_BYTES
+from penstock.journal.upkeep.thinning import ThinnedBlock, exchange, stored_blocks, without
+from penstock.limits import EXCHANGE_BYTES, RETENTION_BLOCKS, RETENTION_BYTES
+
+_TRIES = 100
+"""How often blocks that have changed are read again before compaction by key leaves the rest to the next time."""
+LOOK_BYTES = 4 << 20
+"""How much is read in one snapshot."""
 
 Trim = Callable[[Commit, str, int], None]
 """Hears that a topic's history was removed through a position."""
@@ -142,40 +152,87 @@ def _bytes_bound(view: TopicView, limit: int) -> int:
     return 0
 
 
-def compact_by_key(commit: Commit, topic: str, holds: Iterable[Hold]) -> int:
+def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
     """Keeps only the newest event of every key (and every event without a key); returns how many went.
 
-    Nothing goes that a queue or a seal holds.
+    Nothing goes that a queue holds. The topic is read beside the writer, twice; each commit exchanges a few blocks.
     """
-    head = commit.head(topic)
-    view = TopicView.open(commit.tx, topic)
-    if head is None or view is None:
+
+    def begin(commit: Commit) -> tuple[int, int, int]:
+        head = commit.head(topic)
+        if head is None:
+            return 0, 0, 0
+        sealed = load_state(commit.tx, head.number, topic).sealed
+        return head.number, sealed, held_back(commit, topic, head.latest, holds)[0]
+
+    number, at, through = writer.run(WriteRequest(begin, relaxed=True))
+    if through <= at:
         return 0
-    state = load_state(commit.tx, head.number, topic)
-    through, _ = held_back(commit, topic, head.latest, holds)
-    seen: set[str] = set()
-    removed = 0
-    for block in view.blocks_back(state.sealed, head.latest):  # changes lie behind the scan, never ahead
-        kept: list[int] = []
-        for row in range(block.count - 1, -1, -1):
-            key = block.key(row)
-            if key is not None and key in seen and block.seq(row) <= through:
-                continue
-            if key is not None:
-                seen.add(key)
-            kept.append(row)
-        if len(kept) == block.count:
+    newest = _newest_positions(engine, number, topic, at)
+    removed = tries = 0
+    while at < through and tries < _TRIES:
+        with engine.read() as snap:
+            thinned, reached = _newest_only(snap, number, topic, at, through, newest)
+        if thinned and not writer.run(WriteRequest(partial(_exchange, topic, number, thinned), relaxed=True)):
+            tries += 1  # merged or removed since they were read
             continue
-        kept.reverse()
-        removed += block.count - len(kept)
-        commit.reshape()
-        commit.tx.delete(keys.block_key(head.number, block.first))
-        if kept:
-            commit.tx.put(keys.block_key(head.number, block.seq(kept[0])), select(block, kept))
-    if removed:
-        drop_index(commit.tx, head.number, topic)
-    if removed or state.compacted < through:
-        compacted = max(state.compacted, through)
-        changed = msgspec.structs.replace(state, removed=state.removed + removed, compacted=compacted)
-        save_state(commit.tx, head.number, changed)
+        removed += sum(one.removed for one in thinned)
+        at, tries = reached, 0
+
+    def end(commit: Commit) -> None:
+        head = commit.head(topic)
+        if head is not None and head.number == number:
+            state = load_state(commit.tx, number, topic)
+            if state.compacted < through:
+                save_state(commit.tx, number, msgspec.structs.replace(state, compacted=through))
+
+    writer.run(WriteRequest(end, relaxed=True))
     return removed
+
+
+def _exchange(topic: str, number: int, blocks: Sequence[ThinnedBlock], commit: Commit) -> bool:
+    return exchange(commit, topic, number, blocks)
+
+
+def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> dict[str, int]:
+    """Where the newest event of every key lies."""
+    newest: dict[str, int] = {}
+    more = True
+    while more:
+        more = False
+        with engine.read() as snap:
+            looked = 0
+            for _, value, block in stored_blocks(snap, number, topic, after + 1, keys.MAX_SEQ):
+                if looked >= LOOK_BYTES:  # a snapshot held for long keeps the engine from cleaning up
+                    more = True
+                    break
+                newest.update(
+                    (key, seq)
+                    for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True)
+                    if key is not None
+                )
+                looked += len(value)
+                after = block.last
+    return newest
+
+
+def _newest_only(
+    snap: Snapshot, number: int, topic: str, after: int, through: int, newest: dict[str, int]
+) -> tuple[list[ThinnedBlock], int]:
+    """The next blocks that have events whose keys come again, without them; and how far it came."""
+    thinned: list[ThinnedBlock] = []
+    size = looked = 0
+    for stored in stored_blocks(snap, number, topic, after + 1, through):
+        block = stored[2]
+        if size >= EXCHANGE_BYTES or looked >= LOOK_BYTES:
+            return thinned, block.first - 1
+        kept = [
+            row
+            for row, (key, seq) in enumerate(zip(text_values(block.wire.key, block.count), block.seqs, strict=True))
+            if key is None or seq > through or seq >= newest.get(key, 0)
+        ]
+        looked += len(stored[1])
+        if len(kept) < block.count:
+            thinned.append(without(stored, kept))
+            size += len(stored[1])
+    return thinned, through

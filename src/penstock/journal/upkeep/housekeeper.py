@@ -90,6 +90,8 @@ class Housekeeper:
             while more and not self._closed:
                 removed, more = self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True))
                 freed = freed or removed
+            if self._writer.run(WriteRequest(lambda commit: self._wants_newest_only(commit, topic), relaxed=True)):
+                freed = compact_by_key(self._engine, self._writer, topic, self.holds) > 0 or freed
             if freed:
                 self._writer.reclaim()
             for chore in self.chores:
@@ -137,14 +139,18 @@ class Housekeeper:
                 freed = report.removed > 0
                 if step < bound and report.stopped_at is None:
                     return freed, True
-        if settings.by_key:
-            state = load_state(commit.tx, head.number, topic)
-            live = head.latest - state.removed
-            through, _ = held_back(commit, topic, head.latest, self.holds)
-            # As many new events as kept ones: each pass then costs no more than the appends that called for it.
-            if through > state.compacted and (through - state.compacted) * 2 >= live:
-                freed = compact_by_key(commit, topic, self.holds) > 0 or freed
         return freed, False
+
+    def _wants_newest_only(self, commit: Commit, topic: str) -> bool:
+        """Whether a topic that keeps the newest event of every key has enough others."""
+        head = commit.head(topic)
+        if head is None or not head.settings.by_key:
+            return False
+        state = load_state(commit.tx, head.number, topic)
+        live = head.latest - state.removed
+        through, _ = held_back(commit, topic, head.latest, self.holds)
+        # As many new events as kept ones: each pass then costs no more than the appends that called for it.
+        return through > state.compacted and (through - state.compacted) * 2 >= live
 
     def _nap(self) -> float | None:
         """How long to sleep at the most; for ever when only commits make work."""

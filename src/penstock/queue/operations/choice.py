@@ -88,7 +88,7 @@ class Choice:
         if record.next_deadline and record.next_deadline <= now:
             behind = expire(self.commit, self.queue, group, STEP)
         if record.endless:
-            give_up_dead_owners(self.commit, self.queue, group, self.request.owner)
+            behind = give_up_dead_owners(self.commit, self.queue, group, self.request.owner, STEP) or behind
         for other in self.queue.left_behind(self.commit.tx) if self.queue.record.groups else ():
             if other.record.next_deadline and other.record.next_deadline <= now:
                 behind = expire(self.commit, self.queue, other, STEP) or behind

@@ -11,6 +11,7 @@ Everything here runs inside a commit, checks first and changes after.
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import Final, Literal
 
 import msgspec
@@ -34,6 +35,8 @@ EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
 LEASE_LOST: Final = FailureText("the lease ended")
 
+SWEEP_LEASES = 512
+"""How many leases one commit looks at for those that have ended."""
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
 
@@ -131,28 +134,36 @@ def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms:
         if deadline != NEVER and (not group.record.next_deadline or deadline < group.record.next_deadline):
             group.record.next_deadline = deadline
             commit.touched.setdefault(queue.name, 0)  # takes that wait for a later deadline must look again
+        if deadline != NEVER and number <= group.record.swept:  # the look under way has passed this lease
+            group.record.swept_deadline = min(group.record.swept_deadline or deadline, deadline)
         commit.touch(group)
         group.save_lease(commit, number, lease)
     return deadline
 
 
 def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
-    """Takes back what has not been settled in time; True when there is more than `step` messages of it."""
-    now, earliest = commit.now_ms, 0
-    full = False
-    for number, lease in list(group.leases(commit.tx)):
+    """Takes back what has not been settled in time; True when there are more leases to look at, or messages to return.
+
+    One commit looks at a few hundred leases; the record says where the next one goes on.
+    """
+    record, now = group.record, commit.now_ms
+    commit.touch(group)
+    some = list(islice(group.leases(commit.tx, record.swept), SWEEP_LEASES))
+    for number, lease in some:
         if lease.deadline <= now or lease.extended:
             over = [index for index in lease.held() if lease.deadline_of(index) <= now]
-            if over and step <= 0:
-                full = True
-            elif over:
-                step -= len(over)
-                _fail_all(commit, queue, group, number, lease, over)
+            if len(over) > step:
+                _fail_all(commit, queue, group, number, lease, over[:step])
+                return True
+            _fail_all(commit, queue, group, number, lease, over)
+            step -= len(over)
         for deadline in lease.deadlines():
-            earliest = min(earliest, deadline) if earliest else deadline
-    commit.touch(group)
-    group.record.next_deadline = earliest
-    return full
+            record.swept_deadline = min(record.swept_deadline or deadline, deadline)
+        record.swept = number
+    if len(some) == SWEEP_LEASES:
+        return True
+    record.next_deadline, record.swept, record.swept_deadline = record.swept_deadline, 0, 0
+    return False
 
 
 def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, index: int) -> None:
@@ -171,15 +182,28 @@ def over_budget(commit: Commit, queue: QueueState, message: MessageRow) -> bool:
     return message.attempts >= budget
 
 
-def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str) -> None:
-    """Endless leases end with the process that holds them."""
-    now = time.monotonic()
-    if now - queue.owners_checked.get(group.number, 0.0) < OWNER_CHECK:
-        return
-    queue.owners_checked[group.number] = now
-    for number, lease in list(group.leases(commit.tx)):
-        if lease.owner is not None and lease.owner != owner and not is_alive(lease.owner):
-            _fail_all(commit, queue, group, number, lease, lease.held())
+def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str, step: int) -> bool:
+    """Endless leases end with the process that holds them; True when there are more leases to look at."""
+    now, sweeps = time.monotonic(), queue.owner_sweeps
+    checked, swept = sweeps.get(group.number, (0.0, 0))
+    if not swept and now - checked < OWNER_CHECK:
+        return False
+    some = list(islice(group.leases(commit.tx, swept), SWEEP_LEASES))
+    alive: dict[str, bool] = {owner: True}
+    for number, lease in some:
+        if lease.owner is not None:
+            if lease.owner not in alive:
+                alive[lease.owner] = is_alive(lease.owner)
+            if not alive[lease.owner]:
+                held = lease.held()
+                _fail_all(commit, queue, group, number, lease, held[:step])
+                if len(held) > step:
+                    sweeps[group.number] = (now, number - 1)
+                    return True
+                step -= len(held)
+    more = len(some) == SWEEP_LEASES
+    sweeps[group.number] = (now, some[-1][0] if more else 0)
+    return more
 
 
 def give_up(
@@ -252,6 +276,8 @@ def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: 
 
 
 def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:
+    if not indexes:
+        return
     messages = [(index, lease.message(index), lease.deadline_of(index)) for index in indexes]
     group.let_go(commit, number, lease, sum(1 << index for index in indexes))
     for index, message, deadline in messages:

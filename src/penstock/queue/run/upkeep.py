@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.journal.commit.catalog import TopicRecord, load_state, save_state
+from penstock.engine.contract import Snapshot
+from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
-from penstock.journal.index.directory import drop_index
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.block import Block
-from penstock.journal.storage.joining import select
 from penstock.journal.storage.keys import block_key
-from penstock.journal.upkeep.compaction import compact
+from penstock.journal.upkeep.compaction import compact, one_step
+from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
 from penstock.queue.operations.overdue import give_up_through, trim
 from penstock.queue.operations.settle import EXPIRED, RETIRED
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState
+from penstock.queue.state.records import encode
 from penstock.queue.state.runs import members
 
 if TYPE_CHECKING:
@@ -27,21 +29,34 @@ if TYPE_CHECKING:
 
 SETTLED_MESSAGES = 1024
 """How many settled messages make a look at the topic worth it."""
-REMOVE_AT_ONCE = 50_000
-"""The most positions one commit removes: nobody should have to wait long behind it."""
+FEW_LEASES = 1024
+"""Up to so many leases are looked through in a commit; more of them only beside the writer."""
+CLEAR_ROWS = 1024
+"""The most rows of removed messages that one commit deletes."""
+CUT_EVENTS = 4096
+"""A block with more events is removed when all of them are settled, never cut."""
 THIN_POSITIONS = 20_000
 """How much must have piled up behind an unsettled message before settled ones are picked out."""
 THIN_BLOCKS = 32
-"""The most blocks one commit looks at for that."""
+"""The most blocks that are looked at together for that, beside the writer."""
 FORGET_CONSUMER_MS = 24 * 3600 * 1000
 
 
-def settled_through(commit: Commit, queue: QueueState) -> int:
+class Standing(msgspec.Struct, frozen=True):
+    """How far a queue was settled when it was last looked at beside the writer.
+
+    What is settled for its groups stays settled, so that this holds for as long as the queue's record is the same.
+    """
+
+    record: bytes
+    settled: int
+
+
+def settled_through(snap: Snapshot, queue: QueueState) -> int:
     """Every position up to here is settled, for everybody."""
-    tx = commit.tx
-    floor = min(group.floor(tx) for group in queue.keeping(tx))
-    for other in queue.left_behind(tx):
-        floor = min([floor, *(lease.seq(index) - 1 for _, lease in other.leases(tx) for index in lease.held())])
+    floor = min(group.floor(snap) for group in queue.keeping(snap))
+    for other in queue.left_behind(snap):
+        floor = min([floor, *(lease.seq(index) - 1 for _, lease in other.leases(snap) for index in lease.held())])
     return floor
 
 
@@ -55,11 +70,21 @@ class QueueUpkeep:
         self._thinned: dict[int, int] = {}
         self._thinning: set[int] = set()
         """Topics whose pass over settled blocks has begun."""
+        self._standings: dict[str, Standing] = {}
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
         queue = self._cache.find(commit, topic)
-        return () if queue is None else [(f"queue {topic}", settled_through(commit, queue))]
+        return () if queue is None else [(f"queue {topic}", settled_through(commit.tx, queue))]
+
+    def holds_in_passing(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
+        """For retention: the same, or what was settled at the last look where many leases make a new one long."""
+        queue = self._cache.find(commit, topic)
+        if queue is None or sum(group.record.leases for group in queue.everyone(commit.tx)) <= FEW_LEASES:
+            return self.holds(commit, topic)
+        standing = self._standings.get(topic)
+        known = standing is not None and standing.record == encode(queue.record)
+        return [(f"queue {topic}", standing.settled if standing is not None and known else 0)]
 
     def trimmed(self, commit: Commit, topic: str, through: int) -> None:
         """A forced compaction has removed messages, settled or not."""
@@ -97,59 +122,120 @@ class QueueUpkeep:
         self._journal._housekeeper.request(queue)
 
     def keep(self, topic: str) -> None:
-        """Removes what is settled, in the housekeeper's thread; a part at a time."""
+        """Removes what is settled, in the housekeeper's thread: looks beside the writer, commits a little at a time."""
         with self._journal._engine.read() as snap:
             if snap.get(keys.queue_key(topic)) is None:
                 return
-        writer = self._journal._writer
-        for step in (self._expire, self._remove, self._thin, self._forget_consumers):
-            while writer.run(WriteRequest(lambda commit, step=step: step(commit, topic), relaxed=True)):
-                pass
+        self._repeat(lambda commit: self._expire(commit, topic))
+        standing = self._look(topic)
+        self._repeat(lambda commit: self._remove(commit, topic, standing))
+        self._repeat(lambda commit: self._clear(commit, topic))
+        while self._thin(topic):
+            pass
+        self._forget_consumers(topic)
 
-    def _remove(self, commit: Commit, topic: str) -> bool:
-        """Removes some of what is settled from the beginning on; True when there is more."""
+    def _repeat(self, step: Callable[[Commit], bool]) -> None:
+        """Commits a step again and again, until it says that there is no more to do."""
+        while self._journal._writer.run(WriteRequest(step, relaxed=True)):
+            pass
+
+    # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
+    def _look(self, topic: str) -> Standing:
+        """How far a queue is settled, found beside the writer: there may be very many leases."""
+        with self._journal._engine.read() as snap:
+            queue = self._cache.beside(snap, topic)
+            standing = Standing(b"", 0)
+            if queue is not None:
+                standing = Standing(encode(queue.record), settled_through(snap, queue))
+        self._standings[topic] = standing
+        return standing
+
+    def _remove(self, commit: Commit, topic: str, standing: Standing) -> bool:
+        """Removes some blocks of what is settled from the beginning on; True when there is more."""
+        queue = self._cache.find(commit, topic)
+        if queue is None or encode(queue.record) != standing.record:
+            return False
+        state = load_state(commit.tx, queue.topic, topic)
+        settled = min(self._done_with(commit, queue, standing.settled), queue.latest(commit))
+        through = one_step(commit, topic, settled)
+        if through == settled > state.sealed:
+            through = _whole_blocks(commit, queue, settled)
+        if through <= state.trimmed:
+            return False
+        compact(commit, topic, through, ())
+        return through < settled
+
+    def _clear(self, commit: Commit, topic: str) -> bool:
+        """Deletes some of what was known about the delivery of messages that are removed; True when there is more."""
         queue = self._cache.find(commit, topic)
         if queue is None:
             return False
-        trimmed = load_state(commit.tx, queue.topic, topic).trimmed
-        settled = settled_through(commit, queue)
-        if settled <= trimmed:
-            return False
-        through = min(settled, trimmed + REMOVE_AT_ONCE)
-        remove_through(commit, queue, through, self._journal)
-        return through < settled and load_state(commit.tx, queue.topic, topic).trimmed >= through
+        tx, left = commit.tx, CLEAR_ROWS
+        trimmed = load_state(tx, queue.topic, topic).trimmed
+        for key_of in (keys.special_key, keys.override_key):
+            rows = islice(tx.scan(key_of(queue.topic, 0), key_of(queue.topic, trimmed + 1)), left)
+            gone = [key for key, _ in rows]
+            for key in gone:
+                tx.delete(key)
+            left -= len(gone)
+        return left == 0
 
-    def _thin(self, commit: Commit, topic: str) -> bool:
-        """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
-        queue = self._cache.find(commit, topic)
-        if queue is None:
-            return False
-        start = max(self._thinned.get(queue.topic, 0), load_state(commit.tx, queue.topic, topic).trimmed)
-        stop = self._handed_out(commit, queue)
-        least = 1 if queue.topic in self._thinning else THIN_POSITIONS  # a pass that has begun goes to its end
-        if stop - start < least:
-            self._thinning.discard(queue.topic)
-            return False
-        self._thinning.add(queue.topic)
-        self._thinned[queue.topic] = thin(commit, queue, start, stop)
-        return self._thinned[queue.topic] > start
-
-    def _handed_out(self, commit: Commit, queue: QueueState) -> int:
-        """Everything up to here was handed out to all groups, and read by every cursor."""
-        handed_out = min(group.passed() for group in queue.keeping(commit.tx))
+    def _done_with(self, commit: Commit, queue: QueueState, through: int) -> int:
+        """How far everybody but the queue itself, whose cursors others move, lets history go."""
         for hold in self._journal._holds:
             if hold != self.holds:
-                handed_out = min([handed_out, *(done for _, done in hold(commit, queue.name))])
-        return handed_out
+                through = min([through, *(done for _, done in hold(commit, queue.name))])
+        return through
 
-    def _forget_consumers(self, commit: Commit, topic: str) -> bool:
+    # ── what is settled behind an unsettled message ──────────────────────────────────────────────────────────────────
+    def _thin(self, topic: str) -> bool:
+        """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
+        with self._journal._engine.read() as snap:
+            queue = self._cache.beside(snap, topic)
+            if queue is None:
+                return False
+            record, number = encode(queue.record), queue.topic
+            state = load_state(snap, number, topic)
+            start = max(self._thinned.get(number, 0), state.trimmed, state.sealed)
+            stop = min(group.passed() for group in queue.keeping(snap))
+            least = 1 if number in self._thinning else THIN_POSITIONS  # a pass that has begun goes to its end
+            if stop - start < least:
+                self._thinning.discard(number)
+                return False
+            self._thinning.add(number)
+            reached, thinned = thin(snap, queue, start, stop)
+        for part in in_steps(thinned):
+            step = partial(self._exchange, topic, record, number, part)
+            if not self._journal._writer.run(WriteRequest(step, relaxed=True)):
+                self._thinning.discard(number)
+                return False
+        self._thinned[number] = reached
+        return reached > start
+
+    def _exchange(self, topic: str, record: bytes, number: int, part: list[ThinnedBlock], commit: Commit) -> bool:
+        """Exchanges blocks for thinner ones; False when something has changed since they were looked at."""
+        queue, last = self._cache.find(commit, topic), part[-1].last
+        if queue is None or encode(queue.record) != record or self._done_with(commit, queue, last) < last:
+            return False
+        return exchange(commit, topic, number, part)
+
+    # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _forget_consumers(self, topic: str) -> None:
         """Consumers that have not been seen for a day."""
-        queue = self._cache.find(commit, topic)
-        if queue is not None:
-            for key, value in list(commit.tx.scan(*keys.presence_range(queue.topic))):
-                if commit.now_ms - keys.unpack_seq(value) > FORGET_CONSUMER_MS:
+        with self._journal._engine.read() as snap:
+            queue = self._cache.beside(snap, topic)
+            rows = () if queue is None else snap.scan(*keys.presence_range(queue.topic))
+            bound = self._journal.clock.now_ms() - FORGET_CONSUMER_MS
+            gone = [(key, value) for key, value in rows if keys.unpack_seq(value) < bound]
+
+        def delete(commit: Commit) -> bool:
+            for key, value in [gone.pop() for _ in range(min(CLEAR_ROWS, len(gone)))]:
+                if commit.tx.get(key) == value:
                     commit.tx.delete(key)
-        return False
+            return bool(gone)
+
+        if gone:
+            self._repeat(delete)
 
 
 def remove_through(commit: Commit, queue: QueueState, through: int, journal: BaseJournal) -> int:
@@ -164,46 +250,38 @@ def remove_through(commit: Commit, queue: QueueState, through: int, journal: Bas
     return removed
 
 
-def thin(commit: Commit, queue: QueueState, start: int, stop: int) -> int:
-    """Removes what is settled from blocks of start+1 … stop that hold little else; returns how far it came."""
-    tx, topic = commit.tx, queue.topic
-    view = TopicView(tx, queue.name, TopicRecord(topic))
+def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:
+    """Where to cut at or before a position: in the middle of a block only if that is small."""
+    if commit.tx.get(block_key(queue.topic, through + 1)) is not None:
+        return through
+    block = TopicView(commit.tx, queue.name, TopicRecord(queue.topic)).block_holding(through)
+    if block is None or block.last <= through or block.count <= CUT_EVENTS:
+        return through
+    return block.first - 1
+
+
+def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int, list[ThinnedBlock]]:
+    """The blocks of start+1 … stop without what is settled, where that is much; and how far it came."""
+    topic = queue.topic
     reached, size = stop, 0
-    blocks: list[Block] = []
-    for block in view.blocks(start, stop):
-        if block.last > stop or len(blocks) == THIN_BLOCKS or size > THIN_POSITIONS:
+    found: list[Stored] = []
+    for stored in stored_blocks(snap, topic, queue.name, start + 1, stop):
+        block = stored[2]
+        if block.last > stop or len(found) == THIN_BLOCKS or size > THIN_POSITIONS:
             reached = block.first - 1
             break
-        blocks.append(block)
+        found.append(stored)
         size += block.count
     unsettled: set[int] = set()
-    for group in queue.everyone(tx):
+    for group in queue.everyone(snap):
         low, high = (keys.message_key(topic, group.number, at) for at in (start + 1, reached + 1))
-        unsettled.update(keys.tail_seq(key) for key, _ in tx.scan(low, high))
-        unsettled.update(seq for seq, _ in members(tx, group, reached))
-        unsettled.update(lease.seq(index) for _, lease in group.leases(tx) for index in lease.held())
-    thinner: list[tuple[Block, list[int]]] = []
-    for block in blocks:
+        unsettled.update(keys.tail_seq(key) for key, _ in snap.scan(low, high))
+        unsettled.update(seq for seq, _ in members(snap, group, reached, start))
+        unsettled.update(lease.seq(index) for _, lease in group.leases(snap) for index in lease.held())
+    thinned: list[ThinnedBlock] = []
+    for stored in found:
+        block = stored[2]
         kept = [row for row, seq in enumerate(block.seqs) if seq in unsettled or seq <= start]
         if len(kept) * 2 <= block.count:
-            thinner.append((block, kept))
-    removed = 0
-    for block, kept in thinner:
-        removed += block.count - len(kept)
-        commit.reshape()
-        tx.delete(block_key(topic, block.first))
-        if kept:
-            tx.put(block_key(topic, block.seq(kept[0])), select(block, kept))
-    if removed:
-        state, head = load_state(tx, topic, queue.name), commit.ensure(queue.name)
-        drop_index(tx, topic, queue.name)
-        changed = msgspec.structs.replace(
-            state,
-            removed=state.removed + removed,
-            latest=head.latest,
-            recorded_ms=head.recorded_ms,
-            last_id=head.last_id.to_bytes(16),
-            compacted=max(state.compacted, reached),
-        )
-        save_state(tx, topic, changed)
-    return max(start, reached)
+            thinned.append(without(stored, kept))
+    return max(start, reached), thinned

@@ -29,12 +29,12 @@ WORK = 0
 class ProcessMemory:
     """What this process remembers of a queue whatever others commit: nothing in it is ever wrong."""
 
-    __slots__ = ("blocks", "owners_checked", "seen")
+    __slots__ = ("blocks", "owner_sweeps", "seen")
 
     def __init__(self, name: str, topic: int) -> None:
         self.blocks = BlockCache(name, topic)
-        self.owners_checked: dict[int, float] = {}
-        """When the owners of endless leases were last looked for, by group."""
+        self.owner_sweeps: dict[int, tuple[float, int]] = {}
+        """When the owners of endless leases were last looked for, and up to which lease; 0: all. By group."""
         self.seen: dict[tuple[int, str], int] = {}
         """When consumers' presence was last written down, by group and name."""
 
@@ -42,7 +42,7 @@ class ProcessMemory:
 class QueueState:
     """One queue as the writer knows it."""
 
-    __slots__ = ("_groups", "blocks", "cache", "name", "owners_checked", "record", "seen", "topic", "traits")
+    __slots__ = ("_groups", "blocks", "cache", "name", "owner_sweeps", "record", "seen", "topic", "traits")
 
     def __init__(
         self, cache: QueueCache, name: str, record: QueueRecord, traits: Traits, lasting: ProcessMemory
@@ -53,7 +53,7 @@ class QueueState:
         self.topic = record.topic
         self.traits = traits
         self.blocks = lasting.blocks
-        self.owners_checked = lasting.owners_checked
+        self.owner_sweeps = lasting.owner_sweeps
         self.seen = lasting.seen
         self._groups: dict[int, Group] = {}
 
@@ -223,6 +223,13 @@ class QueueCache:
         if lasting is None:
             lasting = self._lasting.setdefault(record.topic, ProcessMemory(name, record.topic))
         return QueueState(self, name, record, traits, lasting)
+
+    def beside(self, snap: Snapshot, name: str) -> QueueState | None:
+        """A queue as a snapshot has it, with blocks of its own: for a thread that does not lead the writer."""
+        state = self.load(snap, name)
+        if state is not None:
+            state.blocks = BlockCache(name, state.topic)
+        return state
 
     def drop(self, name: str) -> None:
         self._states.pop(name, None)

@@ -57,9 +57,10 @@ class Group:
                 lease = self._leases[number] = read_lease(value, self.queue.name)
         return lease
 
-    def leases(self, snap: Snapshot) -> Iterator[tuple[int, Lease]]:
-        """Every lease, the oldest first."""
-        for key, value in snap.scan(*keys.rows(self.topic, self.number, b"l")):
+    def leases(self, snap: Snapshot, after: int = 0) -> Iterator[tuple[int, Lease]]:
+        """Every lease with a higher number than `after`, the oldest first."""
+        _, stop = keys.rows(self.topic, self.number, b"l")
+        for key, value in snap.scan(keys.lease_key(self.topic, self.number, after + 1), stop):
             number = keys.tail_seq(key)
             lease = self._leases.get(number)
             if lease is None:

@@ -79,6 +79,10 @@ class GroupRecord(msgspec.Struct, array_like=True):
     until: int = -1
     """Of the shared group in fanout mode: it keeps what is not settled up to here, which no group wanted; what comes
     after is the groups'. -1: everything is its own."""
+    swept: int = 0
+    """Leases up to this number were looked at for those that have ended; 0: no such look is under way."""
+    swept_deadline: int = 0
+    """None of these ends before this; 0: none of them ends."""
 
 
 class MessageRow(msgspec.Struct, array_like=True):

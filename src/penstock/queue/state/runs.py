@@ -108,19 +108,25 @@ def pass_over(commit: Commit, group: Group, block: Block, row: int, stop: int) -
     group.advance(commit, end)
 
 
-def runs(snap: Snapshot, group: Group, through: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """Where each run begins and ends, and how many messages are left in it, ascending."""
+def runs(snap: Snapshot, group: Group, through: int | None = None, after: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Where each run begins and ends, and how many messages are left in it, ascending.
+
+    Those from the one on that begins last at or before the position `after`.
+    """
     if group.record.runs:
         low, high = keys.rows(group.topic, group.number, b"p")
+        if after:
+            stop = keys.run_key(group.topic, group.number, after + 1)
+            low = next((key for key, _ in snap.scan(low, stop, reverse=True)), stop)
         if through is not None:
             high = keys.run_key(group.topic, group.number, through + 1)
         for key, value in snap.scan(low, high):
             yield keys.tail_seq(key), *_value.unpack(value)
 
 
-def members(snap: Snapshot, group: Group, through: int | None = None) -> Iterator[tuple[int, str]]:
-    """The messages of all runs, ascending, with their keys."""
-    for start, end, _ in runs(snap, group, through):
+def members(snap: Snapshot, group: Group, through: int | None = None, after: int = 0) -> Iterator[tuple[int, str]]:
+    """The messages of all runs, ascending, with their keys; see `runs` for what is left out."""
+    for start, end, _ in runs(snap, group, through, after):
         yield from _members_of(snap, group, start, end if through is None else min(end, through))
 
 

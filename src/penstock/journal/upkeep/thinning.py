@@ -1,0 +1,88 @@
+"""Taking single events out of stored blocks: read and rewritten beside the writer, exchanged a few blocks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from penstock.engine.contract import Snapshot
+from penstock.journal.commit.catalog import load_state, open_block, save_state
+from penstock.journal.commit.commit import Commit
+from penstock.journal.index.directory import drop_index
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import Block
+from penstock.journal.storage.joining import select
+from penstock.limits import EXCHANGE_BYTES
+
+Stored = tuple[bytes, bytes, Block]
+"""A block with its key and value in the store."""
+
+
+class ThinnedBlock(msgspec.Struct, frozen=True):
+    """A block as it is stored, and what is to lie in its place."""
+
+    key: bytes
+    value: bytes
+    last: int
+    removed: int
+    """How many events go."""
+    first: int
+    """Where the first one lies that stays; 0: none does."""
+    kept: bytes
+
+
+def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
+    """The stored blocks with events in start … stop, ascending."""
+    low, _ = keys.block_range(number)
+    low = next((key for key, _ in snap.scan(low, keys.block_key(number, start + 1), reverse=True)), low)
+    for key, value in snap.scan(low, keys.block_key(number, stop + 1)):
+        block = open_block(key, value, topic)
+        if block.last >= start:
+            yield key, value, block
+
+
+def without(stored: Stored, kept: Sequence[int]) -> ThinnedBlock:
+    """A block of which only some rows stay."""
+    key, value, block = stored
+    first = block.seq(kept[0]) if kept else 0
+    return ThinnedBlock(key, value, block.last, block.count - len(kept), first, select(block, kept) if kept else b"")
+
+
+def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
+    """As many at a time as one commit should exchange."""
+    part: list[ThinnedBlock] = []
+    size = 0
+    for block in blocks:
+        part.append(block)
+        size += len(block.value)
+        if size >= EXCHANGE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def exchange(commit: Commit, topic: str, number: int, part: Sequence[ThinnedBlock]) -> bool:
+    """Puts thinned blocks in the place of what was stored; False when that has changed since it was read."""
+    head, tx = commit.head(topic), commit.tx
+    if head is None or head.number != number or any(tx.get(one.key) != one.value for one in part):
+        return False
+    commit.reshape()
+    for one in part:
+        tx.delete(one.key)
+        if one.first:
+            tx.put(keys.block_key(number, one.first), one.kept)
+    drop_index(tx, number, topic)
+    head.newest = None
+    state = load_state(tx, number, topic)
+    changed = msgspec.structs.replace(
+        state,
+        removed=state.removed + sum(one.removed for one in part),
+        latest=head.latest,
+        recorded_ms=head.recorded_ms,
+        last_id=head.last_id.to_bytes(16),
+        compacted=max(state.compacted, *(one.last for one in part)),
+    )
+    save_state(tx, number, changed)
+    return True
