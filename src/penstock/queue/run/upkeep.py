@@ -17,8 +17,8 @@ from penstock.journal.reading import TopicView
 from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact, one_step
 from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
-from penstock.queue.operations.overdue import give_up_through, trim
 from penstock.queue.operations.settle import EXPIRED, RETIRED
+from penstock.queue.run.overdue import give_up_through, trim
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState
 from penstock.queue.state.records import encode
