@@ -10,6 +10,7 @@ import msgspec
 from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.names import check_limit, check_name, check_whole, is_number
+from penstock.queue.flow.checks import check_flow, check_flow_together
 from penstock.queue.retry import Retry
 
 Mode = Literal["work", "fanout"]
@@ -39,6 +40,13 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How many unsettled messages the queue may hold; a push above it raises QueueFull."""
     max_in_flight: int | None = None
     """How many messages a group may have in flight at once; takes find nothing above it."""
+    max_in_flight_per_key: int = 1
+    """How many messages of one ordering key a group may have in flight. 1 keeps their order; with more they begin in
+    order, and may overtake each other."""
+    rate: str | None = None
+    """How many messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
+    rate_per_key: str | None = None
+    """The same for the messages of one ordering key; those of other keys pass them."""
     ttl: float | None = None
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
     retention: Literal["hold", "dead_letter"] = "hold"
@@ -72,6 +80,7 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
         check_attempts(fields["max_attempts"])
     for name in ("max_size", "max_in_flight"):
         check_limit(fields.get(name), name, 1)
+    check_flow(fields)
     if "retention" in fields and fields["retention"] not in ("hold", "dead_letter"):
         raise ConfigError(f'retention is "hold" or "dead_letter", not {fields["retention"]!r}')
     if "priority" in fields and not isinstance(fields["priority"], bool):
@@ -85,6 +94,7 @@ def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
 
 def check_together(policy: QueuePolicy, queue: str) -> None:
     """Refuses settings that need another one which is not there."""
+    check_flow_together(policy, queue)
     if policy.retention == "dead_letter" and policy.dead_letter is None:
         raise ConfigError(f'queue {queue!r} needs a dead-letter queue for retention="dead_letter": give dead_letter=')
 

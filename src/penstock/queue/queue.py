@@ -330,9 +330,7 @@ class LocalQueue(QueueCore, Queue):
             check_together(new, self.name)
             if new == old:
                 return new
-            state.record.policy = new
-            state.save(commit)
-            state.apply_window(commit)
+            state.change_policy(commit, new)
             if new.mode != old.mode:
                 change_mode(commit, state)
             commit.touched.setdefault(self.name, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -157,7 +158,7 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
     overdue = state.overdue_through(snap, now)
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     ranked: list[tuple[int, int]] = []
-    busy: set[str] = set()
+    busy: Counter[str] = Counter()
     for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"y")):
         priority, seq = keys.split_ready(key)
         ranked.append((-priority, seq))
@@ -181,9 +182,9 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
             event = blocks.event(snap, seq)
             key = None if event is None or seq <= overdue else event.key
             if key is not None:
-                if key in busy or group.occupant(snap, key) is not None:
+                if busy[key] + len(group.occupants(snap, key)) >= state.policy.max_in_flight_per_key:
                     continue
-                busy.add(key)
+                busy[key] += 1
             yield 0, seq
 
     for _, seq in heapq.merge(sorted(ranked), plain()):

@@ -18,6 +18,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
+from penstock.queue.flow.limiter import limiter_for
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
@@ -58,8 +59,8 @@ class Choice:
     """One take, inside its commit."""
 
     __slots__ = (
-        "blocks", "commit", "deadline", "deliveries", "group", "hold", "latest", "messages", "now", "owner", "queue",
-        "request", "ttl_bound", "walked",
+        "blocks", "commit", "deadline", "deliveries", "group", "hold", "latest", "limiter", "messages", "now", "owner",
+        "queue", "request", "ttl_bound", "walked",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> None:
@@ -69,6 +70,7 @@ class Choice:
         self.request = request
         self.hold = hold
         self.blocks = queue.blocks
+        self.limiter = limiter_for(commit, queue, group)
         self.now = commit.now_ms
         self.latest = queue.latest(commit)
         self.deliveries: list[LocalDelivery] = []
@@ -108,7 +110,7 @@ class Choice:
             assert message is not None
             group.remove(self.commit, message)
             message.state, message.due = READY, 0
-            group.place(self.commit, message)
+            group.seat(self.commit, message)
         self.commit.touch(group)
         group.record.next_due = 0
         for key, _ in tx.scan(*keys.rows(group.topic, group.number, b"w")):
@@ -160,10 +162,11 @@ class Choice:
                 priority, seq = ready[-1]
                 if priority > 0 or not untouched or (priority == 0 and seq < first):
                     ready.pop()
+                    before = record.ready
                     if self._take_ready(seq):
                         limit -= 1
-                    else:
-                        ready.clear()  # giving a message up may have made another one ready
+                    elif record.ready != before - 1:
+                        ready.clear()  # giving a message up has made another one ready
                     continue
                 through = min(self.latest, seq - 1) if priority == 0 else self.latest
             elif untouched:
@@ -234,11 +237,13 @@ class Choice:
             self.walked += 1
             # Retention or a forced compaction has removed it: there is nothing to deliver any more.
             if message.key is not None:
-                group.free(self.commit, message.key)
+                group.free(self.commit, message.key, seq)
             return 0
         if self._is_over(event._rows, event._row):
             self.walked += 1
             give_up(self.commit, self.queue, group, message, EXPIRED, None)
+            return 0
+        if self._must_wait(message):
             return 0
         self.messages.append((message, event))
         return 1
@@ -296,23 +301,39 @@ class Choice:
         group, commit = self.group, self.commit
         seq = rows.seq(row)
         key = rows.key(row)
-        if key is not None and group.occupant(commit.tx, key) is not None:
+        occupants = [] if key is None else group.occupants(commit.tx, key)
+        if len(occupants) >= self.queue.record.policy.max_in_flight_per_key:
             self._pass_blocked(rows, row, through)
             return 0
         group.advance(commit, seq)
-        if key is None:
-            self.messages.append((MessageRow(seq), Event(rows, row)))
-            return 1
-        group.occupy(commit, key, seq)
-        self.messages.append((MessageRow(seq, key=key), Event(rows, row)))
+        message = MessageRow(seq, key=key)
+        if key is not None:
+            if occupants and group.admit(commit, key, occupants):  # more may be in flight now than when it was blocked
+                self.walked += 1
+                group.seat(commit, message)
+                return 0
+            group.occupy(commit, key, [*occupants, seq])
+            if self._must_wait(message):
+                return 0
+        self.messages.append((message, Event(rows, row)))
         return 1
+
+    def _must_wait(self, message: MessageRow) -> bool:
+        """Sets a message aside whose key has had as many deliveries as its rate allows; else counts this one."""
+        due = 0 if self.limiter is None or message.key is None else self.limiter.take_key(message.key)
+        if not due:
+            return False
+        self.walked += 1
+        message.state, message.due = WAITING, due
+        self.group.place(self.commit, message)
+        return True
 
     def _pass_blocked(self, rows: Rows, row: int, through: int) -> None:
         """Sets messages aside whose keys are busy: many neighbours as one run, a few with a row each."""
         group, commit = self.group, self.commit
         assert isinstance(rows, Block)
         stop = min(rows.count, rows.row_after(through))
-        free = first_free(rows, row, stop, lambda key: group.occupant(commit.tx, key) is not None)
+        free = first_free(rows, row, stop, lambda key: group.is_busy(commit.tx, key))
         if free - row >= SHORTEST_RUN:
             pass_over(commit, group, rows, row, free)
             self.walked += RUN_STEPS

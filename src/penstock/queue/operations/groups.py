@@ -13,6 +13,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
+from penstock.queue.flow.rows import flow_of_group
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
@@ -81,6 +82,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
         _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)], kept))
         commit.flush()
     commit.tx.delete_range(*keys.group_range(queue.topic, number))
+    commit.tx.delete_range(*flow_of_group(queue.topic, number))
     queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
     queue.record.paused = {known: since for known, since in queue.record.paused.items() if known != name}
     queue.save(commit)
@@ -241,23 +243,25 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
         if start <= end:
             group.cover(commit, start, end)
     occupied = _keys_in_flight(commit, group, picture.after)
+    most = group.queue.policy.max_in_flight_per_key
     for message in sorted(picture.messages.values(), key=lambda message: message.seq):
         state = message.state
         if message.key is not None and state != FAILED:
-            if message.key in occupied:
+            under_way = occupied.setdefault(message.key, [])
+            if len(under_way) >= most:
                 state = HELD
             else:
-                occupied[message.key] = message.seq
+                under_way.append(message.seq)
                 state = READY if state == HELD else state
         due = message.due if state == WAITING else 0
         group.place(commit, msgspec.structs.replace(message, state=state, due=due))
-    for key, seq in occupied.items():
-        group.occupy(commit, key, seq)
+    for key, seqs in occupied.items():
+        group.occupy(commit, key, seqs)
 
 
-def _keys_in_flight(commit: Commit, group: Group, after: int) -> dict[str, int]:
-    """Ordering keys that deliveries under way keep busy for this group, and the message that does."""
-    found: dict[str, int] = {}
+def _keys_in_flight(commit: Commit, group: Group, after: int) -> dict[str, list[int]]:
+    """Ordering keys that deliveries under way keep busy for this group, and the messages that do."""
+    found: dict[str, list[int]] = {}
     for other in group.queue.everyone(commit.tx):
         for _, lease in other.leases(commit.tx):
             if lease.messages is None:
@@ -265,7 +269,7 @@ def _keys_in_flight(commit: Commit, group: Group, after: int) -> dict[str, int]:
             for index in lease.held():
                 message = lease.messages[index]
                 if message.key is not None and message.seq > after and _concerns(group, other, lease, index):
-                    found[message.key] = message.seq
+                    found.setdefault(message.key, []).append(message.seq)
     return found
 
 

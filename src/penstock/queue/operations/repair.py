@@ -10,6 +10,7 @@ from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
+from penstock.queue.flow.rows import flow_of_queue
 from penstock.queue.inspect.positions import flying_in, has_failed, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
 from penstock.queue.operations.groups import group_for
@@ -119,7 +120,7 @@ def discard(commit: Commit, state: QueueState, seq: int) -> None:
             if message.traced:
                 group.keep_traceback(commit, seq, None)
             if message.key is not None and message.state in (READY, WAITING):
-                group.free(commit, message.key)
+                group.free(commit, message.key, seq)
         elif group.wants(commit.tx, seq):
             group.cover(commit, seq, seq)
 
@@ -184,6 +185,7 @@ def drop(queue: LocalQueue) -> int:
         state = queue._cache.state(commit, queue.name)
         commit.tx.delete_range(*keys.groups_range(state.topic))
         commit.tx.delete_range(*keys.shared_range(state.topic))
+        commit.tx.delete_range(*flow_of_queue(state.topic))
         # Cursors may keep the topic's history: what was here is not delivered again if the queue is made anew.
         commit.tx.put(keys.dropped_key(state.topic), keys.pack_seq(commit.latest(queue.name)))
         commit.tx.delete(keys.queue_key(queue.name))

@@ -234,7 +234,7 @@ def give_up(
         outcome = "failed"
     if message.key is not None and occupied:
         for home in targets:
-            home.free(commit, message.key)
+            home.free(commit, message.key, message.seq)
     return outcome
 
 
@@ -267,12 +267,11 @@ def homes_of(commit: Commit, queue: QueueState, group: Group, lease: Lease, inde
 def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> None:
     assert lease.messages is not None
     message = lease.messages[index]
-    key = message.key
     if message.traced:
         group.keep_traceback(commit, message.seq, None)
-    if key is not None:
+    if message.key is not None:
         for home in homes_of(commit, queue, group, lease, index):
-            home.free(commit, key)
+            home.free(commit, message.key, message.seq)
 
 
 def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:

@@ -36,12 +36,18 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     behind = taking.catch_up()
     cap = queue.policy.max_in_flight
     limit = request.limit if cap is None else min(request.limit, cap - group.record.in_flight)
+    if taking.limiter is not None and not behind:
+        limit = taking.limiter.room(limit)
     if limit > 0 and not behind:
         if request.newest:
             taking.newest(limit)
         else:
             taking.oldest(limit)
-    return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), _next_ms(group))
+    next_ms = _next_ms(group)
+    if taking.limiter is not None:
+        taking.limiter.taken(len(taking.deliveries))
+        next_ms = min(next_ms or NEVER, taking.limiter.next_ms) if taking.limiter.next_ms else next_ms
+    return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), next_ms)
 
 
 def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken | None:
@@ -55,8 +61,7 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
         or 0 < record.next_deadline <= now
         or 0 < record.next_due <= now
         or record.absorbed < queue.traits.special
-        or policy.ttl is not None
-        or policy.max_in_flight is not None
+        or queue.shaped
         or (queue.record.groups and queue.left_behind(commit.tx))
     ):
         return None

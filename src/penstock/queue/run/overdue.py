@@ -65,19 +65,19 @@ def trim(commit: Commit, queue: QueueState, through: int) -> None:
             if message is not None:
                 group.remove(commit, message)
                 if message.key is not None and message.state in (READY, WAITING):
-                    group.free(commit, message.key)
+                    group.free(commit, message.key, seq)
         _trim_untouched(commit, group, through)
 
 
 def _trim_leases(commit: Commit, group: Group, through: int) -> None:
     for number, lease in list(group.leases(commit.tx)):
         gone = [index for index in lease.held() if lease.seq(index) <= through]
-        busy = [lease.messages[index].key for index in gone] if lease.messages is not None else []
+        busy = [lease.messages[index] for index in gone] if lease.messages is not None else []
         if gone:
             group.let_go(commit, number, lease, sum(1 << index for index in gone))
-        for key in busy:
-            if key is not None:
-                group.free(commit, key)
+        for message in busy:
+            if message.key is not None:
+                group.free(commit, message.key, message.seq)
 
 
 def _trim_untouched(commit: Commit, group: Group, through: int) -> None:

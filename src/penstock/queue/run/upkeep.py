@@ -17,6 +17,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact, one_step
 from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
+from penstock.queue.flow.limiter import forget_keys
 from penstock.queue.operations.settle import EXPIRED, RETIRED
 from penstock.queue.run.overdue import give_up_through, trim
 from penstock.queue.state import keys
@@ -71,6 +72,8 @@ class QueueUpkeep:
         self._thinning: set[int] = set()
         """Topics whose pass over settled blocks has begun."""
         self._standings: dict[str, Standing] = {}
+        self._forgotten: dict[tuple[int, int], bytes] = {}
+        """How far the windows of keys were looked through, by topic and group."""
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
@@ -133,6 +136,7 @@ class QueueUpkeep:
         while self._thin(topic):
             pass
         self._forget_consumers(topic)
+        self._repeat(lambda commit: self._forget_windows(commit, topic))
 
     def _repeat(self, step: Callable[[Commit], bool]) -> None:
         """Commits a step again and again, until it says that there is no more to do."""
@@ -236,6 +240,14 @@ class QueueUpkeep:
 
         if gone:
             self._repeat(delete)
+
+    def _forget_windows(self, commit: Commit, topic: str) -> bool:
+        """Rates of keys that have had no delivery for a period, some of them each time."""
+        queue = self._cache.find(commit, topic)
+        for group in () if queue is None else queue.everyone(commit.tx):
+            which = (group.topic, group.number)
+            self._forgotten[which] = forget_keys(commit, group.queue, group, self._forgotten.get(which, b"")) or b""
+        return False
 
 
 def remove_through(commit: Commit, queue: QueueState, through: int, journal: BaseJournal) -> int:

@@ -16,6 +16,7 @@ from penstock.journal.commit.catalog import TopicRecord, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
 from penstock.journal.reading import TopicView
+from penstock.queue.flow.checks import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
@@ -42,7 +43,7 @@ class ProcessMemory:
 class QueueState:
     """One queue as the writer knows it."""
 
-    __slots__ = ("_groups", "blocks", "cache", "name", "owner_sweeps", "record", "seen", "topic", "traits")
+    __slots__ = ("_groups", "blocks", "cache", "name", "owner_sweeps", "record", "seen", "shaped", "topic", "traits")
 
     def __init__(
         self, cache: QueueCache, name: str, record: QueueRecord, traits: Traits, lasting: ProcessMemory
@@ -51,6 +52,7 @@ class QueueState:
         self.name = name
         self.record = record
         self.topic = record.topic
+        self.shaped = shapes_takes(record.policy)
         self.traits = traits
         self.blocks = lasting.blocks
         self.owner_sweeps = lasting.owner_sweeps
@@ -60,6 +62,12 @@ class QueueState:
     @property
     def policy(self) -> QueuePolicy:
         return self.record.policy
+
+    def change_policy(self, commit: Commit, policy: QueuePolicy) -> None:
+        self.record.policy = policy
+        self.shaped = shapes_takes(policy)
+        self.save(commit)
+        self.apply_window(commit)
 
     @property
     def fanout(self) -> bool:

@@ -262,22 +262,36 @@ class Group:
                 record.frontier = end
 
     # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────
-    def occupant(self, snap: Snapshot, key: str) -> int | None:
-        """The position of the message that has to be settled before the next one of its key; None: the key is free."""
+    def occupants(self, snap: Snapshot, key: str) -> list[int]:
+        """The positions of a key's messages that are under way: ready, waiting for a time, or in flight."""
         value = snap.get(keys.busy_key(self.topic, self.number, key))
-        return None if value is None else keys.unpack_seq(value)
+        return [] if value is None else keys.unpack_seqs(value)
 
-    def occupy(self, commit: Commit, key: str, seq: int) -> None:
-        commit.tx.put(keys.busy_key(self.topic, self.number, key), keys.pack_seq(seq))
+    def is_busy(self, snap: Snapshot, key: str) -> bool:
+        """Whether a message of a key has to be settled before the next one may go."""
+        value = snap.get(keys.busy_key(self.topic, self.number, key))
+        return value is not None and len(value) >= 8 * self.queue.record.policy.max_in_flight_per_key
 
-    def free(self, commit: Commit, key: str) -> None:
-        """The message that occupied a key is settled: the next one of the key may go, else the key is free."""
-        following = self._first_held(commit, key)
-        if following is None:
-            commit.tx.delete(keys.busy_key(self.topic, self.number, key))
+    def occupy(self, commit: Commit, key: str, seqs: list[int]) -> None:
+        """Says which messages of a key are under way."""
+        row = keys.busy_key(self.topic, self.number, key)
+        if seqs:
+            commit.tx.put(row, keys.pack_seqs(seqs))
         else:
+            commit.tx.delete(row)
+
+    def free(self, commit: Commit, key: str, seq: int) -> None:
+        """A message that occupied a key is settled: the next one of the key may go, else the key is free."""
+        self.admit(commit, key, [one for one in self.occupants(commit.tx, key) if one != seq])
+
+    def admit(self, commit: Commit, key: str, occupants: list[int]) -> bool:
+        """Makes as many of a key's held messages ready as may be under way beside others; True when there were any."""
+        most, before = self.queue.record.policy.max_in_flight_per_key, len(occupants)
+        while len(occupants) < most and (following := self._first_held(commit, key)) is not None:
             self._shift(commit, following, READY)
-            self.occupy(commit, key, following.seq)
+            occupants.append(following.seq)
+        self.occupy(commit, key, occupants)
+        return len(occupants) > before
 
     def seat(self, commit: Commit, message: MessageRow) -> None:
         """Places a message that comes back, ready or waiting; of a key's untried messages the first goes first."""
@@ -285,22 +299,23 @@ class Group:
         if key is None:
             self.place(commit, message)
             return
-        occupant = self.occupant(commit.tx, key)
-        if occupant is None:
-            self.occupy(commit, key, message.seq)
-        elif occupant == message.seq:
+        occupants = self.occupants(commit.tx, key)
+        if message.seq in occupants:
             first = None if message.attempts else self._first_held(commit, key)
             if first is not None and first.seq < message.seq:
                 self._shift(commit, first, READY)
-                self.occupy(commit, key, first.seq)
+                self.occupy(commit, key, [first.seq if one == message.seq else one for one in occupants])
                 message.state = HELD
+        elif len(occupants) < self.queue.record.policy.max_in_flight_per_key:
+            self.occupy(commit, key, [*occupants, message.seq])
         else:
-            current = self.message(commit.tx, occupant)
+            last = max(occupants)
+            current = self.message(commit.tx, last)
             if current is None or current.attempts or current.seq < message.seq:
                 message.state = HELD
             else:
                 self._shift(commit, current, HELD)
-                self.occupy(commit, key, message.seq)
+                self.occupy(commit, key, [message.seq if one == last else one for one in occupants])
         self.place(commit, message)
 
     def _first_held(self, commit: Commit, key: str) -> MessageRow | None:

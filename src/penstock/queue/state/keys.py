@@ -168,5 +168,13 @@ def pack_seq(seq: int) -> bytes:
     return _seq.pack(seq)
 
 
+def pack_seqs(seqs: list[int]) -> bytes:
+    return struct.pack(f">{len(seqs)}Q", *seqs)
+
+
+def unpack_seqs(value: bytes) -> list[int]:
+    return list(struct.unpack(f">{len(value) // 8}Q", value))
+
+
 def unpack_seq(value: bytes) -> int:
     return _seq.unpack(value)[0]  # type: ignore[no-any-return]
