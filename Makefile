@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check format torture bench docs dist clean
+.PHONY: help run test nightly test-fast check format torture bench docs dist clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ $(VENV)/.azurite: $(STAMP) scripts/azurite.py
 
 test: $(STAMP) $(VENV)/.azurite  ## run all tests, or some: make test ARGS="tests/cli -k topics", ARGS=--lf
 	@$(PY) scripts/run_tests.py $(ARGS)
+
+nightly: $(STAMP) $(VENV)/.azurite  ## what make test leaves out: the object-store engine in every contract, azurite
+	@$(PY) -m pytest --nightly -m nightly $(ARGS)
 
 test-fast: $(STAMP)  ## under a minute: SQLite only, no Spark, no browser, no kills
 	@$(PY) -m pytest --fast $(ARGS)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from nightly import is_nightly
+
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # --hypothesis-profile=first shows a failure as it was found, without minutes of looking for a smaller one.
 settings.register_profile("first", settings.get_profile("penstock"), phases=[Phase.reuse, Phase.generate])
@@ -33,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="under a minute: SQLite only; no Spark, browser, emulator, kill or model"
     )
+    parser.addoption("--nightly", action="store_true", help="also what is left to the nightly run: see nightly.py")
 
 
 _SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http")
@@ -40,11 +43,14 @@ _SLOW_FILES = ("test_page", "test_examples", "test_stores", "test_safety", "test
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--fast"):
-        return
-    fast = [item for item in items if _is_fast(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
-    items[:] = fast
+    wanted = items
+    if config.getoption("--fast"):
+        wanted = [item for item in items if _is_fast(item)]
+    elif not config.getoption("--nightly"):
+        wanted = [item for item in items if not item.get_closest_marker("nightly")]
+    kept = set(wanted)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = wanted
 
 
 def _is_fast(item: pytest.Item) -> bool:
@@ -64,7 +70,12 @@ _APART = ("test_main_job.py", "test_pipeline_process.py")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests with the shared Spark session run in one process; those that start a Spark of their own, in another."""
+    """Tests left to the nightly run are marked.
+
+    Tests with the shared Spark session run in one process; those that start a Spark of their own, in another.
+    """
+    if is_nightly(item):
+        item.add_marker(pytest.mark.nightly)
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
     elif item.path.name in _APART:

@@ -32,7 +32,7 @@ DEADLINE = 120.0
 LEASE = 1.0
 
 CHILD = """
-import json, os, sys
+import json, os, sys, time
 import penstock
 from penstock.errors import Fenced, Locked, StorageError
 
@@ -58,6 +58,7 @@ while True:
         continue
     os.write(out, f"ack {receipt.seq} {id}\\n".encode())
     number += 1
+    time.sleep(0.002)  # the writers of a thousand failovers leave a machine to others
 """
 
 
@@ -72,6 +73,7 @@ class Failovers:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.started = 0
         self.did: Counter[str] = Counter()
+        self.seen = 0
 
     def start(self, mode: str = "standby") -> None:
         self.started += 1
@@ -88,6 +90,7 @@ class Failovers:
             self.start()
 
     def run(self, count: int) -> None:
+        """Makes so many failovers; Ctrl-C ends it earlier, and what there was is compared all the same."""
         try:
             for number in range(count):
                 pid = self.wait_for_writer()
@@ -95,6 +98,8 @@ class Failovers:
                 if number % 50 == 49:
                     print(f"{number + 1} failovers: {dict(self.did)}", flush=True)
             self.wait_for_writer()
+        except KeyboardInterrupt:
+            print(f"stopped after {self.did.total()} failovers", flush=True)
         finally:
             for child in self.children.values():
                 child.kill()
@@ -105,17 +110,21 @@ class Failovers:
         deadline = time.monotonic() + DEADLINE
         while True:
             self.refill()
-            lines = self.notes.read_bytes().splitlines()[self.seen :]
+            lines = self.new_notes()
             begun = [line.split() for line in lines if line.startswith(b"writes")]
             acked = any(line.startswith(b"ack") for line in lines[-200:])
             if begun and acked and int(begun[-1][2]) in self.children:
-                self.seen += len(lines)
+                self.seen += sum(len(line) for line in lines)
                 return int(begun[-1][2])
             if time.monotonic() > deadline:
                 raise AssertionError(f"nobody writes any more, after {dict(self.did)}; {self.complaints()}")
             time.sleep(0.01)
 
-    seen = 0
+    def new_notes(self) -> list[bytes]:
+        """What the children noted since the writer was last found; a line that is not whole yet comes next time."""
+        with self.notes.open("rb") as notes:
+            notes.seek(self.seen)
+            return [line for line in notes.read().splitlines(keepends=True) if line.endswith(b"\n")]
 
     def happen(self, pid: int) -> None:
         """Something bad to the process that writes, after which another one does."""
@@ -145,7 +154,7 @@ class Failovers:
         deadline = time.monotonic() + DEADLINE
         while True:
             self.refill()
-            lines = self.notes.read_bytes().splitlines()[self.seen :]
+            lines = self.new_notes()
             if any(line.startswith(b"writes") and int(line.split()[2]) != pid for line in lines):
                 return
             if time.monotonic() > deadline:
@@ -168,8 +177,10 @@ class Failovers:
             events = {event.seq: event.payload for event in journal.topic("t").read()}
         assert list(events) == list(range(1, len(events) + 1)), "positions have gaps"
         repeated = [id for id, count in Counter(events.values()).items() if count > 1]
-        assert not repeated, f"kept twice: {repeated[:5]}"
         missing = {seq: id for seq, id in acked.items() if events.get(seq) != id}
+        print(f"{len(acked)} acknowledged, {len(missing)} of them missing, {len(repeated)} kept twice; ", end="")
+        print(f"{len(events)} events in all, {self.started} processes", flush=True)
+        assert not repeated, f"kept twice: {repeated[:5]}"
         assert not missing, f"{len(missing)} acknowledged events are missing: {list(missing.items())[:5]}"
         return len(acked)
 
@@ -205,8 +216,9 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", choices=["folder", "s3"], default="folder")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     begun = time.monotonic()
     kept, did = torture(given.count, given.seed, given.store)
     took = time.monotonic() - begun
-    print(f"{given.count} failovers in {took:.0f} s ({dict(did)}):")
+    print(f"{did.total()} failovers in {took:.0f} s ({dict(did)}):")
     print(f"{kept} acknowledged events, all there, each once")

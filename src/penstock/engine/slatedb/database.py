@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from typing import Any
@@ -50,7 +51,7 @@ def open_database(
 ) -> sl.Db:
     """Opens the database for writing, which ends the writer before."""
     builder = sl.DbBuilder(place.path, place.store)
-    builder.with_settings(sl.Settings.from_json_string(json.dumps(_settings(lease, local=place.folder is not None))))
+    builder.with_settings(sl.Settings.from_json_string(_settings(lease, place.folder is not None)))
     builder.with_db_cache(cache, 1)
     if recorder is not None:
         builder.with_metrics_recorder(recorder)
@@ -88,7 +89,9 @@ def flush_tables(database: sl.Db, timeout: float | None = None) -> None:
     call(database.flush_with_options(_TABLES), timeout)
 
 
-def _settings(lease: float, *, local: bool) -> dict[str, Any]:
+@functools.cache
+def _settings(lease: float, local: bool) -> str:
+    """SlateDB's settings as JSON."""
     settings: dict[str, Any] = json.loads(sl.Settings.default().to_json_string())
     age = _seconds(collectable_age(lease))
     settings |= {
@@ -109,7 +112,7 @@ def _settings(lease: float, *, local: bool) -> dict[str, Any]:
         settings["garbage_collector_options"][kind] |= {"interval": _seconds(COLLECT_SECONDS), "min_age": age}
     # The empty objects with which writers fence each other stay for good: they are what a stalled writer must meet.
     settings["garbage_collector_options"]["wal_fence_options"] = None
-    return settings
+    return json.dumps(settings)
 
 
 def _seconds(value: float) -> str:
