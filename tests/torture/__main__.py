@@ -1,81 +1,45 @@
-"""The long form of the torture: power cuts and failing calls with new seeds until the time is up.
+"""The long form of the torture: every part for its share of the time, with one seed.
 
-    python -m torture [--minutes 10] [--engine sqlite] [--seed 1]
+    python -m torture [--minutes 60] [--part kills] [--engine sqlite] [--seed 1] [--kills 10000]
 
-Prints what it found with the seed that shows it again, and ends with 1 when it found anything.
+Each part is a program of its own (`python -m torture.kills --help`) that prints what it found with the seed that shows
+it again. Ends with 1 when any of them found something.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import random
-import shutil
+import subprocess
 import sys
-import tempfile
-import time
-from collections import Counter
-from pathlib import Path
 
-from torture.failing import FAILURES, fail_calls
-from torture.power import Checker, cut_power, summary
-from torture.recorder import HERE, NO_COMPILER, compiler, record
-
-SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
+PARTS = ["cuts", "kills"]
+WITH_ENGINES = ("cuts", "kills")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="torture", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--engine", choices=SCHEMES)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--engine")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--kills", type=int, help="kill so many processes, however long it takes")
     options = parser.parse_args()
-    if compiler() is None:
-        print(NO_COMPILER)
-        return 2
-    ends = time.monotonic() + 60 * options.minutes
-    done: Counter[str] = Counter()
-    failures = 0
-    seed = options.seed
-    while time.monotonic() < ends:
-        for scheme in [options.engine] if options.engine else SCHEMES:
-            found = one_round(scheme, seed, done)
-            failures += len(found)
-            if found:
-                print(f"engine {scheme}, seed {seed}:\n{summary(found)}", flush=True)
-        seed += 1
-    for what, count in sorted(done.items()):
-        print(f"{what}: {count}")
-    print(f"seeds {options.seed} to {seed - 1}, {failures} findings")
-    return 1 if failures else 0
-
-
-def one_round(scheme: str, seed: int, done: Counter[str]) -> list[str]:
-    """One recorded run with power cuts, and a few failing calls of one kind."""
-    rng = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
-    found: list[str] = []
-    try:
-        with Checker() as checker:
-            durability, steps = rng.choice(["disk", "disk", "process"]), rng.choice([40, 120, 400])
-            run = record(HERE / "workload.py", folder / "cuts", scheme, durability, str(seed), str(steps))
-            if run.returncode:
-                found.append(f"the workload ended with {run.returncode}: {run.output[-2000:]}")
-            else:
-                found += cut_power(
-                    run, folder / "cuts", scheme, checker, seed=seed, cuts=30, synced=durability == "disk"
-                )
-                done[f"{scheme} power cuts"] += 30
-            kind = rng.choice(list(FAILURES))
-            error = rng.choice(FAILURES[kind])
-            at = sorted(rng.randrange(1, 120) for _ in range(8))
-            more = rng.choice([0, 3, 20])
-            wrong, _ = fail_calls(folder / "fails", scheme, checker, kind, error, at, more=more)
-            found += [f"{errno.errorcode[error]} and {more} more: {each}" for each in wrong]
-            done[f"{scheme} failing calls"] += len(at)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return found
+    parts = options.part or PARTS
+    failed = []
+    for part in parts:
+        command = [sys.executable, "-m", f"torture.{part}", "--seed", str(options.seed)]
+        if part == "kills" and options.kills:
+            command += ["--kills", str(options.kills)]
+        else:
+            command += ["--minutes", str(options.minutes / len(parts))]
+        if options.engine and part in WITH_ENGINES:
+            command += ["--engine", options.engine]
+        print(f"\n{part}: {' '.join(command[1:])}", flush=True)
+        if subprocess.call(command):
+            failed.append(part)
+    print(f"\nfound something: {', '.join(failed)}" if failed else f"\nnothing found, seed {options.seed}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

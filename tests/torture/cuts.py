@@ -1,0 +1,82 @@
+"""Cuts the power and lets calls fail, with new seeds, until the time is up.
+
+    python -m torture.cuts [--minutes 10] [--engine sqlite] [--seed 1]
+
+Prints what it found with the seed that shows it again, and ends with 1 when it found anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from torture.failing import FAILURES, fail_calls
+from torture.power import Checker, cut_power, summary
+from torture.recorder import HERE, NO_COMPILER, compiler, record
+
+SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="torture.cuts", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--engine", choices=SCHEMES)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    options = parser.parse_args()
+    if compiler() is None:
+        print(NO_COMPILER)
+        return 2
+    ends = time.monotonic() + 60 * options.minutes
+    done: Counter[str] = Counter()
+    failures = 0
+    seed = options.seed
+    while time.monotonic() < ends:
+        for scheme in [options.engine] if options.engine else SCHEMES:
+            found = one_round(scheme, seed, done)
+            failures += len(found)
+            if found:
+                print(f"engine {scheme}, seed {seed}:\n{summary(found)}", flush=True)
+        seed += 1
+    for what, count in sorted(done.items()):
+        print(f"{what}: {count}")
+    print(f"seeds {options.seed} to {seed - 1}, {failures} findings")
+    return 1 if failures else 0
+
+
+def one_round(scheme: str, seed: int, done: Counter[str]) -> list[str]:
+    """One recorded run with power cuts, and a few failing calls of one kind."""
+    rng = random.Random(seed)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
+    found: list[str] = []
+    try:
+        with Checker() as checker:
+            durability, steps = rng.choice(["disk", "disk", "process"]), rng.choice([40, 120, 400])
+            run = record(HERE / "workload.py", folder / "cuts", scheme, durability, str(seed), str(steps))
+            if run.returncode:
+                found.append(f"the workload ended with {run.returncode}: {run.output[-2000:]}")
+            else:
+                found += cut_power(
+                    run, folder / "cuts", scheme, checker, seed=seed, cuts=30, synced=durability == "disk"
+                )
+                done[f"{scheme} power cuts"] += 30
+            kind = rng.choice(list(FAILURES))
+            error = rng.choice(FAILURES[kind])
+            at = sorted(rng.randrange(1, 120) for _ in range(8))
+            more = rng.choice([0, 3, 20])
+            wrong, _ = fail_calls(folder / "fails", scheme, checker, kind, error, at, more=more)
+            found += [f"{errno.errorcode[error]} and {more} more: {each}" for each in wrong]
+            done[f"{scheme} failing calls"] += len(at)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

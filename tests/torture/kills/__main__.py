@@ -1,0 +1,210 @@
+"""Kills processes that use a journal in every way, again and again, and checks what they leave.
+
+    python -m torture.kills [--engine sqlite] [--kills 100] [--minutes 5] [--seed 1]
+
+The seed gives the options and operations of every process; the moment of a kill is the machine's, so a finding is kept
+with its store, and may take several runs to show again. Workers are forked: this process opens no store itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import penstock
+from torture.kills.check import problems, read_oracle
+from torture.kills.worker import Oracle, Worker, set_up, work
+
+SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
+SHARED = ("sqlite", "lmdb")
+"""Engines that several processes may write at once."""
+ROUNDS = 6
+"""Checks of one store before the next one is begun: what is checked grows with every round."""
+PATIENCE = 60.0
+MEMORY = Path("/dev/shm")
+"""Where it is there, stores lie here: a kill takes nothing from the system's cache, and syncs only cost time."""
+
+
+def forked(body: Callable[[], None]) -> int:
+    """Runs something in a child, which ends with 0, or 1 and a traceback; returns its process id."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        body()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """Waits for a child, with a limit; its code, or minus the signal it died of."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return -1000
+        time.sleep(0.002)
+
+
+def import_ahead(scheme: str) -> None:
+    """Imports what workers and checks will import, before the forks, so that each begins at once."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "oracle").mkdir()
+
+    def look() -> None:
+        with penstock.open(f"{scheme}:{folder / 'store'}") as journal:
+            set_up(journal, random.Random(1))
+            Worker(journal, Oracle(folder / "oracle" / "a"), folder, "a", random.Random(1)).all_once()
+        problems(f"{scheme}:{folder / 'store'}", folder)
+        (folder / "modules").write_text(json.dumps(sorted(sys.modules)))
+
+    if code := ended(forked(look)):
+        raise SystemExit(f"a worker that nobody killed ended with {code}")
+    for name in json.loads((folder / "modules").read_text()):
+        with suppress(ImportError):
+            import_module(name)
+    shutil.rmtree(folder)
+
+
+class Siege:
+    """One store, the processes that use it, and their kills."""
+
+    def __init__(self, scheme: str, folder: Path, seed: int) -> None:
+        self.scheme, self.folder, self.rng = scheme, folder, random.Random(seed)
+        self.url = f"{scheme}:{folder / 'store'}"
+        self.kills = self.born = 0
+        self.workers: dict[int, tuple[Path, int]] = {}
+        self.found: list[str] = []
+        (folder / "oracle").mkdir()
+        chosen = self.rng.randrange(1 << 30)
+
+        def make() -> None:
+            with penstock.open(self.url) as journal:
+                set_up(journal, random.Random(chosen))
+
+        if code := ended(forked(make)):
+            self.found.append(f"the store could not be made: {code}")
+
+    def start(self) -> None:
+        """Starts a worker with options of its own."""
+        options: dict[str, Any] = {"durability": self.rng.choice(["disk", "process"])}
+        if self.rng.random() < 0.5:
+            options |= {"writer_capacity": self.rng.choice([8, 1000]), "pressure": self.rng.choice([0.5, 0.9])}
+        self.born += 1
+        name, seed = f"{self.born}{'ab'[len(self.workers) > 0]}", self.rng.randrange(1 << 30)
+        again = [note["trying"] for note in read_oracle(self.folder) if "dedup" in note][-50:]
+        pid = forked(lambda: work(self.url, self.folder, name, seed, again, options))
+        self.workers[pid] = (self.folder / "oracle" / name, self.rng.randrange(1, self.rng.choice([10, 60])))
+
+    def kill(self, pid: int) -> None:
+        """Lets a worker come so far as its lot says, and kills it."""
+        oracle, far = self.workers.pop(pid)
+        deadline = time.monotonic() + PATIENCE
+        while (oracle.read_bytes().count(b"\n") if oracle.exists() else 0) < far:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                self.found.append(f"a worker ended by itself: {os.waitstatus_to_exitcode(status)}")
+                return
+            if time.monotonic() > deadline:
+                self.found.append(f"a worker did nothing for {PATIENCE:.0f} s: {oracle.name}")
+                break
+            time.sleep(0.001)
+        time.sleep(self.rng.random() * 0.005)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        self.kills += 1
+
+    def round(self) -> None:
+        """Kills some workers while others go on, then all; then checks."""
+        for _ in range(self.rng.randint(1, 3) if self.scheme in SHARED else 1):
+            self.start()
+        for _ in range(self.rng.randint(1, 5)):
+            self.kill(self.rng.choice(list(self.workers)))
+            if self.found:
+                break
+            self.start()
+        for pid in list(self.workers):
+            self.kill(pid)
+        self.check()
+
+    def check(self) -> None:
+        answer = self.folder / "answer"
+
+        def ask() -> None:
+            answer.write_text(json.dumps(list(problems(self.url, self.folder))))
+            os._exit(0)  # as a kill would: nothing it took is settled
+
+        answer.unlink(missing_ok=True)
+        if code := ended(forked(ask)):
+            self.found.append(f"the process that checks ended with {code}")
+        else:
+            self.found += json.loads(answer.read_text())
+        for place in sorted(self.folder.iterdir()):
+            if place.name.startswith(("backup-", "export-")) and self.rng.random() < 0.5:
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+def besiege(scheme: str, seed: int, kills: int, ends: float) -> tuple[int, list[str]]:
+    """Kills until there were so many, or the time is up; how many there were, and what was found."""
+    done = 0
+    import_ahead(scheme)
+    while done < kills and time.monotonic() < ends:
+        folder = Path(tempfile.mkdtemp(prefix=f"penstock-kills-{scheme}-", dir=MEMORY if MEMORY.is_dir() else None))
+        siege = Siege(scheme, folder, seed)
+        for _ in range(ROUNDS):
+            if siege.found or done + siege.kills >= kills or time.monotonic() > ends:
+                break
+            siege.round()
+        done += siege.kills
+        if siege.found:
+            return done, [f"seed {seed}, store kept in {folder}: {each}" for each in siege.found]
+        shutil.rmtree(folder)
+        seed += 1
+    return done, []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="torture.kills", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", choices=SCHEMES)
+    parser.add_argument("--kills", type=int, default=10_000, help="of all engines together")
+    parser.add_argument("--minutes", type=float, default=10_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    options = parser.parse_args()
+    schemes = [options.engine] if options.engine else SCHEMES
+    failed = 0
+    for scheme in schemes:
+        begun = time.monotonic()
+        ends = begun + 60 * options.minutes / len(schemes)
+        kills, found = besiege(scheme, options.seed, -(-options.kills // len(schemes)), ends)
+        print(f"{scheme}: {kills} kills in {time.monotonic() - begun:.0f} s, seed {options.seed}", flush=True)
+        for each in found[:10]:
+            print(f"  {each}", flush=True)
+        failed += len(found)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
