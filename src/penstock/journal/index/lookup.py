@@ -89,7 +89,10 @@ class Lookup:
             tail.add(block, block_size(block))
         self._tail, self._limit = tail, tail.covered
         if self._version is not None:
-            tail.state = (tail.covered, self._version, None)
+            # The next look-up knows the newest block again, and does not read it for nothing.
+            rows = view.snap.scan(*keys.block_range(view.number), reverse=True)
+            newest = next(((key, len(value), value[-4:]) for key, value in rows), None)
+            tail.state = (tail.covered, self._version, newest)
             self._index.adopt(self._name, known, tail)
 
     def _catch_up(self, view: TopicView, tail: Memtable, reshaped: int) -> None:
