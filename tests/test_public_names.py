@@ -36,6 +36,7 @@ NAMES = [
     "Projection",
     "Queue",
     "QueueConsumer",
+    "QueueMessage",
     "QueuePolicy",
     "QueueStats",
     "RebuildReport",

@@ -30,6 +30,7 @@ _NAMES = {
     "Projection": "penstock.entity.projection.projection",
     "Queue": "penstock.surface.queue",
     "QueueConsumer": "penstock.queue.inspect.listing",
+    "QueueMessage": "penstock.queue.inspect.messages",
     "QueuePolicy": "penstock.queue.policy",
     "QueueStats": "penstock.queue.inspect.stats",
     "RebuildReport": "penstock.entity.projection.rebuild",

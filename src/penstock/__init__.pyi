@@ -32,6 +32,7 @@ from penstock.observe import tracing as tracing
 from penstock.queue.control.pausing import Pause as Pause
 from penstock.queue.inspect.listing import PendingDelivery as PendingDelivery
 from penstock.queue.inspect.listing import QueueConsumer as QueueConsumer
+from penstock.queue.inspect.messages import QueueMessage as QueueMessage
 from penstock.queue.inspect.stats import QueueStats as QueueStats
 from penstock.queue.policy import QueuePolicy as QueuePolicy
 from penstock.queue.retry import Retry as Retry

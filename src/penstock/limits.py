@@ -138,6 +138,10 @@ MAX_ERROR_BYTES: Final = 4 << 10
 MAX_TRACEBACK_BYTES: Final = 8 << 10
 """The same of its traceback."""
 
+# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+MESSAGES_LISTED: Final = 100
+"""Messages that `queue.messages()` lists, unless told otherwise."""
+
 # ── the console's charts ─────────────────────────────────────────────────────────────────────────────────────────────
 HISTORY_ROW_BYTES: Final = 512
 """A row of the past in numbers; 804 of them are kept. Series that do not fit, the calmest, are left out of it."""

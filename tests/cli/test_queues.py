@@ -330,3 +330,16 @@ def test_pause_and_resume(cli: Cli, emails: str) -> None:
     assert cli("take", "emails", "--settle", "ack", "--json").document["event"]["payload"] == {"n": 0}
     assert "no group 'typo'" in cli("pause", "emails", "--group", "typo", code=2).err
     assert "emails" in cli("pause", "emials", code=3).err
+
+
+def test_messages_and_run_now(cli: Cli, emails: str) -> None:
+    cli("push", "emails", '{"n": 9}', "--delay", "1h")
+    rows = cli("messages", "emails", "--json").documents
+    assert [(row["event"]["seq"], row["max_attempts"]) for row in rows] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert [row["due"] is not None for row in rows] == [False, False, False, True]
+    shown = cli("messages", "emails", "-n", "2")
+    assert "--after 2" in shown.err and "ready" in shown.out
+    assert [row["event"]["seq"] for row in cli("messages", "emails", "--state", "delayed", "--json").documents] == [4]
+    assert "no message is in flight" in cli("messages", "emails", "--state", "in_flight").err
+    assert cli("run-now", "emails", "4", "3", "--json").document["hastened"] == 1
+    assert cli("messages", "emails", "--state", "delayed", "--json").documents == []

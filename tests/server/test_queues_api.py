@@ -137,8 +137,13 @@ def test_looking_into_a_queue(served: Served, queue: penstock.Queue) -> None:
     assert [(one["seq"], one["consumer"], one["attempt"]) for one in pending] == [(1, "me", 1), (2, "me", 1)]
     assert [event["seq"] for event in served.get("/v1/queues/q/peek", limit=2).json["events"]] == [3, 4]
     page = served.get("/v1/queues/q/messages", limit=4).json
-    assert [event["seq"] for event in page["events"]] == [1, 2, 3, 4] and page["next"] == 4
-    assert [event["seq"] for event in served.get("/v1/queues/q/messages", after=4).json["events"]] == [5, 6]
+    assert [one["event"]["seq"] for one in page["messages"]] == [1, 2, 3, 4] and page["next"] == 4
+    assert [one["event"]["seq"] for one in served.get("/v1/queues/q/messages", after=4).json["messages"]] == [5, 6]
+    assert [one["state"] for one in served.get("/v1/queues/q/messages", state="in_flight").json["messages"]] == [
+        "in_flight"
+    ] * 2
+    assert served.get("/v1/queues/q/messages", state="gone").status == 400
+    assert served.post("/v1/queues/q/run-now", {"seqs": [1, 6]}).json == {"hastened": 1}
     assert served.get("/v1/queues/q/messages/3").json["payload"] == 2
     assert served.get("/v1/queues/q/messages/99").status == 404
     assert [one["name"] for one in served.get("/v1/queues/q/consumers").json["consumers"]] == ["me"]

@@ -26,8 +26,8 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Consumers": {"topics.cursors": "cursors lag seek forget"},
     "What topics keep": {"topics.keeping": "settings compact verify", "topics.sealing": "seal"},
     "Queues": {
-        "queues.inspecting": "queues peek pending failed dead",
-        "queues.repairing": "redrive discard move purge drop",
+        "queues.inspecting": "queues messages peek pending failed dead",
+        "queues.repairing": "redrive run-now discard move purge drop",
         "queues.policy": "configure schedule",
         "queues.pausing": "pause resume",
     },

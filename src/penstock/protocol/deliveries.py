@@ -15,10 +15,13 @@ from penstock.protocol.operation import Operation
 from penstock.protocol.queues import Group
 from penstock.protocol.topics import After, Count, Limit
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.queue.inspect.messages import MessageState
 from penstock.surface.delivery import Outcome
 
 
-class PageQuery(msgspec.Struct, omit_defaults=True):
+class MessageQuery(msgspec.Struct, omit_defaults=True):
+    state: Annotated[MessageState | None, Meta(description="only messages in this state")] = None
+    group: Annotated[str | None, Meta(description="as this group has them")] = None
     after: After = 0
     limit: Limit = None
 
@@ -64,10 +67,30 @@ class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """Several messages, each with its own kind, key, dedup, headers and cause."""
 
 
+class MessageDocument(msgspec.Struct):
+    """A message that is not settled, as one group has it."""
+
+    event: EventDocument
+    state: MessageState
+    group: str | None
+    attempts: int = 0
+    max_attempts: int = 0
+    priority: int = 0
+    due: datetime | None = None
+    blocked: bool = False
+    """Whether an earlier message of its ordering key must be settled first."""
+    error: str | None = None
+    traceback: str | None = None
+    first_delivered: datetime | None = None
+    last_delivered: datetime | None = None
+    consumer: str | None = None
+    deadline: datetime | None = None
+
+
 class MessagePage(msgspec.Struct):
     """Some messages; ask again with after=… set to `next`, which is null at the end."""
 
-    events: list[EventDocument]
+    messages: list[MessageDocument]
     next: int | None = None
 
 
@@ -180,9 +203,9 @@ LIST_MESSAGES = Operation(
     "list_messages",
     "GET",
     _QUEUE + "/messages",
-    "Everything not acknowledged, in order of position, a page at a time",
+    "Everything not settled, with its state, in order of position, a page at a time",
     role="read",
-    query=PageQuery,
+    query=MessageQuery,
     answer=MessagePage,
     errors=(UnknownQueue,),
 )

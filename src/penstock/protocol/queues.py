@@ -129,6 +129,19 @@ class DiscardRequest(msgspec.Struct, forbid_unknown_fields=True):
     seqs: list[Count]
 
 
+class RunNowRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The positions of delayed messages; for one group, or (null) for all."""
+
+    seqs: list[Count]
+    group: str | None = None
+
+
+class Hastened(msgspec.Struct):
+    """How many of them became ready."""
+
+    hastened: int
+
+
 class Discarded(msgspec.Struct):
     discarded: int
 
@@ -263,6 +276,16 @@ DISCARD_MESSAGES = Operation(
     answer=Discarded,
     errors=(UnknownQueue,),
 )
+RUN_NOW = Operation(
+    "run_now",
+    "POST",
+    _QUEUE + "/run-now",
+    "Makes delayed messages ready at once, by their positions",
+    role="admin",
+    body=RunNowRequest,
+    answer=Hastened,
+    errors=(UnknownQueue,),
+)
 PURGE_QUEUE = Operation(
     "purge_queue",
     "POST",
@@ -308,6 +331,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     REDRIVE_QUEUE,
     MOVE_MESSAGES,
     DISCARD_MESSAGES,
+    RUN_NOW,
     PURGE_QUEUE,
     PAUSE_QUEUE,
     RESUME_QUEUE,

@@ -14,15 +14,18 @@ from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
+from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
 from penstock.queue.control import pausing
+from penstock.queue.control.hastening import run_now
 from penstock.queue.control.pausing import Pause
 from penstock.queue.core import QueueCore
 from penstock.queue.delivery import LocalDelivery
-from penstock.queue.inspect import listing, positions, stats
+from penstock.queue.inspect import listing, messages, positions, stats
 from penstock.queue.inspect.failures import dead_letters, failures, find_delivery
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.queue.inspect.messages import MessageState, QueueMessage
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations import moving, repair
 from penstock.queue.operations.choice import Request
@@ -245,6 +248,24 @@ class LocalQueue(QueueCore, Queue):
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
         return dead_letters(self)
 
+    def messages(
+        self,
+        state: MessageState | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int = MESSAGES_LISTED,
+    ) -> list[QueueMessage]:
+        """Messages that are not settled, with their state, attempts, last error, due time, priority and group.
+
+        `state`: only those that are ready, delayed, in_flight or failed. In order of position, `limit` positions from
+        `after` on: the next page begins after the last one's `seq`. In fanout mode each group that has not settled a
+        message has an entry of its own; `group` asks for one group's.
+        """
+        check_limit(limit)
+        name = None if group is None else check_consumer(group, "group")
+        return list(messages.messages(self, messages.check_state(state), name, check_position(after, "after"), limit))
+
     def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
         return listing.consumers(self)
@@ -317,6 +338,17 @@ class LocalQueue(QueueCore, Queue):
         Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
         """
         return repair.discard_many(self, [check_position(seq, "seq") for seq in seqs])
+
+    def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
+        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did.
+
+        By their positions, for one group or for all. Positions that do not wait for their time count 0.
+        """
+        wanted = [check_position(seq, "seq") for seq in seqs]
+        name = None if group is None else check_consumer(group, "group")
+        return self._writer.run(
+            WriteRequest(lambda commit: run_now(commit, self._cache.state(commit, self.name), wanted, name))
+        )
 
     def configure(self, **policy: Any) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.limits import MESSAGES_LISTED
+
 if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.documents.conditions import EventChoice
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.observe.sample import FailedMessage
     from penstock.queue.control.pausing import Pause
     from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+    from penstock.queue.inspect.messages import MessageState, QueueMessage
     from penstock.queue.inspect.stats import QueueStats
     from penstock.queue.operations.moving import Redriven
     from penstock.queue.policy import QueuePolicy
@@ -183,6 +186,22 @@ class Queue(ABC):
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
 
     @abstractmethod
+    def messages(
+        self,
+        state: MessageState | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int = MESSAGES_LISTED,
+    ) -> list[QueueMessage]:
+        """Messages that are not settled, with their state, attempts, last error, due time, priority and group.
+
+        `state`: only those that are ready, delayed, in_flight or failed. In order of position, `limit` positions from
+        `after` on: the next page begins after the last one's `seq`. In fanout mode each group that has not settled a
+        message has an entry of its own; `group` asks for one group's.
+        """
+
+    @abstractmethod
     def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
 
@@ -226,6 +245,13 @@ class Queue(ABC):
         """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged.
 
         Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
+        """
+
+    @abstractmethod
+    def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
+        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did.
+
+        By their positions, for one group or for all. Positions that do not wait for their time count 0.
         """
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""What an operator tells a queue: stop, go on."""
+"""What an operator tells a queue: stop, go on, run this now."""

@@ -131,13 +131,21 @@ def flying_in(snap: Snapshot, group: Group) -> set[int]:
 
 def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
     """Positions above the frontier that no lease or row covers."""
+    for start, end in untouched_ranges(snap, group, latest):
+        yield from range(start, end + 1)
+
+
+def untouched_ranges(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[int, int]]:
+    """The same, from where to where."""
     start = group.record.frontier + 1
     if group.record.until >= 0:
         latest = min(latest, group.record.until)
     for low, high in group.covers(snap):
-        yield from range(start, low)
+        if start < low:
+            yield start, low - 1
         start = high + 1
-    yield from range(start, latest + 1)
+    if start <= latest:
+        yield start, latest
 
 
 def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:

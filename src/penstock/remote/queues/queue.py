@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
+
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, Where, predicate
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
+from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import deliveries as messages
@@ -21,7 +24,8 @@ from penstock.protocol.deliveries import (
     DeadLetterQuery,
     FailedQuery,
     FailureDocument,
-    PageQuery,
+    MessageDocument,
+    MessageQuery,
     PeekQuery,
     PendingQuery,
     PushRequest,
@@ -38,9 +42,11 @@ from penstock.protocol.queues import (
     PauseRequest,
     QueueDocument,
     RedriveRequest,
+    RunNowRequest,
 )
 from penstock.queue.control.pausing import Pause
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.queue.inspect.messages import MessageState, QueueMessage, check_state
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import Redriven
 from penstock.queue.policy import QueuePolicy, checked, duration
@@ -261,8 +267,12 @@ class RemoteQueue(Queue):
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
         after: int | None = 0
         while after is not None:
-            page = self._ask(messages.LIST_MESSAGES, query=PageQuery(after))
-            yield from events_of(page.events)
+            page = self._ask(messages.LIST_MESSAGES, query=MessageQuery(after=after))
+            previous = 0
+            for one in page.messages:
+                if one.event.seq != previous:
+                    previous = one.event.seq
+                    yield event_of(one.event)
             after = page.next
 
     def __len__(self) -> int:
@@ -295,6 +305,30 @@ class RemoteQueue(Queue):
             page = self._ask(messages.LIST_DEAD_LETTERS, query=DeadLetterQuery(skip, LISTED))
             yield from map(_failure, page.dead)
             skip = page.next
+
+    def messages(
+        self,
+        state: MessageState | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int = MESSAGES_LISTED,
+    ) -> list[QueueMessage]:
+        """Messages that are not settled, with their state, attempts, last error, due time, priority and group."""
+        check_limit(limit)
+        name = None if group is None else check_consumer(group, "group")
+        query = MessageQuery(check_state(state), name, check_position(after, "after"))
+        found: list[QueueMessage] = []
+        left = limit
+        while left > 0:
+            query.limit = min(left, LISTED)
+            page = self._ask(messages.LIST_MESSAGES, query=query)
+            found += map(_message, page.messages)
+            left -= len({one.event.seq for one in page.messages})
+            if page.next is None:
+                break
+            query.after = page.next
+        return found
 
     def consumers(self) -> list[QueueConsumer]:
         """The consumers that gave their name, and when they last took something."""
@@ -376,6 +410,12 @@ class RemoteQueue(Queue):
         """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged."""
         request = DiscardRequest([check_position(seq, "seq") for seq in seqs])
         return self._change(operations.DISCARD_MESSAGES, body=request).discarded
+
+    def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
+        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did."""
+        name = None if group is None else check_consumer(group, "group")
+        request = RunNowRequest([check_position(seq, "seq") for seq in seqs], name)
+        return self._change(operations.RUN_NOW, body=request).hastened
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many."""
@@ -473,6 +513,10 @@ def _policy(policy: dict[str, Any], queue: str) -> PolicyFields:
 
 def _pause(group: str | None) -> PauseRequest:
     return PauseRequest(None if group is None else check_consumer(group, "group"))
+
+
+def _message(one: MessageDocument) -> QueueMessage:
+    return QueueMessage(**(msgspec.structs.asdict(one) | {"event": event_of(one.event)}))
 
 
 def _failure(one: FailureDocument) -> FailedMessage:

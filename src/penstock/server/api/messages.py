@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.responses import Response
 
 from penstock.documents.events import (
@@ -26,14 +27,16 @@ from penstock.protocol.deliveries import (
     FailedList,
     FailedQuery,
     FailureDocument,
+    MessageDocument,
     MessagePage,
-    PageQuery,
+    MessageQuery,
     PeekQuery,
     PendingList,
     PendingQuery,
     PushRequest,
 )
 from penstock.protocol.journal import EventList, Receipts
+from penstock.queue.inspect.messages import QueueMessage, messages
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import page_size
 from penstock.server.api.queues import called
@@ -107,10 +110,22 @@ def peek_messages(call: Call[PeekQuery, None]) -> EventList:
 
 
 @serves(operations.LIST_MESSAGES)
-def list_messages(call: Call[PageQuery, None]) -> MessagePage:
-    after, limit = call.query.after, page_size(call.query.limit)
-    documents, more = _within((event for event in called(call) if event.seq > after), limit)
-    return MessagePage(documents, documents[-1].seq if more and documents else None)
+def list_messages(call: Call[MessageQuery, None]) -> MessagePage:
+    query, limit = call.query, page_size(call.query.limit)
+    documents: list[MessageDocument] = []
+    last, positions, size = 0, 0, 0
+    for one in messages(called(call), query.state, query.group, query.after):
+        if one.seq != last:
+            if positions >= limit or size >= PAGE_BYTES:
+                return MessagePage(documents, last)
+            last, positions = one.seq, positions + 1
+        documents.append(_message(one))
+        size += len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
+    return MessagePage(documents)
+
+
+def _message(one: QueueMessage) -> MessageDocument:
+    return MessageDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
 
 
 @serves(operations.READ_MESSAGE)

@@ -17,6 +17,7 @@ from penstock.protocol.queues import (
     DiscardRequest,
     GroupNames,
     GroupQuery,
+    Hastened,
     Moved,
     MoveRequest,
     NewGroup,
@@ -28,6 +29,7 @@ from penstock.protocol.queues import (
     RedriveAnswer,
     RedriveRequest,
     Removed,
+    RunNowRequest,
     ScheduleList,
     WasRemoved,
 )
@@ -175,6 +177,11 @@ def move_messages(call: Call[None, MoveRequest]) -> Moved:
 @serves(operations.DISCARD_MESSAGES)
 def discard_messages(call: Call[None, DiscardRequest]) -> Discarded:
     return Discarded(called(call).discard(call.body.seqs))
+
+
+@serves(operations.RUN_NOW)
+def run_now(call: Call[None, RunNowRequest]) -> Hastened:
+    return Hastened(called(call).run_now(call.body.seqs, group=call.body.group))
 
 
 @serves(operations.PURGE_QUEUE)

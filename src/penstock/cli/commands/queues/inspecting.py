@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
 from penstock.cli.output import safe, safe_lines
-from penstock.cli.values import number, queue_names, the_queue
+from penstock.cli.values import choice, number, position, queue_names, the_queue
 from penstock.units import show_duration
 
 if TYPE_CHECKING:
     from penstock.observe.sample import FailedMessage
+    from penstock.queue.inspect.messages import MessageState
 
 WIDEST = 60
 """Characters of an error or a payload in a table's cell."""
@@ -64,6 +66,56 @@ def pending(context: CommandContext, queue: str, group: str | None) -> None:
     rows = [(one.seq, one.group, one.consumer, one.attempt, one.delivered_at, one.deadline, one.token) for one in held]
     columns = ("Seq", "Group", "Consumer", "Attempt", "Delivered at", "Deadline", "Token")
     context.rows(columns, rows, otherwise="nothing is in flight")
+
+
+@command(
+    "messages",
+    "penstock messages emails",
+    "penstock messages emails --state delayed --json",
+    "penstock messages news --group search --after 1000",
+)
+@the_queue
+@choice("--state", "ready delayed in_flight failed", help="only those")
+@click.option("--group", help="as this group has them")
+@click.option("--after", type=position, default="0", help="from this position on")
+@click.option("-n", "--limit", type=number, default="100", help="how many")
+def messages(
+    context: CommandContext, queue: str, state: MessageState | None, group: str | None, after: int, limit: int
+) -> None:
+    """Shows what is not settled: attempts, last error, due time, priority, who holds it.
+
+    The next page begins --after the last position. With --json each message comes with its event.
+    """
+    from penstock.cli.show import payload_text
+    from penstock.documents.events import event_document
+
+    with context.journal(read_only=True) as journal:
+        found = context.existing_queue(journal, queue).messages(state, group=group, after=after, limit=limit)
+    if context.json:
+        for one in found:
+            context.document({**msgspec.structs.asdict(one), "event": event_document(one.event)})
+        return
+    rows = [
+        (
+            one.seq,
+            "blocked" if one.blocked else one.state.replace("_", " "),
+            one.group,
+            f"{one.attempts}/{one.max_attempts}",
+            one.priority,
+            one.key,
+            one.due or one.deadline,
+            one.consumer,
+            _cut(safe(one.error or "–")),
+            _cut(payload_text(one.event)),
+        )
+        for one in found
+    ]
+    columns = ("Seq", "State", "Group", "Attempts", "Priority", "Key", "Until", "Consumer", "Error", "Payload")
+    context.rows(
+        columns, rows, otherwise="nothing waits" if state is None else f"no message is {state.replace('_', ' ')}"
+    )
+    if len({one.seq for one in found}) >= limit:
+        context.note(f"there may be more: --after {found[-1].seq}")
 
 
 @command("failed", "penstock failed emails")

@@ -138,6 +138,17 @@ def discard(
     context.record({"queue": queue, "would_discard" if dry_run else "discarded": count})
 
 
+@command("run-now", "penstock run-now emails 17 18")
+@the_queue
+@click.argument("positions", nargs=-1, required=True, type=position, help="the messages' positions")
+@click.option("--group", help="for this group only")
+def run_now(context: CommandContext, queue: str, positions: tuple[int, ...], group: str | None) -> None:
+    """Makes delayed messages ready at once, also those that wait for their retry."""
+    with context.journal() as journal:
+        count = context.existing_queue(journal, queue).run_now(positions, group=group)
+    context.record({"queue": queue, "hastened": count})
+
+
 @command("move", "penstock move emails emails.later --where 'payload.total > 100'", "penstock move emails slow -n 50")
 @the_queue
 @click.argument("to", shell_complete=queue_names, help="the queue they go to")

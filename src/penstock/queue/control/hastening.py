@@ -1,0 +1,40 @@
+"""Running delayed messages now: their time, or their retry's, has come because an operator says so."""
+
+from __future__ import annotations
+
+from penstock.journal.commit.commit import Commit
+from penstock.queue.state import keys
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import READY, WAITING, MessageRow, read_special
+
+
+def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None) -> int:
+    """Makes those of some messages ready that wait for their time, for one group or for all; returns how many."""
+    latest = queue.latest(commit)
+    groups = [group for group in queue.keeping(commit.tx) if name is None or not queue.fanout or group.name == name]
+    count = 0
+    for seq in dict.fromkeys(seqs):
+        if seq <= latest:
+            count += max([_hasten(commit, queue, group, seq) for group in groups], default=False)
+    return count
+
+
+def _hasten(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
+    message = group.message(commit.tx, seq)
+    if message is not None:
+        if message.state != WAITING:
+            return False
+        group.remove(commit, message)
+        message.state, message.due = READY, 0
+        group.place(commit, message)
+        return True
+    if seq <= group.record.absorbed or seq > queue.traits.special or not group.wants(commit.tx, seq):
+        return False
+    value = commit.tx.get(keys.special_key(group.topic, seq))
+    special = None if value is None else read_special(value, queue.name)
+    if special is None or special.due <= commit.now_ms:
+        return False
+    group.place(commit, MessageRow(seq, READY, priority=special.priority))
+    group.cover(commit, seq, seq)
+    return True
