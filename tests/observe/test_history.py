@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
+from penstock import ManualClock
 from penstock.journal.storage import keys
 from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
 from penstock.observe import history as history_module
 from penstock.observe.collect import take_sample
-from penstock.observe.history import TIERS, History, HistoryRow, Tier, between, combined, queue_series, topic_series
+from penstock.observe.history import (
+    TIERS,
+    History,
+    HistoryRow,
+    Tier,
+    between,
+    combined,
+    quantile_ms,
+    queue_series,
+    settle_series,
+    topic_series,
+)
 from penstock.observe.sample import QueueSample, Sample, TopicSample
+from penstock.queue.state.records import GroupRecord, encode
 
 START = 1_699_999_200.0
 """A full half hour."""
@@ -28,6 +42,11 @@ def sample(at: float, latest: int, ready: int = 0, **more: int) -> Sample:
     }
     queues = {"jobs": [QueueSample("jobs", "default", ready, 0, 0, 0, 2.0, settled=latest - ready)]}
     return Sample(at, topics, queues, 0.0, 0, 0, 0)
+
+
+def dated(taken: Sample, at: float) -> Sample:
+    taken.at = at
+    return taken
 
 
 def minutes(history: History, count: int, *, first: int = 0, each: int = 60) -> float:
@@ -52,7 +71,7 @@ def test_the_past_survives_a_restart(tmp_path: Path, engine: str) -> None:
         assert {row.values[queue_series("jobs", "default")] for row in hour} == {(60, 60, 10, 0, 0, 0, 0, 2)}
         day = history.over(86_400, now)
         assert [row.seconds for row in day] == [300] * 18
-        assert {row.values[topic_series("jobs")] for row in day} == {(300, 0)}
+        assert {row.values[topic_series("jobs")] for row in day} == {(300, 0, 0)}
         week = history.over(604_800, now)
         assert [(row.seconds, row.values["all"][0]) for row in week] == [(1800, 1800)] * 3
         # It goes on where it was, without a spike for what came while nobody counted.
@@ -118,6 +137,77 @@ def test_a_minute_costs_less_than_half_a_percent_of_a_minute(tmp_path: Path) -> 
         assert sorted(took)[len(took) // 2] < 0.005 * 60
 
 
+def test_settle_times_cost_less_than_half_a_percent_of_taking_and_acknowledging(tmp_path: Path) -> None:
+    """A take and an ack each write the group's record; what the histogram in it adds is measured beside them."""
+    with penstock.open(tmp_path / "j.db", durability="process") as journal:
+        queue = journal.queue("q")
+        queue.push_many(list(range(1_200)))
+
+        def handle() -> None:
+            delivery = queue.take()
+            assert delivery is not None
+            delivery.ack()
+
+        message = fastest(handle, 200)
+    times = dict.fromkeys(range(1, 9), 12_345)
+    plain, full = GroupRecord(next_lease=99_999), GroupRecord(next_lease=99_999, settle_times=times)
+
+    def count() -> None:
+        times[5] = times.get(5, 0) + (int(START) + 17 - int(START)).bit_length()
+
+    added = 2 * (fastest(lambda: encode(full), 2_000) - fastest(lambda: encode(plain), 2_000)) + fastest(count, 2_000)
+    assert added < 0.005 * message
+
+
+def fastest(work: Callable[[], object], times: int) -> float:
+    """Seconds that one call takes, in the best of five rounds."""
+    rounds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        for _ in range(times):
+            work()
+        rounds.append((time.perf_counter() - begun) / times)
+    return min(rounds)
+
+
+def test_settle_times_are_kept_by_minute_and_survive_a_restart(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with penstock.open(tmp_path / "j.db", clock=clock) as journal:
+        queue, history = journal.queue("mails"), History(journal)
+        queue.push_many(list(range(100)))
+        history.add(dated(take_sample(journal), START))
+        quick, slow = queue.take_many(98), queue.take_many(2)
+        clock.advance(0.1)
+        for delivery in quick:
+            delivery.ack()
+        clock.advance(9.9)
+        for delivery in slow:
+            delivery.ack()
+        history.add(dated(take_sample(journal), START + 60))
+        queue.push("given back")
+        delivery = queue.take()
+        assert delivery is not None
+        delivery.nack()
+        history.add(dated(take_sample(journal), START + 120))
+    with penstock.open(tmp_path / "j.db") as journal:
+        first, second = History(journal).over(3600, START + 120)
+        series = settle_series("mails", "default")
+        assert sum(first.values[series]) == 100
+        median, slowest = quantile_ms(first.values[series], 0.5), quantile_ms(first.values[series], 0.99)
+        assert median is not None and 64 <= median <= 128
+        assert slowest is not None and 8_192 <= slowest <= 16_384
+        assert series not in second.values  # giving back is not settling
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "found"),
+    [([0, 0], 0.5, None), ([4], 0.5, 0.5), ([0, 0, 10], 0.99, 3.98), ([9, 0, 1], 0.5, 0.5556)],
+)
+def test_a_quantile_lies_within_its_bucket(counts: list[int], share: float, found: float | None) -> None:
+    value = quantile_ms(counts, share)
+    assert value == (found if found is None else pytest.approx(found, rel=1e-3))
+
+
 def test_the_busiest_series_have_room_and_the_others_are_unknown_not_zero(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "j.db") as journal:
         history = History(journal)
@@ -152,7 +242,7 @@ def test_a_late_look_counts_as_a_minute(tmp_path: Path) -> None:
         history.add(sample(START, 0))
         history.add(sample(START + 240, 400))
         (row,) = history.over(3600, START + 240)
-        assert row.values[topic_series("jobs")] == (100, 0)
+        assert row.values[topic_series("jobs")] == (100, 0, 0)
 
 
 def test_the_last_minutes_are_finer_while_somebody_looks(tmp_path: Path) -> None:
@@ -177,21 +267,21 @@ def test_a_damaged_ring_begins_anew(tmp_path: Path) -> None:
 
 
 def test_what_is_reset_and_what_is_new_counts_right() -> None:
-    before = {"flow:a/b": (1000, 5, 10), "topic:t": (50, 0), "queue:q/default": (9, 9, 0, 0, 0, 0, 0, 0)}
+    before = {"flow:a/b": (1000, 5, 10, 0), "topic:t": (50, 0, 9), "queue:q/default": (9, 9, 0, 0, 0, 0, 0, 0)}
     after = {
-        "flow:a/b": (200, 5, 10),
-        "topic:t": (50, 0),
-        "topic:new": (7, 0),
+        "flow:a/b": (200, 5, 10, 0),
+        "topic:t": (50, 0, 9),
+        "topic:new": (7, 0, 9),
         "queue:q/default": (9, 8, 1, 0, 0, 0, 0, 0),
         "queue:old/default": (5000, 5000, 0, 0, 0, 0, 0, 0),
     }
     assert between(before, after) == {
-        "flow:a/b": (200, 5, 10),
-        "topic:new": (7, 0),
+        "flow:a/b": (200, 5, 10, 0),
+        "topic:new": (7, 0, 9),
         "queue:q/default": (0, 0, 1, 0, 0, 0, 0, 0),
     }
 
 
 def test_coarser_rows_add_counts_and_keep_the_highest() -> None:
-    rows = [HistoryRow(60, 60, {"topic:t": (5, 100)}), HistoryRow(120, 60, {"topic:t": (7, 20)}, cut=True)]
-    assert combined(rows, 120, 120) == HistoryRow(120, 120, {"topic:t": (12, 100)}, cut=True)
+    rows = [HistoryRow(60, 60, {"topic:t": (5, 100, 9)}), HistoryRow(120, 60, {"topic:t": (7, 20, 8)}, cut=True)]
+    assert combined(rows, 120, 120) == HistoryRow(120, 120, {"topic:t": (12, 100, 9)}, cut=True)

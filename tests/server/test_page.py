@@ -138,7 +138,8 @@ def test_charts_show_the_past_by_range_also_after_a_restart(
         sample = take_sample(journal)
         sample.at = start + 60 * minute
         for n, topic in enumerate(sample.topics.values()):
-            topic.latest = 600 * minute * (n + 1)
+            topic.latest = 6_000 * minute * (n + 1)
+        sample.queues["emails"][0].settle_times = {7: 94 * minute, 12: 6 * minute}
         history.add(sample)
     with serving(journal) as served:
         page = open_page()
@@ -156,7 +157,7 @@ def test_charts_show_the_past_by_range_also_after_a_restart(
         box = rates.locator(".u-over").bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 20)
-        expect(rates.locator(".value").first).to_have_text("210/s")
+        expect(rates.locator(".value").first).to_have_text("2,100/s")
         shown = rates.get_by_role("button", name="events in")
         shown.click()
         expect(rates.get_by_role("button", name="events in")).to_have_attribute("aria-pressed", "false")
@@ -167,6 +168,13 @@ def test_charts_show_the_past_by_range_also_after_a_restart(
         states = page.locator('[data-chart="states"]')
         expect(states.get_by_role("button")).to_have_count(5)
         expect(states.get_by_role("button", name="dead")).to_contain_text("5")
+        # A minute in which messages took a tenth of a second, and a few took four.
+        settling = page.locator('[data-chart="settling"]')
+        expect(settling.get_by_role("button")).to_contain_text(["p50", "p99"])
+        lines = served.get("/charts/queues/emails", range="1h").json["charts"]["settling"]["series"]
+        assert [max(value or 0 for value in line["values"]) for line in lines] == [0.0980, 3.7546]
+        page.goto(f"{served.url}/topics/orders?range=1h")
+        expect(page.locator('[data-chart="bytes"]').get_by_role("button")).to_contain_text("KiB/s")
         answer = served.get("/charts/overview", range="1y")
         assert answer.status == 400 and "15m, 1h, 24h, 7d" in answer.json["detail"]
 

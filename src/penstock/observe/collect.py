@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.journal.commit.catalog import load_state
+from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.cursors import read_cursors
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
@@ -31,6 +31,7 @@ from penstock.observe.sample import QueueSample, Sample, TopicSample
 
 if TYPE_CHECKING:
     from penstock.api import LocalJournal
+    from penstock.engine.contract import Snapshot
     from penstock.queue.queue import LocalQueue
     from penstock.surface.journal import Journal
 
@@ -53,7 +54,7 @@ def take_sample(journal: LocalJournal) -> Sample:
             events = latest - load_state(snap, view.number, name).removed
             cursors = read_cursors(snap, view.number)
             lags = {consumer: latest - seq for consumer, seq in cursors.items()}
-            topics[name] = TopicSample(name, latest, events, 0.0, lags)
+            topics[name] = TopicSample(name, latest, events, 0.0, lags, _event_bytes(snap, view.number))
     free, total = _disk(journal)
     pressure = journal.pressure()
     sample = Sample(
@@ -72,6 +73,13 @@ def take_sample(journal: LocalJournal) -> Sample:
     return sample
 
 
+def _event_bytes(snap: Snapshot, topic: int) -> int:
+    """The average size of the events of a topic's newest block."""
+    for key, value in snap.scan(*keys.block_range(topic), reverse=True):
+        return len(value) // max(1, open_block(key, value, "").count)
+    return 0
+
+
 def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dict[str, list[QueueSample]]:
     """Every group of every queue, with dead letters counted where they came from."""
     handles = {name: journal.queue(name) for name in journal.queues()}
@@ -86,6 +94,7 @@ def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dic
             stats = queue.stats(group)
             one = QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
             one.ttl = policy.ttl
+            one.settle_times = queue._settle_times(group)
             one.paused = stats.paused
             if name in topics:
                 unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -47,16 +47,24 @@ class Tier(msgspec.Struct, frozen=True):
 
 TIERS: Final = (Tier(60, 180), Tier(300, 288), Tier(1800, 336))
 
+SETTLE_BUCKETS: Final = 24
+"""Buckets of the histogram of settle times: bucket n holds what took less than 2**n milliseconds, the last all else."""
+BUCKETS: Final = tuple(f"under_2_{n}_ms" for n in range(SETTLE_BUCKETS))
+
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "all": ("appended", "settled", "ready", "in_flight", "delayed", "failed", "dead", "oldest"),
-    "topic": ("appended", "lag"),
+    "topic": ("appended", "lag", "event_bytes"),
     "consumer": ("lag",),
     "queue": ("pushed", "settled", "ready", "in_flight", "delayed", "failed", "dead", "oldest"),
-    "flow": ("rows", "lag", "batch_ms"),
+    "settle": BUCKETS,
+    "flow": ("rows", "lag", "batch_ms", "rows_out"),
 }
 """What the series of each kind measure."""
-COUNTS: Final = frozenset(("appended", "settled", "pushed", "rows"))
+COUNTS: Final = frozenset(("appended", "settled", "pushed", "rows", "rows_out", *BUCKETS))
 """Fields that count what happened in a row's time; the others say how things stood at its end."""
+
+ANEW: Final = frozenset(("rows", "rows_out", *BUCKETS))
+"""Counts that may begin again at nothing."""
 
 Values = dict[str, tuple[int, ...]]
 """Each series with its fields; a series is named `kind` or `kind:name`."""
@@ -91,6 +99,10 @@ def queue_series(queue: str, group: str) -> str:
     return f"queue:{queue}/{group}"
 
 
+def settle_series(queue: str, group: str) -> str:
+    return f"settle:{queue}/{group}"
+
+
 def flow_series(key: str) -> str:
     return f"flow:{key}"
 
@@ -102,7 +114,7 @@ def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
     settled = 0
     sums = [0] * 6
     for topic in sample.topics.values():
-        found[topic_series(topic.name)] = (topic.latest, max(topic.lags.values(), default=0))
+        found[topic_series(topic.name)] = (topic.latest, max(topic.lags.values(), default=0), topic.event_bytes)
         for consumer, lag in topic.lags.items():
             found[consumer_series(topic.name, consumer)] = (lag,)
     for groups in sample.queues.values():
@@ -110,10 +122,13 @@ def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
             latest = sample.topics[group.name].latest if group.name in sample.topics else 0
             states = _states(group)
             found[queue_series(group.name, group.group)] = (latest, group.settled, *states)
+            if group.settle_times:
+                found[settle_series(group.name, group.group)] = _histogram(group.settle_times)
             settled += group.settled
             sums = [*map(sum, zip(sums[:5], states[:5], strict=True)), max(sums[5], states[5])]
     for flow in flows:
-        found[flow_series(flow.key)] = (flow.rows, flow.lag or 0, round((flow.batch_seconds or 0.0) * 1000))
+        batch_ms = round((flow.batch_seconds or 0.0) * 1000)
+        found[flow_series(flow.key)] = (flow.rows, flow.lag or 0, batch_ms, flow.rows_out)
     found["all"] = (sum(topic.latest for topic in sample.topics.values()), settled, *sums)
     return found
 
@@ -121,6 +136,30 @@ def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
 def _states(group: QueueSample) -> tuple[int, ...]:
     oldest = round(group.oldest_age or 0.0)
     return (group.ready, group.in_flight, group.delayed, group.failed, group.dead, oldest)
+
+
+def _histogram(times: Mapping[int, int]) -> tuple[int, ...]:
+    counts = [0] * SETTLE_BUCKETS
+    for bucket, count in times.items():
+        counts[min(bucket, SETTLE_BUCKETS - 1)] += count
+    return tuple(counts)
+
+
+def quantile_ms(counts: Sequence[int], share: float) -> float | None:
+    """The time below which a share of a histogram's messages were settled; None when there were none.
+
+    Within a bucket times are taken to be spread evenly.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    wanted, below = share * total, 0
+    for bucket, count in enumerate(counts):
+        if count and below + count >= wanted:
+            low = 0.0 if not bucket else 2.0 ** (bucket - 1)
+            return low + (2.0**bucket - low) * (wanted - below) / count
+        below += count
+    return 2.0 ** (len(counts) - 1)
 
 
 def between(before: Values, after: Values, scale: float = 1.0) -> Values:
@@ -139,11 +178,13 @@ def between(before: Values, after: Values, scale: float = 1.0) -> Values:
             elif past is None:
                 # A topic that was not there a moment ago has gone from nothing to what it is; a queue may be laid over
                 # a topic that is old.
-                values.append(value if kind == "topic" else 0)
+                values.append(value if kind in ("topic", "settle") else 0)
             else:
-                began = 0 if field == "rows" and value < past[at] else past[at]  # a flow that was restarted counts anew
+                # A flow that was restarted counts anew, and so does a queue that was made again.
+                began = 0 if field in ANEW and value < past[at] else past[at]
                 values.append(max(0, round((value - began) * scale)))
-        if any(values):
+        # How large events are says nothing while none come.
+        if any(values[:2] if kind == "topic" else values):
             found[name] = tuple(values)
     return found
 

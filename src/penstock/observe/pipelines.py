@@ -51,6 +51,8 @@ class FlowStatus(msgspec.Struct, kw_only=True):
     """The number of the newest batch."""
     rows: int = 0
     """Rows read since this run began."""
+    rows_out: int = 0
+    """Rows written since this run began."""
     rows_per_second: float | None = None
     """Rows read, over the last ten seconds."""
     lag: int | None = None

@@ -20,6 +20,8 @@ class TopicSample(msgspec.Struct):
     rate: float = 0.0
     lags: dict[str, int] = {}
     """How far each consumer is behind."""
+    event_bytes: int = 0
+    """Stored bytes of an event: the average of the newest block."""
 
 
 class QueueSample(msgspec.Struct):
@@ -42,6 +44,9 @@ class QueueSample(msgspec.Struct):
     """Messages that were settled (acknowledged, given up or removed) since the queue began."""
     ttl: float | None = None
     """The queue's time to live for its messages, in seconds."""
+    settle_times: dict[int, int] = {}
+    """How many messages took how long from delivery to acknowledgement, since ever: under n those that took less than
+    2**n milliseconds, and at least half of that."""
     paused: bool = False
     """Whether nothing is handed out for now."""
 

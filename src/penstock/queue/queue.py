@@ -232,6 +232,10 @@ class LocalQueue(QueueCore, Queue):
         """How many messages are in which state; costs the same whatever the queue holds."""
         return stats.stats(self, check_consumer(group, "group"))
 
+    def _settle_times(self, group: str) -> dict[int, int]:
+        """How long messages took to be acknowledged, for the charts of the console."""
+        return stats.settle_times(self, group)
+
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
         return listing.pending(self, None if group is None else check_consumer(group, "group"))

@@ -84,6 +84,12 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
         )
 
 
+def settle_times(queue: LocalQueue, name: str) -> dict[int, int]:
+    """How many messages of a group took how long from delivery to acknowledgement; see `GroupRecord.settle_times`."""
+    with looking(queue) as (snap, state):
+        return dict(group_named(snap, state, name).record.settle_times)
+
+
 def _placed(snap: Snapshot, group: Group, through: int) -> Iterator[MessageRow]:
     """Messages with a row of their own, up to a position, that have not failed."""
     low, _ = keys.rows(group.topic, group.number, b"e")

@@ -17,12 +17,15 @@ from starlette.responses import Response
 
 from penstock.errors import ConfigError
 from penstock.observe.history import (
+    BUCKETS,
     COUNTS,
     FIELDS,
     HistoryRow,
     consumer_series,
     flow_series,
+    quantile_ms,
     queue_series,
+    settle_series,
     topic_series,
 )
 from penstock.observe.pipelines import status
@@ -45,7 +48,7 @@ class Chart(msgspec.Struct):
     id: str
     title: str
     unit: str = ""
-    """rate, count, seconds: how its values are written."""
+    """rate, count, seconds, bytes: how its values are written."""
     stacked: bool = False
 
 
@@ -68,13 +71,16 @@ QUEUE = (
     Chart("states", "Messages by state", "count", stacked=True),
     Chart("rates", "Pushed and settled, a second", "rate"),
     Chart("ages", "Oldest ready message", "seconds"),
+    Chart("settling", "From delivery to acknowledgement", "seconds"),
 )
 TOPIC = (
     Chart("rates", "Events a second", "rate"),
+    Chart("bytes", "Bytes a second, as stored", "bytes"),
     Chart("lags", "Lag by consumer", "count"),
 )
 PIPELINES = (
-    Chart("rates", "Rows a second", "rate"),
+    Chart("rates", "Rows read, a second", "rate"),
+    Chart("written", "Rows written, a second", "rate"),
     Chart("lags", "Lag", "count"),
     Chart("batches", "Duration of the newest batch", "seconds"),
 )
@@ -113,6 +119,28 @@ def drawn(rows: Sequence[HistoryRow], lines: Sequence[Line]) -> ChartData:
     return ChartData(times, data)
 
 
+def settle_times(rows: Sequence[HistoryRow], series: str) -> ChartData:
+    """The median and the slowest hundredth of the times from delivery to acknowledgement, in seconds."""
+    data = drawn(rows, [(bucket, series, bucket) for bucket in BUCKETS])
+    found = ChartData(data.times, [ChartLine("p50", []), ChartLine("p99", [])])
+    for line, share in zip(found.series, (0.5, 0.99), strict=True):
+        for counts in zip(*(bucket.values for bucket in data.series), strict=True):
+            known = [count for count in counts if count is not None]
+            value = quantile_ms(known, share) if len(known) == len(counts) else None
+            line.values.append(None if value is None else round(value / 1000, 4))
+    return found
+
+
+def written_bytes(rows: Sequence[HistoryRow], series: str) -> ChartData:
+    """Events a second, times what an event of the newest block takes."""
+    data = drawn(rows, [("appended", series, "appended"), ("size", series, "event_bytes")])
+    appended, sizes = (line.values for line in data.series)
+    found = ChartLine("bytes", [])
+    for count, size in zip(appended, sizes, strict=True):
+        found.values.append(None if count is None or size is None else count * size)
+    return ChartData(data.times, [found])
+
+
 def highest(data: ChartData) -> ChartData:
     """The lines that stand highest; more than a few cannot be told apart."""
     ranked = sorted(data.series, key=lambda line: -max((value or 0.0 for value in line.values), default=0.0))
@@ -144,10 +172,12 @@ def overview_charts(request: Request, service: Service) -> Response:
 def queue_charts(request: Request, service: Service) -> Response:
     queue = queue_of(request, service)
     rows = rows_of(request, service)
-    series = queue_series(queue.name, request.query_params.get("group") or "default")
+    group = request.query_params.get("group") or "default"
+    series = queue_series(queue.name, group)
     rates = drawn(rows, [("pushed", series, "pushed"), ("settled", series, "settled")])
     ages = drawn(rows, [("oldest", series, "oldest")])
-    return _answer({"states": _states(rows, series), "rates": rates, "ages": ages})
+    settling = settle_times(rows, settle_series(queue.name, group))
+    return _answer({"states": _states(rows, series), "rates": rates, "ages": ages, "settling": settling})
 
 
 @guarded("read")
@@ -156,7 +186,8 @@ def topic_charts(request: Request, service: Service) -> Response:
     rows = rows_of(request, service)
     rates = drawn(rows, [("events", topic_series(topic.name), "appended")])
     lags = [(name, consumer_series(topic.name, name), "lag") for name in sorted(topic.cursors())]
-    return _answer({"rates": rates, "lags": highest(drawn(rows, lags))})
+    written = written_bytes(rows, topic_series(topic.name))
+    return _answer({"rates": rates, "bytes": written, "lags": highest(drawn(rows, lags))})
 
 
 @guarded("read")
@@ -167,4 +198,5 @@ def pipeline_charts(request: Request, service: Service) -> Response:
     def lines(field: str) -> ChartData:
         return highest(drawn(rows, [(name, flow_series(name), field) for name in names]))
 
-    return _answer({"rates": lines("rows"), "lags": lines("lag"), "batches": lines("batch_ms")})
+    read, written = lines("rows"), lines("rows_out")
+    return _answer({"rates": read, "written": written, "lags": lines("lag"), "batches": lines("batch_ms")})

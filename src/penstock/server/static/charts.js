@@ -20,11 +20,18 @@
     if (value < 86400) return (value / 3600).toFixed(1) + " h";
     return (value / 86400).toFixed(1) + " d";
   }
+  function size(value) {
+    const units = ["B", "KiB", "MiB", "GiB"];
+    let at = 0;
+    while (value >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
+    return value.toFixed(at && value < 10 ? 1 : 0) + " " + units[at];
+  }
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
   const WRITE = {
     rate: { axis: (value) => short.format(value), full: (value) => whole.format(value) + "/s" },
     count: { axis: (value) => short.format(value), full: (value) => whole.format(value) },
+    bytes: { axis: (value) => short.format(value), full: (value) => size(value) + "/s" },
     seconds: { axis: (value) => (value === 0 ? "0" : seconds(value)), full: seconds },
   };
 

@@ -87,6 +87,7 @@ class RunningFlow:
     def _take_in(self, progress: Any) -> None:
         rows = int(progress["numInputRows"] or 0)
         self.status.rows += rows
+        self.status.rows_out += max(0, int(progress["sink"].get("numOutputRows") or 0))  # -1: the sink cannot say
         self._counted.append((time.monotonic(), rows))
         for at, source in enumerate(progress["sources"]):
             with suppress(ValueError, TypeError, AttributeError):
