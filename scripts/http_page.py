@@ -54,7 +54,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> list[str]:
         lines += [f"| `{one['name']}` | {_cell(one['description'])} |" for one in asked]
     body = operation.get("requestBody")
     if body:
-        lines += ["", f"Takes {_kind(body['content']['application/json']['schema'])}."]
+        taken = [_kind(said["schema"]) if said else f"`{media}`" for media, said in body["content"].items()]
+        lines += ["", f"Takes {' or '.join(taken)}."]
     content = next(said for status, said in operation["responses"].items() if status.startswith("2"))["content"]
     kinds = [
         f"{_kind(schema['schema'])}" if schema.get("schema") else f"`{media}`" for media, schema in content.items()

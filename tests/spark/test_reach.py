@@ -18,7 +18,7 @@ from penstock.spark import flow, topic
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner
 from penstock.spark.sink.staging import staging_root
-from penstock.spark.source.options import absolute_url
+from penstock.spark.source.place import absolute_url
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stores import check_reach, journal_id
 from penstock.spark.startup.settings import MASTER_VARIABLE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +22,16 @@ from penstock.journal.commit.catalog import (
 from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
+
+
+class Span(Protocol):
+    """Something that holds the events of some positions."""
+
+    first: int
+    last: int
+
+
+S = TypeVar("S", bound=Span)
 
 
 class EventFilter(msgspec.Struct, frozen=True):
@@ -141,28 +152,36 @@ class TopicView:
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
         """The blocks with events in after < position ≤ through, ascending."""
-        start = after + 1
-        if start > through:
+        if after >= through:
             return
         state = load_state(self.snap, self.number, self.name)
         if state.sealed > after:
             high = min(through, state.sealed)
             yield from sealed_blocks(self.snap, self.number, self.name, after, high, state.trimmed)
             after = high
-            start = after + 1
-            if start > through:
+            if after >= through:
                 return
+        yield from self.hot_blocks(after, through, state, open_block)
+
+    def hot_blocks(
+        self, after: int, through: int, state: TopicState, open: Callable[[bytes, bytes, str], S]
+    ) -> Iterator[S]:
+        """What `open` makes of the blocks in the store itself (their keys and values): all but the sealed ones."""
+        start = after + 1
         whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
-        opening = self.block_holding(start) if after else None
-        if opening is not None:
-            if opening.last >= start:
-                yield opening
-            start = opening.last + 1
-            whole = max(whole, opening.last)
+        first, _ = keys.block_range(self.number)
+        if after:
+            for key, value in self.snap.scan(first, keys.block_key(self.number, start + 1), reverse=True):
+                opening = open(key, value, self.name)
+                if opening.last >= start:
+                    yield opening
+                start = opening.last + 1
+                whole = max(whole, opening.last)
+                break
         stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
-        low = keys.block_key(self.number, start) if after else keys.block_range(self.number)[0]
+        low = keys.block_key(self.number, start) if after else first
         for key, value in self.snap.scan(low, stop):
-            block = open_block(key, value, self.name)
+            block = open(key, value, self.name)
             if block.first > whole + 1:
                 raise self._missing(whole + 1, block.first - 1)
             yield block

@@ -9,7 +9,7 @@ import msgspec
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, QueueFull
 from penstock.observe.sample import Sample
-from penstock.protocol.operation import SSE, Operation
+from penstock.protocol.operation import SSE, Operation, Role
 
 
 class PressureDocument(msgspec.Struct):
@@ -38,6 +38,8 @@ class JournalDocument(msgspec.Struct):
     gates: dict[str, list[str]] = {}
     paused: list[str] = []
     """Queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""
+    role: Role = "read"
+    """What the sender's token may do."""
 
 
 class Flushed(msgspec.Struct):

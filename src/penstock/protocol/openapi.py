@@ -49,12 +49,13 @@ def document() -> bytes:
 
 def _kinds(one: Operation[Any]) -> list[Any]:
     """Everything that an operation sends or receives as JSON."""
-    return [kind for kind in (one.body, one.answer, *one.also) if kind is not None]
+    body = one.body if one.takes == JSON else None
+    return [kind for kind in (body, one.answer, *one.also) if kind not in (None, bytes)]
 
 
 def _described(one: Operation[Any], by_kind: dict[str, Any]) -> dict[str, Any]:
-    answers = [by_kind[str(kind)] for kind in (*one.also, one.answer)]
-    answer = {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}
+    answers = [by_kind[str(kind)] for kind in (*one.also, one.answer) if kind is not bytes]
+    answer = {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}} if answers else {}
     described: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
@@ -71,7 +72,8 @@ def _described(one: Operation[Any], by_kind: dict[str, Any]) -> dict[str, Any]:
     if one.role is None:
         described["security"] = [{}]
     if one.body is not None:
-        described["requestBody"] = {"content": {JSON: {"schema": by_kind[str(one.body)]}}}
+        content = {"schema": by_kind[str(one.body)]} if one.takes == JSON else {}
+        described["requestBody"] = {"content": {one.takes: content}}
     return described
 
 

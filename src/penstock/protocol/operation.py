@@ -22,6 +22,8 @@ JSON = "application/json"
 LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 SSE = "text/event-stream"
+BLOCKS = "application/vnd.penstock.blocks"
+"""Stored blocks, each with its length (4 bytes, big-endian) before it."""
 PROBLEM = "application/problem+json"
 
 PREFIX = "/v1"
@@ -46,6 +48,7 @@ class Operation(Generic[A]):
         query: type[msgspec.Struct] | None = None,
         body: Any = None,
         also: tuple[type, ...] = (),
+        takes: str = JSON,
         media: tuple[str, ...] = (JSON,),
         status: int = 200,
         errors: tuple[type[PenstockError], ...] = (),
@@ -61,7 +64,9 @@ class Operation(Generic[A]):
         self.answer = answer
         self.query = query
         self.body = body
-        """What the request's JSON decodes to; None: it has no body."""
+        """What the request's JSON decodes to; bytes for another media type; None: it has no body."""
+        self.takes = takes
+        """The media type of the request's body; other ones than JSON are sent and taken as bytes."""
         self.also = also
         """Other shapes the answer may have, which clients of other languages may ask for."""
         self.media = media

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.protocol import deliveries, journal, queues, topics
+from penstock.protocol import bulk, deliveries, journal, queues, topics
 from penstock.protocol.operation import Operation
 
 OPERATIONS: tuple[Operation[Any], ...] = (
@@ -12,4 +12,5 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     *topics.OPERATIONS,
     *queues.OPERATIONS,
     *deliveries.OPERATIONS,
+    *bulk.OPERATIONS,
 )

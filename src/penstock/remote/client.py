@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -114,8 +114,8 @@ class Client:
         headers = self._headers
         data = None
         if operation.body is not None:
-            data = b"{}" if body is None else _encode(body)
-            headers = {**headers, "Content-Type": JSON}
+            data = body if operation.takes != JSON else b"{}" if body is None else _encode(body)
+            headers = {**headers, "Content-Type": operation.takes}
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + wait)
         try:
             try:
@@ -156,6 +156,26 @@ class Client:
         except HTTPError as error:
             raise self.broken(operation.method, error) from error
         return answer
+
+    def download(
+        self,
+        operation: Operation[Any],
+        *names: str,
+        query: msgspec.Struct | None = None,
+        accept: str,
+        packed: bool = False,
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """An answer's bytes, whatever they are, and its headers; `packed`: compressed on their way."""
+        headers = {"Accept-Encoding": "gzip"} if packed else None
+        answer = self.stream(operation, *names, query=query, accept=accept, headers=headers)
+        try:
+            data = answer.read()
+            answer.release_conn()
+        except HTTPError as error:
+            raise self.broken(operation.method, error) from error
+        finally:
+            answer.close()
+        return data, answer.headers
 
     def lines(
         self, operation: Operation[Any], *names: str, query: msgspec.Struct | None = None, accept: str

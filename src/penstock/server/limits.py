@@ -26,6 +26,8 @@ STREAM_ROWS: Final = 65_536
 """Rows of a record batch in an Arrow stream."""
 ARROW_BYTES: Final = 8 << 20
 """Bytes of record batches an Arrow stream reads at a time."""
+BLOCKS_BYTES: Final = 4 << 20
+"""Bytes of stored blocks after which an answer ends; the reader asks again."""
 SEND_BYTES: Final = 64 << 10
 """Bytes handed to a connection at a time: what a slow reader's connection holds beside what is shared."""
 PING_SECONDS: Final = 15.0

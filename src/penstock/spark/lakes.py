@@ -15,7 +15,7 @@ from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.storage.to_arrow import arrow_schema
 from penstock.names import check_name
-from penstock.spark.source.options import absolute_url
+from penstock.spark.source.place import absolute_url, is_served
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ def lake(
     """A topic as it is now, with the columns of the source `penstock`: sealed history straight from its Parquet files.
 
     What is not sealed yet comes through the source, so the frame has every event once, also when sealing goes on while
-    it is read. Lakes that Spark has no file system for are read through the source as well.
+    it is read. Lakes that Spark has no file system for are read through the source as well, and so are those of a
+    served journal (http://…).
     """
     check_name(topic)
     if payload not in ("json", "binary"):
         raise ConfigError(f'payload is "json" or "binary", not {payload!r}')
+    if isinstance(journal, str) and is_served(journal):
+        return _served(spark, absolute_url(journal), topic, payload)
     if isinstance(journal, str):
         url = absolute_url(journal)
         opening: AbstractContextManager[LocalJournal] = open_local(url, read_only=True)
@@ -66,6 +69,18 @@ def lake(
     if segments[0].first <= state.trimmed:
         sealed = sealed.where(f"seq > {state.trimmed}")
     return sealed if after == latest else sealed.unionAll(tail)
+
+
+def _served(spark: SparkSession, url: str, topic: str, payload: str) -> DataFrame:
+    """A topic of a served journal, all of it through the server: the lake's files are the server's to reach."""
+    from penstock.remote import connect
+
+    with connect(url, read_only=True) as journal:
+        if topic not in journal.topics():
+            raise ConfigError(f"there is no topic {topic!r} in {url}")
+        latest = journal.topic(topic).latest
+    source = spark.read.format("penstock").options(url=url, topic=topic, payloadFormat=payload)
+    return source.option("endingOffsets", str(latest)).load()
 
 
 def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: str) -> DataFrame:

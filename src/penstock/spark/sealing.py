@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.api import LocalJournal, local, open_local
+from penstock.errors import ConfigError
 from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealReport, WriteSegments, seal_topic
 from penstock.journal.sealed.segments import Segment
 from penstock.journal.sealed.writing import write_segment
-from penstock.spark.source.options import absolute_url
+from penstock.spark.source.place import absolute_url, is_served
 from penstock.spark.source.stores import check_reach, reading
 from penstock.surface.journal import Journal
 
@@ -39,6 +40,10 @@ def seal(
 
 @contextmanager
 def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
+    if isinstance(journal, str) and is_served(journal):
+        raise ConfigError(
+            "sealing moves history out of the store, and is not served over http: seal where the store is"
+        )
     if isinstance(journal, str):
         open_local(journal, read_only=True).close()  # a mistyped name makes no journal
         with open_local(journal) as opened:

@@ -244,7 +244,7 @@ def seal(wire: Wire) -> bytes:
     return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
 
 
-def read_block(value: bytes, topic: str) -> Block:
+def read_block(value: bytes | memoryview, topic: str) -> Block:
     """Opens a stored block; `Corrupt` when its checksum or its form is wrong."""
     body = memoryview(value)[:-4]
     found = zlib.crc32(body) if len(value) <= PIECE_BYTES else crc32(body)

@@ -45,6 +45,7 @@ def describe_journal(call: Call[None, None]) -> JournalDocument:
         pressure=PressureDocument(pressure.queued, pressure.capacity),
         gates=described.gates,
         paused=described.paused,
+        role=call.request.state.role,
     )
 
 

@@ -8,16 +8,28 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Locked
 from penstock.names import check_name
+from penstock.spark.source.place import is_served
+
+
+def checkpoint_root(url: str) -> str:
+    """Where the progress of pipelines over a journal is kept: beside it; for a served one, in the working folder."""
+    if not is_served(url):
+        return f"{parse_url(url)[1]}.checkpoints"
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    name = "-".join([str(parts.hostname), str(port), *(piece for piece in parts.path.split("/") if piece)])
+    return str(Path.cwd() / f"{name}.checkpoints")
 
 
 @contextmanager
 def alone(url: str, pipeline: str) -> Iterator[None]:
     """Holds the lock of a pipeline over a journal; Locked when another process has it."""
-    root = Path(f"{parse_url(url)[1]}.checkpoints")
+    root = Path(checkpoint_root(url))
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / f"{pipeline}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -48,7 +60,7 @@ def forget_checkpoints(url: str, pipeline: str) -> bool:
     Those that `--checkpoints` put elsewhere are the user's.
     """
     check_name(pipeline, "pipeline")
-    root = Path(f"{parse_url(url)[1]}.checkpoints")
+    root = Path(checkpoint_root(url))
     if not (root / pipeline).exists() and not (root / f"{pipeline}.lock").exists():
         return False
     with alone(url, pipeline):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.engine.url import parse_url
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Denied
 from penstock.spark.pipeline.flows import Flow, Pipeline, place_of, said
 from penstock.spark.pipeline.places import Endpoint, Node
+from penstock.spark.source.place import is_served
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,8 +120,7 @@ def _queues_in(url: str) -> list[str]:
 
 def _topics_in(url: str) -> list[Node]:
     """The topics of a journal; none when there is no journal yet."""
-    _, path = parse_url(url)
-    if not os.path.exists(path):  # noqa: PTH110
+    if not is_served(url) and not os.path.exists(parse_url(url)[1]):  # noqa: PTH110
         return []
     with penstock.open(url, read_only=True) as journal:
         return [(url, name) for name in journal.topics()]
@@ -197,8 +197,14 @@ def make_targets(graph: FlowGraph) -> None:
         name = target.names[0]
         if (target.url, name) in graph.existing and not target.policy:
             continue
-        with penstock.open(target.url) as journal:
-            if target.kind == "queue":
-                journal.queue(name, **target.policy)
-            else:
-                journal.topic(name).configure()
+        try:
+            with penstock.open(target.url) as journal:
+                if target.kind == "queue":
+                    journal.queue(name, **target.policy)
+                else:
+                    journal.topic(name).configure()
+        except Denied as error:
+            raise ConfigError(
+                f"{target.label} is not in {target.url} yet, and this token may not make it ({error}): give a token "
+                "with the role admin, or make it where the journal is"
+            ) from error

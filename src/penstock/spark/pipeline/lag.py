@@ -8,13 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import penstock
 from penstock.buffer.format import parse_manifest
 from penstock.errors import PenstockError
 from penstock.spark.buffer.options import read_options
 from penstock.spark.buffer.options import settled as settled_buffer
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.places import Endpoint
+from penstock.spark.source.place import is_served
 from penstock.spark.source.stores import reading
+from penstock.surface.journal import Journal
 
 Offsets = Mapping[int, Mapping[str, int]]
 """How far each source has been read: for each of its topics a position, for each manifest the next sequence."""
@@ -28,6 +31,7 @@ class Lag:
 
     def __init__(self, flow: BoundFlow) -> None:
         self.flow = flow
+        self._served: dict[str, Journal] = {}
         self._looked: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         """When each buffer's manifests were last looked at, and where they began and ended."""
 
@@ -57,7 +61,7 @@ class Lag:
 
     def _in_topics(self, source: Endpoint, offsets: Mapping[str, int] | None) -> int:
         assert source.url is not None
-        journal = reading(source.url)
+        journal = self._journal(source.url)
         total = 0
         for name in source.names if source.kind != "pattern" else tuple(offsets or ()):
             topic = journal.topic(name)
@@ -65,6 +69,13 @@ class Lag:
             done = offsets.get(name) if offsets else topic.cursor(consumer)
             total += max(0, topic.latest - (done or 0))
         return total
+
+    def _journal(self, url: str) -> Journal:
+        if not is_served(url):
+            return reading(url)
+        if url not in self._served:
+            self._served[url] = penstock.open(url, read_only=True)
+        return self._served[url]
 
     def _in_buffer(self, at: int, source: Endpoint, offsets: Mapping[str, int] | None) -> int | None:
         """The manifest's entries beyond what was read; those that were read and not acknowledged yet do not count."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import check_name, shown_url
-from penstock.spark.source.options import absolute_url, check_stream, read_options, settled, write_options
+from penstock.spark.source.options import check_stream, read_options, settled, write_options
+from penstock.spark.source.place import absolute_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

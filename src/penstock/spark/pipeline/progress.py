@@ -7,17 +7,20 @@ import os
 import socket
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.errors import PenstockError
+import penstock
+from penstock.errors import Denied, PenstockError
 from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
+from penstock.spark.source.place import is_served
 from penstock.spark.source.stores import writing
+from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -127,16 +130,21 @@ class Reporter:
         changed = [running.status for running in flows if self._is_news(running.status, moment)]
         if not changed:
             return
-        with suppress(PenstockError), writing(self.url) as journal:
+        with suppress(PenstockError), self._journal() as journal:
             topic = journal.topic("penstock.pipelines")
             if not self._written:
-                topic.configure(by_key=True, indexed=False)
+                with suppress(Denied):  # a served journal's settings are its administrator's
+                    topic.configure(by_key=True, indexed=False)
             report(journal, changed)
             self._written += len(changed)
             for status in changed:
                 self._said[status.key] = moment, _content(status)
             if self._written // self.COMPACT != (self._written - len(changed)) // self.COMPACT:
-                topic.compact_keys()
+                with suppress(Denied):
+                    topic.compact_keys()
+
+    def _journal(self) -> AbstractContextManager[Journal]:
+        return penstock.open(self.url) if is_served(self.url) else writing(self.url)
 
     def _is_news(self, status: FlowStatus, moment: float) -> bool:
         said = self._said.get(status.key)

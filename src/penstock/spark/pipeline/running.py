@@ -20,17 +20,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, FlowFailed, PenstockError
 from penstock.limits import DEFAULT_URL
 from penstock.observe.pipelines import FlowStatus
-from penstock.spark.pipeline.alone import alone
+from penstock.spark.pipeline.alone import alone, checkpoint_root
 from penstock.spark.pipeline.faults import Fault, fault_of
 from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
 from penstock.spark.pipeline.stopping import Hold
-from penstock.spark.source.options import absolute_url
+from penstock.spark.source.place import absolute_url
 from penstock.spark.source.stores import check_reach
 from penstock.spark.startup import sessions
 from penstock.spark.startup.reaching import Gone, hushed, reaching_spark
@@ -78,7 +77,7 @@ class Runner:
         self.keep_going = keep_going
         self.restarts = restarts
         self.log = log
-        self.checkpoints = checkpoints or f"{parse_url(self.url)[1]}.checkpoints"
+        self.checkpoints = checkpoints or checkpoint_root(self.url)
         self._watch = watch
         self._at = at
         self._stop = threading.Event()

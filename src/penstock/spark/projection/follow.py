@@ -29,8 +29,9 @@ from penstock.journal.commit.commit import Commit
 from penstock.spark.projection.fold import Folded, emit, fold_sorted
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
-from penstock.spark.source.options import absolute_url, read_options
-from penstock.spark.source.stores import journal_id, reading, writing
+from penstock.spark.source.options import read_options
+from penstock.spark.source.place import absolute_url, is_served
+from penstock.spark.source.stores import check_reach, journal_id, reading, writing
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal
             "a projected stream remembers its states in a journal: this frame does not read one directly, "
             "so name it: project(events, Projection, journal=…)"
         )
+    if is_served(url):
+        raise ConfigError(
+            "a projected stream's states are kept in a journal that its tasks open themselves, not in a served one "
+            f"({url}): name one that every task can reach: project(events, Projection, journal=…)"
+        )
+    check_reach(url)
     if source is not None and source[0] == url:
         return StreamFold(shipped, schema, url, source[1], source[2])
     own = shipped.projection.__projection__
@@ -167,7 +174,7 @@ def _source_of(events: DataFrame) -> tuple[str, str, bool] | None:
     kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
     same = all(kept.get(name) == attributes.get(name) for name in ("key", "seq", "kind", "payload"))
     whole = stateless and same and options.start == "earliest" and options.start_ms is None
-    return options.url, options.topics[0], whole
+    return options.place.url, options.topics[0], whole
 
 
 def _settled(node: Any) -> dict[str, str]:

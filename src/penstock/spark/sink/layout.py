@@ -26,6 +26,7 @@ from penstock.spark.payload.encoding import json_text
 from penstock.spark.payload.forms import check_form
 from penstock.spark.source.causes import correlations
 from penstock.spark.source.options import WriteOptions
+from penstock.spark.source.place import JournalPlace
 
 _TEXT = ("topic", "kind", "key", "scope", "correlation_id", "causation_id")
 _IGNORED = ("seq", "id", "recorded_at")
@@ -47,7 +48,7 @@ _TIME = pa.timestamp("us", "UTC")
 class SinkLayout(msgspec.Struct, frozen=True):
     """How the rows of one frame become events."""
 
-    url: str
+    place: JournalPlace
     topic: str | None
     kind: str | None
     columns: frozenset[str]
@@ -82,7 +83,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         columns = frozenset(found.names) - set(_IGNORED)
         if options.topic is not None:
             columns -= {"topic"}
-        return cls(options.url, options.topic, kind, columns, options.journal)
+        return cls(options.place, options.topic, kind, columns, options.journal)
 
     def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
@@ -127,7 +128,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         else:
             ids = cause
             open_ = ids if correlation is None else pc.if_else(pc.is_null(correlation), ids, None)
-            inherited = correlations(self.url, open_, self.journal)
+            inherited = correlations(self.place, open_, self.journal)
         known = [column for column in (correlation, inherited, ids) if column is not None]
         made["causation"] = ids
         made["correlation"] = pc.coalesce(*known)

@@ -57,7 +57,7 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def publish(options: WriteOptions, messages: Sequence[StagedBlocks], mark: str | None, version: int) -> bool:
     """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
-    with writing(options.url, options.journal) as journal:
+    with writing(options.place.url, options.journal) as journal:
         queue = journal.queue(options.topic or "") if options.queue else None
 
         def apply(commit: Commit) -> bool:
@@ -104,7 +104,7 @@ class _TopicWriter:
     def __init__(self, options: WriteOptions, layout: SinkLayout, owner: str) -> None:
         self.options = options
         self.layout = layout
-        self.folder = StagingFolder(staging_root(options.url, options.staging), owner)
+        self.folder = StagingFolder(staging_root(options.place.url, options.staging), owner)
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> Self:
@@ -114,7 +114,9 @@ class _TopicWriter:
                 'a journal only grows: use mode("append"), or outputMode "append" or "update" for a stream'
             )
         options = write_options(given)
-        options = msgspec.structs.replace(options, journal=journal_id(options.url))
+        if options.place.served:
+            raise ConfigError(f"frames cannot be written to a served journal ({options.place.url})")
+        options = msgspec.structs.replace(options, journal=journal_id(options.place.url))
         return cls(options, SinkLayout.of(schema, options), uuid.uuid4().hex)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event
 from penstock.spark.source.options import ReadOptions
+from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.stores import writing
+from penstock.surface.journal import Journal
 
 CORRUPT = "_corrupt_record"
 """The column that holds the text of payloads that do not fit, in the mode PERMISSIVE."""
@@ -33,23 +36,30 @@ class BadRecords(msgspec.Struct, frozen=True):
     are its dedup key.
     """
 
-    url: str
+    place: JournalPlace
     name: str
     schema: str
 
     @classmethod
     def of(cls, options: ReadOptions) -> BadRecords:
         assert options.bad_records is not None
-        return cls(options.url, options.bad_records, options.payload_schema or "")
+        return cls(options.place, options.bad_records, options.payload_schema or "")
 
     def put(self, events: Sequence[tuple[Event, str]]) -> None:
         """Puts events there, with the reasons; those that are there already are left alone."""
         drafts = [self._draft(event, reason) for event, reason in events]
-        with writing(self.url) as journal:
+        with self._journal() as journal:
             if self.name in journal.queues():
                 journal.queue(self.name).push_many(drafts)
             else:
                 journal.topic(self.name).append_many(drafts)
+
+    def _journal(self) -> AbstractContextManager[Journal]:
+        if not self.place.served:
+            return writing(self.place.url)
+        from penstock.remote import connect
+
+        return connect(self.place.url, token=None if self.place.token is None else self.place.token.reveal())
 
     def _draft(self, event: Event, reason: str) -> Draft:
         place = f"{event.topic}\0{event.seq}\0{self.schema}"

@@ -12,14 +12,16 @@ from typing import Literal
 import msgspec
 
 from penstock.clock import to_ms
-from penstock.engine.url import parse_url
 from penstock.errors import ConfigError
 from penstock.names import check_consumer, check_kind, check_name
 from penstock.spark.payload.ddl import field_names
+from penstock.spark.source.place import JournalPlace, absolute_url, is_served, place_of
 from penstock.units import parse_duration
 
 _READ = (
     "url",
+    "token",
+    "compression",
     "topic",
     "topicPattern",
     "queue",
@@ -42,7 +44,7 @@ _READ = (
     "badRecords",
     "hold",
 )
-_WRITE = ("url", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
+_WRITE = ("url", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
 EVENT_COLUMNS = (
     "seq",
     "topic",
@@ -74,7 +76,7 @@ Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 class ReadOptions(msgspec.Struct, frozen=True):
     """What a read was asked for."""
 
-    url: str
+    place: JournalPlace
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     start: Offset | dict[str, Offset] = "earliest"
@@ -103,7 +105,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
 class WriteOptions(msgspec.Struct, frozen=True):
     """What a write was asked for."""
 
-    url: str
+    place: JournalPlace
     topic: str | None = None
     queue: bool = False
     kind: str | None = None
@@ -151,7 +153,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         _check_columns(field_names(schema), columns)
     consumer = given.get("consumer")
     return ReadOptions(
-        given["url"],
+        place_of(given),
         topics,
         pattern,
         _offsets(given, "startingoffsets", "earliest", topics),
@@ -249,8 +251,10 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     if app is not None:
         check_consumer(app, "txnAppId")
     kind = given.get("kind")
+    if "staging" in given and is_served(given["url"]):
+        raise ConfigError("staging is a folder for a journal without a server; a server keeps what tasks stage itself")
     return WriteOptions(
-        given["url"],
+        place_of(given),
         target,
         "queue" in given,
         None if kind is None else check_kind(kind),
@@ -258,23 +262,6 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         version,
         given.get("staging"),
     )
-
-
-def absolute_url(url: str) -> str:
-    """The url with an absolute path: tasks run in other folders than the program that names the journal."""
-    scheme, path = parse_url(url)
-    if scheme == "memory":
-        raise ConfigError(
-            "Spark reads and writes a journal from other processes, and memory: lives in one; use sqlite:, lmdb:, file:"
-        )
-    if scheme == "rocksdb":
-        raise ConfigError(
-            "Spark reads and writes a journal from several processes, and rocksdb: allows one; "
-            "use sqlite:, lmdb: or file:"
-        )
-    if path.startswith("//"):  # a bucket
-        return f"{scheme}:{path}"
-    return f"{scheme}:{os.path.abspath(path)}"  # noqa: PTH100 - Path.absolute keeps '..'
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:

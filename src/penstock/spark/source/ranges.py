@@ -13,23 +13,14 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
-from penstock.api import LocalJournal
 from penstock.clock import to_ms
-from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
-from penstock.journal.commit.catalog import load_state, open_block
-from penstock.journal.reading import TopicView
-from penstock.journal.sealed.files import sealed_start
-from penstock.journal.sealed.segments import load_segments
-from penstock.journal.storage import keys
 from penstock.spark.source.filters import RowFilter
+from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept
 from penstock.spark.source.options import Offset, ReadOptions
-from penstock.spark.source.rows import check_kept
 
 _TASK_BYTES = 128 << 20
 """What one task reads at the most, about: as Spark does with files. A task costs some 50 ms before its first row."""
-_UNPACKED = 3
-"""How many bytes one of a Parquet file stands for, about."""
 _SPREAD_BYTES = 2 << 20
 """From this size on a range is spread over the cores, even if one task could read it."""
 
@@ -53,21 +44,18 @@ class Range(InputPartition):
 
 
 class Topics:
-    """The topics a query reads, in one snapshot of the journal."""
+    """The topics a query reads, in one state of the journal."""
 
-    def __init__(self, snap: Snapshot, options: ReadOptions) -> None:
-        self.snap = snap
+    def __init__(self, found: JournalState, options: ReadOptions) -> None:
         self.options = options
         names = options.topics
         if options.pattern is not None:
-            names = tuple(name for name in _all_topics(snap) if matches(options.pattern, name))
-        self.views: dict[str, TopicView] = {}
+            names = tuple(name for name in found.names() if matches(options.pattern, name))
+        self.views = found.topics(names)
         for name in names:
-            view = TopicView.open(snap, name)
-            if view is None:
-                there = ", ".join(_all_topics(snap)) or "none yet"
-                raise ConfigError(f"there is no topic {name!r} in {options.url}; topics: {there}")
-            self.views[name] = view
+            if name not in self.views:
+                there = ", ".join(found.names()) or "none yet"
+                raise ConfigError(f"there is no topic {name!r} in {options.place.url}; topics: {there}")
 
     def starts(self) -> Offsets:
         """Where a query begins that has not read anything yet."""
@@ -79,17 +67,17 @@ class Topics:
 
     def latest(self) -> Offsets:
         """How far each topic goes now."""
-        return {name: view.latest() for name, view in self.views.items()}
+        return {name: view.latest for name, view in self.views.items()}
 
-    def _start(self, name: str, view: TopicView) -> int:
+    def _start(self, name: str, view: PlannedTopic) -> int:
         if self.options.start_ms is not None:
-            return max(view.position_before(self.options.start_ms), _trimmed(view))
+            return max(view.position_before(self.options.start_ms), view.trimmed)
         return _resolve(_for_topic(self.options.start, name, "earliest"), view, "startingOffsets")
 
-    def _end(self, name: str, view: TopicView) -> int:
+    def _end(self, name: str, view: PlannedTopic) -> int:
         if self.options.end_ms is not None:
             return view.position_before(self.options.end_ms)
-        return min(_resolve(_for_topic(self.options.end, name, "latest"), view, "endingOffsets"), view.latest())
+        return min(_resolve(_for_topic(self.options.end, name, "latest"), view, "endingOffsets"), view.latest)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -103,24 +91,16 @@ def _for_topic(offset: Offset | dict[str, Offset], name: str, default: Offset) -
     return offset.get(name, default) if isinstance(offset, dict) else offset
 
 
-def _resolve(offset: Offset, view: TopicView, option: str) -> int:
+def _resolve(offset: Offset, view: PlannedTopic, option: str) -> int:
     if offset == "earliest":
-        return _trimmed(view)
-    latest = view.latest()
+        return view.trimmed
+    latest = view.latest
     if offset == "latest":
         return latest
     assert isinstance(offset, int)
     if offset > latest and option == "startingOffsets":
         raise ConfigError(f"{option} is {offset}, and topic {view.name!r} ends at {latest}")
     return offset
-
-
-def _trimmed(view: TopicView) -> int:
-    return load_state(view.snap, view.number, view.name).trimmed
-
-
-def _all_topics(snap: Snapshot) -> list[str]:
-    return [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
 
 
 def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[Range]:
@@ -145,8 +125,9 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     """The same events in ranges for tasks to read: of about equal size, cut between blocks where that is possible."""
     whole = [range_ for range_ in ranges if range_.after < range_.through]
     for range_ in whole:
-        check_kept(topics.views[range_.topic], range_.after, range_.through, topics.options.fail_on_data_loss)
-    sizes = [_size(topics.views[range_.topic], range_) for range_ in whole]
+        if topics.options.fail_on_data_loss:
+            check_kept(range_.topic, range_.after, range_.through, topics.views[range_.topic].trimmed)
+    sizes = [topics.views[range_.topic].size(range_.after, range_.through) for range_ in whole]
     total = sum(sizes)
     least = topics.options.min_partitions or 1
     cores = os.cpu_count() or 1
@@ -159,7 +140,9 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     parts: list[Range] = []
     for range_, size in zip(whole, sizes, strict=True):
         share = max(1, -(-pieces * size // total)) if total else 1
-        parts.extend(_cut_one(topics.views[range_.topic], range_, share, exactly=least >= pieces))
+        view = topics.views[range_.topic]
+        bounds = view.cuts(range_.after, range_.through, share, exactly=least >= pieces)
+        parts.extend(Range(range_.topic, low, high) for low, high in pairwise(bounds))
     return parts
 
 
@@ -168,48 +151,6 @@ def signed(ranges: list[Range], journal: str) -> list[Range]:
     for range_ in ranges:
         range_.journal = journal
     return ranges
-
-
-def _cut_one(view: TopicView, range_: Range, pieces: int, *, exactly: bool) -> list[Range]:
-    span = range_.through - range_.after
-    pieces = min(pieces, span)
-    bounds = [range_.after]
-    for piece in range(1, pieces):
-        at = range_.after + span * piece // pieces
-        first = _start_near(view, at + 1)
-        if first is not None and bounds[-1] < first - 1 <= at:
-            at = first - 1
-        elif not exactly:
-            continue
-        if at > bounds[-1]:
-            bounds.append(at)
-    bounds.append(range_.through)
-    return [Range(range_.topic, low, high) for low, high in pairwise(bounds)]
-
-
-def _start_near(view: TopicView, seq: int) -> int | None:
-    """Where the block begins that holds a position; the row group, when it is sealed."""
-    if seq <= load_state(view.snap, view.number, view.name).sealed:
-        return sealed_start(view.snap, view.number, view.name, seq)
-    block = view.block_holding(seq)
-    return None if block is None else block.first
-
-
-def _size(view: TopicView, range_: Range) -> int:
-    """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
-    sealed = min(load_state(view.snap, view.number, view.name).sealed, range_.through)
-    size = 0
-    if sealed > range_.after:
-        for segment in load_segments(view.snap, view.number, range_.after, sealed):
-            share = min(segment.last, sealed) - max(segment.first - 1, range_.after)
-            size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
-    after = max(range_.after, sealed)
-    low, _ = keys.block_range(view.number)
-    middle = (after + range_.through + 1) // 2
-    for key, value in view.snap.scan(low, keys.block_key(view.number, middle + 1), reverse=True):
-        count = open_block(key, value, view.name).count
-        return size + (range_.through - after) * len(value) // count
-    return size
 
 
 def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offsets:
@@ -225,8 +166,3 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offs
         offsets[name] = start.get(name, 0) + share
         left -= share
     return offsets
-
-
-def described(journal: LocalJournal, options: ReadOptions) -> str:
-    """What is read, for messages."""
-    return f"{options.pattern or ', '.join(options.topics)} of {journal._engine.location}"

@@ -16,22 +16,18 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
-from penstock.engine.contract import Engine
-from penstock.errors import ConfigError, PositionTrimmed
+from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal.commit.catalog import load_state
-from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.to_arrow import PayloadType, arrow_schema, joined, record_batch
 from penstock.spark.payload.forms import check_form
 from penstock.spark.payload.parsing import ParsedColumns, PayloadParser
 from penstock.spark.source.filters import NO_FILTER, RowFilter
+from penstock.spark.source.journals import SourceJournal
 from penstock.spark.source.misfits import CORRUPT, BadRecords, refused
 from penstock.spark.source.options import Mode, ReadOptions
 
 _BATCH_ROWS = 65_536
-_CHUNK_BYTES = 8 << 20
-"""How much a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long."""
 
 _DDL = {
     "seq": "BIGINT",
@@ -190,7 +186,7 @@ def _chosen(column: Any, block: Block, start: int, stop: int, keep: Any) -> Any:
 
 
 def read_range(
-    engine: Engine,
+    journal: SourceJournal,
     topic: str,
     after: int,
     through: int,
@@ -199,50 +195,20 @@ def read_range(
     *,
     strict: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The events after < position ≤ through, from snapshots held only while blocks are fetched.
+    """The events after < position ≤ through, fetched some blocks at a time.
 
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
-    while after < through:
-        blocks, reached = _fetch(engine, topic, after, through, filter, strict)
-        for block in joined(iter(blocks), _BATCH_ROWS):
+    for fetched in journal.blocks(topic, after, through, strict=strict):
+        for block in joined(filter_blocks(fetched, filter), _BATCH_ROWS):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count
             if stop > start:
                 batch = layout.batch(block, start, stop, filter)
                 if batch.num_rows:
                     yield batch
-        after = reached
 
 
-def _fetch(
-    engine: Engine, topic: str, after: int, through: int, filter: RowFilter, strict: bool
-) -> tuple[list[Block], int]:
-    """Some blocks from a position on, and how far they reach."""
-    blocks: list[Block] = []
-    size = 0
-    with engine.read() as snap:
-        view = TopicView.open(snap, topic)
-        if view is None:
-            raise ConfigError(f"topic {topic!r} is not there any more: the journal was replaced while it was read")
-        check_kept(view, after, through, strict)
-        for block in view.blocks(after, through):
-            if filter.may_hold(block):
-                blocks.append(block)
-                size += len(block.payload)
-            after = block.last
-            if size >= _CHUNK_BYTES:
-                return blocks, after
-    return blocks, through
-
-
-def check_kept(view: TopicView, after: int, through: int, strict: bool) -> None:
-    """PositionTrimmed when events of the range were removed, unless the query said it can do without."""
-    trimmed = load_state(view.snap, view.number, view.name).trimmed
-    if strict and after < trimmed and after < through:
-        raise PositionTrimmed(
-            f"events {after + 1} to {min(trimmed, through)} of topic {view.name!r} were removed before this query read "
-            f"them; the oldest stored is {trimmed + 1}. Set failOnDataLoss=false to go on without them, or give the "
-            "query a consumer, so that compaction waits for it",
-            oldest=trimmed + 1,
-        )
+def filter_blocks(blocks: list[Block], filter: RowFilter) -> Iterator[Block]:
+    """Those of which a row may pass."""
+    return (block for block in blocks if filter.may_hold(block))

@@ -19,10 +19,11 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import option_filter, take_filters
+from penstock.spark.source.journals import check_rights, open_source
 from penstock.spark.source.options import ReadOptions, read_options, settled
 from penstock.spark.source.ranges import Range, Topics, cut, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range, source_schema
-from penstock.spark.source.stores import check_reach, reading
+from penstock.spark.source.stores import check_reach
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -78,18 +79,19 @@ class BatchReader(DataSourceReader):
         self.filter = option_filter(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        journal = reading(self.options.url)
-        with journal._engine.read() as snap:
-            topics = Topics(snap, self.options)
+        journal = open_source(self.options.place)
+        check_rights(self.options)
+        with journal.state() as found:
+            topics = Topics(found, self.options)
             ranges = cut(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
-        return signed(ranges, journal._record.id)
+        return signed(ranges, journal.id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # Spark makes one of its own when there are none
             return iter(())
         options = self.options
         return read_range(
-            reading(options.url, partition.journal)._engine,
+            open_source(options.place, partition.journal),
             partition.topic,
             partition.after,
             partition.through,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from penstock.api import LocalJournal, open_local
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.errors import ConfigError
+from penstock.spark.source.place import is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 
 REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
@@ -90,13 +91,16 @@ def check_reach(url: str, master: str | None = None) -> None:
 
     `master` is Spark's; without it, what `session()` told the processes that it started.
     """
+    if is_served(url):
+        return
     master = master or os.environ.get(MASTER_VARIABLE, "local")
     scheme, path = parse_url(url)
     if scheme in REMOTE or master.startswith("local"):
         return
     raise ConfigError(
         f"the master {master} runs tasks on other machines, and the journal {path} is a file of this one: use a master "
-        'like "local[4]", a journal in object storage (s3://bucket/shop), or write to a buffer and read that'
+        'like "local[4]", the url of a server (`penstock serve` on this machine, then url=http://…), a journal in '
+        "object storage (s3://bucket/shop), or write to a buffer and read that"
     )
 
 
@@ -104,8 +108,8 @@ def _check_same(journal: LocalJournal, url: str, id: str | None) -> None:
     if id is not None and journal._record.id != id:
         raise ConfigError(
             f"on {socket.gethostname()} there is another journal at {url} than where this query was planned: it was "
-            "replaced meanwhile, or this machine has a file of the same name; tasks on several machines need a journal "
-            "in object storage, or a buffer"
+            "replaced meanwhile, or this machine has a file of the same name; tasks on several machines need the url "
+            "of a server (http://…), a journal in object storage, or a buffer"
         )
 
 

@@ -17,13 +17,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
-from penstock.journal.commit.commit import Commit
-from penstock.journal.cursors import move_cursor
 from penstock.spark.source.filters import option_filter
+from penstock.spark.source.journals import SourceJournal, check_rights, open_source
 from penstock.spark.source.options import ReadOptions, check_stream
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range
-from penstock.spark.source.stores import reading, writing
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -34,7 +32,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
-        self._latest: tuple[int, Offsets] | None = None
+        self._latest: tuple[int | None, Offsets] | None = None
+        self._served: SourceJournal | None = None
         self._followed: Offsets = {}
         self._initial: Offsets | None = None
         self._anchored = True
@@ -45,8 +44,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:
         """Where a new query starts. Spark asks more than once and must get one answer."""
         if self._initial is None:
-            with reading(self.options.url)._engine.read() as snap:
-                self._initial = Topics(snap, self.options).starts()
+            journal = open_source(self.options.place)
+            check_rights(self.options)
+            with journal.state() as found:
+                self._initial = Topics(found, self.options).starts()
             self._anchored = not self._moving
             self._follow(self._initial, back=True)
         return _sorted(self._initial)
@@ -99,36 +100,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _now(self) -> Offsets:
         """How far the topics go; asked for every few milliseconds, so that an unchanged store is not looked into."""
-        engine = reading(self.options.url)._engine
-        changes = engine.changes()
-        if self._latest is None or self._latest[0] != changes:
-            with engine.read() as snap:
-                self._latest = changes, Topics(snap, self.options).latest()
+        journal = self._opened()
+        changes = journal.changes()
+        if self._latest is None or changes is None or self._latest[0] != changes:
+            with journal.state() as found:
+                self._latest = changes, Topics(found, self.options).latest()
         return self._latest[1]
+
+    def _opened(self) -> SourceJournal:
+        """The journal; at a server, the one that this query began with."""
+        if not self.options.place.served:
+            return open_source(self.options.place)  # kept by the process, and opened anew when it was replaced
+        if self._served is None:
+            self._served = open_source(self.options.place)
+        return self._served
 
     def _check_ahead(self, start: Offsets, end: Offsets) -> None:
         for name, latest in end.items():
             if self.options.fail_on_data_loss and latest < start.get(name, 0):
                 raise ConfigError(
                     f"this query has read topic {name!r} through {start[name]}, and the topic ends at {latest}: "
-                    f"{self.options.url} is another journal, or was restored from a backup. Start with a new "
+                    f"{self.options.place.url} is another journal, or was restored from a backup. Start with a new "
                     "checkpoint, or set failOnDataLoss=false to wait until the topic has grown again"
                 )
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        journal = reading(self.options.url)
-        with journal._engine.read() as snap:
-            topics = Topics(snap, self.options)
+        journal = self._opened()
+        with journal.state() as found:
+            topics = Topics(found, self.options)
             ends = {name: position for name, position in end.items() if name in topics.views}
             ranges = cut(topics, narrowed(topics, start, ends, self._filter))
-        return signed(ranges, journal._record.id)
+        return signed(ranges, journal.id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
         options = self.options
         return read_range(
-            reading(options.url, partition.journal)._engine,
+            open_source(options.place, partition.journal),
             partition.topic,
             partition.after,
             partition.through,
@@ -149,15 +158,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         consumer = self.options.consumer
         if consumer is None or offsets == self._followed:
             return
-        known = self._followed
-
-        def move(commit: Commit) -> None:
-            for name, position in offsets.items():
-                if known.get(name) != position and commit.latest(name) >= position:
-                    move_cursor(commit, name, consumer, position, back=back)
-
-        with writing(self.options.url) as journal:
-            journal.run(move, relaxed=True)
+        moved = {name: position for name, position in offsets.items() if self._followed.get(name) != position}
+        self._opened().follow(consumer, moved, back=back)
         self._followed = dict(offsets)
 
 

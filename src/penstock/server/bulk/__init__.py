@@ -1,0 +1,1 @@
+"""Events by the block: what Spark's tasks read and write."""

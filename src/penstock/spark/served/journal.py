@@ -1,0 +1,151 @@
+"""A served journal as the source reads it: plans from a few small answers, blocks as they are stored.
+
+A task asks for the next blocks while it decodes the ones before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from penstock.errors import PositionTrimmed
+from penstock.journal.storage.block import Block
+from penstock.protocol.bulk import (
+    FIND_CORRELATIONS,
+    JOURNAL_HEADER,
+    MOST_IDS,
+    REACHED_HEADER,
+    READ_BLOCKS,
+    READ_CUTS,
+    READ_ENDS,
+    BlocksQuery,
+    CutsQuery,
+    EndsDocument,
+    EndsQuery,
+    TopicEnds,
+)
+from penstock.protocol.operation import BLOCKS
+from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, CursorChange, PositionQuery
+from penstock.spark.served.connection import PATIENCE, check_same, client_of, describe, patiently
+from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept
+from penstock.spark.source.place import JournalPlace
+from penstock.transfer.stored import blocks_of
+
+_MOST_NAMED = 100
+"""Topics named in one request; of more, all ends are asked for."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def served_journal(place: JournalPlace, id: str | None) -> ServedJournal:
+    """The journal at a server; one that was planned with is waited for, a new one must be there."""
+    found = describe(place, patience=0.0 if id is None else PATIENCE).id
+    check_same(place, found, id)
+    return ServedJournal(place, found)
+
+
+class ServedJournal:
+    """A journal behind a server."""
+
+    def __init__(self, place: JournalPlace, id: str) -> None:
+        self.place = place
+        self.id = id
+        self._client = client_of(place)
+
+    def changes(self) -> int | None:
+        return None
+
+    @contextmanager
+    def state(self) -> Iterator[JournalState]:
+        yield _ServedState(self)
+
+    def ends(self, names: Sequence[str]) -> EndsDocument:
+        """Where topics begin and end; those that are not there are left out."""
+        query = EndsQuery(list(names) if len(names) <= _MOST_NAMED else [])
+        found = patiently(lambda: self._client.call(READ_ENDS, query=query))
+        check_same(self.place, found.journal, self.id)
+        return found
+
+    # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+        if after >= through:
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-fetch") as pool:
+            coming = pool.submit(self._fetch, topic, after, through, strict)
+            while after < through:
+                message, after = coming.result()
+                if after < through:
+                    coming = pool.submit(self._fetch, topic, after, through, strict)
+                yield blocks_of(message, topic)
+
+    def _fetch(self, topic: str, after: int, through: int, strict: bool) -> tuple[bytes, int]:
+        """Some blocks from a position on, and how far they reach."""
+        query = BlocksQuery(after, through, strict)
+        packed = self.place.compression == "gzip"
+
+        def ask() -> tuple[bytes, Mapping[str, str]]:
+            return self._client.download(READ_BLOCKS, topic, query=query, accept=BLOCKS, packed=packed)
+
+        try:
+            message, headers = patiently(ask)
+        except PositionTrimmed as error:
+            if error.oldest is not None:
+                check_kept(topic, after, through, error.oldest - 1)
+            raise
+        check_same(self.place, headers.get(JOURNAL_HEADER, ""), self.id)
+        return message, int(headers[REACHED_HEADER])
+
+    # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
+        found: dict[str, str | None] = {}
+        for at in range(0, len(ids), MOST_IDS):
+            some = list(ids[at : at + MOST_IDS])
+            found.update(patiently(partial(self._client.call, FIND_CORRELATIONS, body=some)).correlations)
+        return found
+
+    def follow(self, consumer: str, offsets: Mapping[str, int], *, back: bool) -> None:
+        ends = self.ends(list(offsets)).ends
+        for name, position in offsets.items():
+            if name in ends and ends[name].latest >= position:
+                change = CursorChange(position, seek=back)
+                patiently(partial(self._client.call, MOVE_CURSOR, name, consumer, body=change))
+
+
+class _ServedState:
+    """The journal as it was when first asked; what only grows may have grown since."""
+
+    def __init__(self, journal: ServedJournal) -> None:
+        self._journal = journal
+
+    def names(self) -> Sequence[str]:
+        return patiently(lambda: self._journal._client.call(LIST_TOPICS)).topics
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
+        if not names:
+            return {}
+        found = self._journal.ends(names).ends
+        return {name: _ServedTopic(self._journal, name, found[name]) for name in names if name in found}
+
+
+class _ServedTopic:
+    """One topic of it."""
+
+    def __init__(self, journal: ServedJournal, name: str, ends: TopicEnds) -> None:
+        self._client = journal._client
+        self.name = name
+        self.trimmed = ends.trimmed
+        self.latest = ends.latest
+
+    def position_before(self, ms: int) -> int:
+        query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())
+        return patiently(lambda: self._client.call(FIND_POSITION, self.name, query=query)).position
+
+    def size(self, after: int, through: int) -> int:
+        query = CutsQuery(after, through)
+        return patiently(lambda: self._client.call(READ_CUTS, self.name, query=query)).size
+
+    def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
+        query = CutsQuery(after, through, pieces, exactly)
+        return patiently(lambda: self._client.call(READ_CUTS, self.name, query=query)).bounds

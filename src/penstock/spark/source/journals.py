@@ -1,0 +1,206 @@
+"""What the source asks of a journal, wherever that is: a store of this machine or a bucket, or a server.
+
+Planning looks at one state of the journal (`JournalState`), tasks fetch blocks and decode them where they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from penstock.api import LocalJournal
+from penstock.engine.contract import Snapshot
+from penstock.errors import ConfigError, PositionTrimmed
+from penstock.journal.commit.catalog import load_state
+from penstock.journal.commit.commit import Commit
+from penstock.journal.cursors import move_cursor
+from penstock.journal.reading import TopicView
+from penstock.journal.storage.block import Block
+from penstock.spark.source.options import ReadOptions
+from penstock.spark.source.place import JournalPlace
+from penstock.spark.source.stores import reading, writing
+from penstock.transfer.causes import correlations_of, topic_names
+from penstock.transfer.ranges import range_cuts, range_size
+
+_CHUNK_BYTES = 8 << 20
+"""How much a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long."""
+
+
+class PlannedTopic(Protocol):
+    """One topic as planning sees it."""
+
+    name: str
+    trimmed: int
+    """Positions up to here were removed."""
+    latest: int
+
+    def position_before(self, ms: int) -> int:
+        """The last position recorded before a time; 0 for none."""
+        ...
+
+    def size(self, after: int, through: int) -> int:
+        """About how many bytes a range has."""
+        ...
+
+    def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
+        """The bounds of pieces of about equal size."""
+        ...
+
+
+class JournalState(Protocol):
+    """One state of a journal."""
+
+    def names(self) -> Sequence[str]:
+        """Every topic."""
+        ...
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
+        """Those of the topics that are there."""
+        ...
+
+
+class SourceJournal(Protocol):
+    """A journal that Spark reads."""
+
+    @property
+    def id(self) -> str:
+        """The journal's own."""
+        ...
+
+    def changes(self) -> int | None:
+        """Another number when anything has changed; None when asking costs as much as looking."""
+        ...
+
+    def state(self) -> AbstractContextManager[JournalState]:
+        """The journal as it is now."""
+        ...
+
+    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+        """The blocks with events in after < position ≤ through, some at a time.
+
+        `strict`: PositionTrimmed when some of the events were removed; else what is left comes.
+        """
+        ...
+
+    def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
+        """By event id, its correlation id; ids that no event has are left out."""
+        ...
+
+    def follow(self, consumer: str, offsets: Mapping[str, int], *, back: bool) -> None:
+        """Moves a consumer's cursors, as far as the topics go."""
+        ...
+
+
+def check_kept(topic: str, after: int, through: int, trimmed: int) -> None:
+    """PositionTrimmed when events of a range were removed."""
+    if after < min(trimmed, through):
+        raise PositionTrimmed(
+            f"events {after + 1} to {min(trimmed, through)} of topic {topic!r} were removed before this query read "
+            f"them; the oldest stored is {trimmed + 1}. Set failOnDataLoss=false to go on without them, or give the "
+            "query a consumer, so that compaction waits for it",
+            oldest=trimmed + 1,
+        )
+
+
+def open_source(place: JournalPlace, id: str | None = None) -> SourceJournal:
+    """The journal that a place names. `id` is its own where the work was planned; ConfigError when it is another."""
+    if place.served:
+        from penstock.spark.served.journal import served_journal
+
+        return served_journal(place, id)
+    return LocalSource(reading(place.url, id), place.url)
+
+
+def check_rights(options: ReadOptions) -> None:
+    """ConfigError when a read changes something at a server (a cursor, bad records) that its token may not."""
+    if options.place.served and (options.consumer is not None or options.bad_records is not None):
+        from penstock.spark.served.connection import check_may_write
+
+        doing = "the cursor of option consumer" if options.consumer is not None else "option badRecords"
+        check_may_write(options.place, doing)
+
+
+class LocalSource:
+    """A journal whose store this process opens itself."""
+
+    def __init__(self, journal: LocalJournal, url: str) -> None:
+        self._engine = journal._engine
+        self._url = url
+        self.id = journal._record.id
+
+    def changes(self) -> int | None:
+        return self._engine.changes()
+
+    @contextmanager
+    def state(self) -> Iterator[JournalState]:
+        with self._engine.read() as snap:
+            yield _SnapshotState(snap)
+
+    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+        while after < through:
+            found, after = self._fetch(topic, after, through, strict)
+            yield found
+
+    def _fetch(self, topic: str, after: int, through: int, strict: bool) -> tuple[list[Block], int]:
+        """Some blocks from a position on, and how far they reach; the snapshot is held only meanwhile."""
+        blocks: list[Block] = []
+        size = 0
+        with self._engine.read() as snap:
+            view = TopicView.open(snap, topic)
+            if view is None:
+                raise ConfigError(f"topic {topic!r} is not there any more: the journal was replaced while it was read")
+            if strict:
+                check_kept(topic, after, through, load_state(snap, view.number, topic).trimmed)
+            for block in view.blocks(after, through):
+                blocks.append(block)
+                size += len(block.payload)
+                if size >= _CHUNK_BYTES:
+                    return blocks, block.last
+        return blocks, through
+
+    def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
+        with self._engine.read() as snap:
+            return correlations_of(snap, ids)
+
+    def follow(self, consumer: str, offsets: Mapping[str, int], *, back: bool) -> None:
+        def move(commit: Commit) -> None:
+            for name, position in offsets.items():
+                if commit.latest(name) >= position:
+                    move_cursor(commit, name, consumer, position, back=back)
+
+        with writing(self._url) as journal:
+            journal.run(move, relaxed=True)
+
+
+class _SnapshotState:
+    """One snapshot."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self._snap = snap
+
+    def names(self) -> Sequence[str]:
+        return topic_names(self._snap)
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
+        views = {name: TopicView.open(self._snap, name) for name in names}
+        return {name: _SnapshotTopic(view) for name, view in views.items() if view is not None}
+
+
+class _SnapshotTopic:
+    """One topic in a snapshot."""
+
+    def __init__(self, view: TopicView) -> None:
+        self._view = view
+        self.name = view.name
+        self.trimmed = load_state(view.snap, view.number, view.name).trimmed
+        self.latest = view.latest()
+
+    def position_before(self, ms: int) -> int:
+        return self._view.position_before(ms)
+
+    def size(self, after: int, through: int) -> int:
+        return range_size(self._view, after, through)
+
+    def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
+        return range_cuts(self._view, after, through, pieces, exactly=exactly)
