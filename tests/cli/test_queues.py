@@ -343,3 +343,19 @@ def test_messages_and_run_now(cli: Cli, emails: str) -> None:
     assert "no message is in flight" in cli("messages", "emails", "--state", "in_flight").err
     assert cli("run-now", "emails", "4", "3", "--json").document["hastened"] == 1
     assert cli("messages", "emails", "--state", "delayed", "--json").documents == []
+
+
+def test_configure_reaches_every_field_that_may_be_none_or_a_word(cli: Cli, emails: str) -> None:
+    changed = cli("configure", "emails", "--dedup-window", "none", "--retention", "dead_letter", "--json").document
+    assert (changed["dedup_window"], changed["retention"]) == (None, "dead_letter")
+    assert cli("configure", "emails", "--retention", "hold", "--json").document["retention"] == "hold"
+
+
+@pytest.mark.parametrize("rate", [(), ("--rate", "100/s")])
+def test_redrive_names_the_letters_that_have_nowhere_to_go(cli: Cli, emails: str, rate: tuple[str, ...]) -> None:
+    cli("take", "emails", "--settle", "dead")
+    cli("drop", "emails", "--yes")
+    redriven = cli("redrive", "emails.dead", "--json", *rate)
+    assert redriven.document["redriven"] == 0
+    assert [(one["queue"], one["count"]) for one in redriven.document["left"]] == [("emails", 1)]
+    assert "1 dead letters from emails stay" in cli("redrive", "emails.dead", *rate).err

@@ -44,7 +44,7 @@ from penstock.journal.sealed.segments import (
     save_segment,
 )
 from penstock.journal.sealed.writing import day_of, write_segment
-from penstock.journal.upkeep.compaction import remove_blocks
+from penstock.journal.upkeep.compaction import held_back, remove_blocks
 from penstock.names import check_name, check_position, check_whole, shown_url
 
 FILE_EVENTS = 1_000_000
@@ -331,6 +331,8 @@ class _Sealing:
         mine = load_seals(commit.tx, head.number).token == self.token
         if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
             raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
+        if held_back(commit, self.topic, segment.last, self.journal._housekeeper.holds)[0] < segment.last:
+            raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
         save_segment(commit.tx, head.number, segment)
         remove_blocks(commit, self.topic, head.number, state, segment.last)
         state = replace(

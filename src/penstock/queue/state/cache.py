@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import UnknownQueue
-from penstock.journal.commit.catalog import TopicRecord, save_record
+from penstock.errors import ConfigError, UnknownQueue
+from penstock.journal.commit.catalog import TopicRecord, load_state, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
 from penstock.journal.reading import TopicView
@@ -200,13 +200,14 @@ class QueueCache:
         if known is not None and "dedup_window" not in fields:
             fields = {**fields, "dedup_window": known.settings.dedup_window}
         head = known or commit.ensure(name)
+        dropped = commit.tx.get(keys.dropped_key(head.number))
+        self._refuse_sealed(commit, name, head.number, 0 if dropped is None else keys.unpack_seq(dropped))
         policy = QueuePolicy(**fields)
         record = QueueRecord(policy, head.number, commit.now_ms)
         lasting = self._lasting.setdefault(head.number, ProcessMemory(name, head.number))
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)
         state.apply_window(commit)
-        dropped = commit.tx.get(keys.dropped_key(head.number))
         if dropped is not None:
             last = keys.unpack_seq(dropped)
             begin = Group(state, WORK, "", GroupRecord(frontier=last, absorbed=last))
@@ -214,6 +215,17 @@ class QueueCache:
             commit.touch(begin)
             commit.tx.delete(keys.dropped_key(head.number))
         return state
+
+    @staticmethod
+    def _refuse_sealed(commit: Commit, name: str, topic: int, begin: int) -> None:
+        """A queue hands out what the store itself holds: events in Parquet files would never be delivered."""
+        stored = load_state(commit.tx, topic, name)
+        if stored.sealed > max(stored.trimmed, begin):
+            raise ConfigError(
+                f"topic {name!r} cannot become a queue: its history through {stored.sealed} is sealed in Parquet "
+                f"files, which a queue does not hand out; push to a queue of another name, or remove that history with "
+                f"compact({stored.sealed})"
+            )
 
     def find_or_create(self, commit: Commit, name: str) -> QueueState:
         """A queue, made with the default policy when it is not there."""

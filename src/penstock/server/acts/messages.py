@@ -40,7 +40,9 @@ def redrive(call: ActCall) -> str:
         if not count:
             raise ConfigError("no message that was given up is among those")
         return f"Send {counted(count, 'message')} back to their queue, with a fresh budget?"
-    return happened(queue.redrive(where=choice, limit=limit), "message", "sent back")
+    count = queue.redrive(where=choice, limit=limit)
+    stay = [f"{counted(left.count, 'letter')} from {left.queue} stay: {left.reason}" for left in count.left]
+    return "; ".join([happened(count, "message", "sent back"), *stay])
 
 
 @act("admin", "queue", "ids", "where", "scope")

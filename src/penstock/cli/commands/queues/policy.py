@@ -59,7 +59,8 @@ def retry(text: str) -> Retry | None:
 @click.option("--rate-per-key", type=or_none(str), metavar="RATE", help="the same for each key (none: any)")
 @click.option("--ttl", type=or_none(duration), help="messages older than this are not delivered (none: all are)")
 @click.option("--priority", type=bool, metavar="yes|no", help="whether messages have priorities")
-@click.option("--dedup-window", type=duration, help="how long dedup keys are remembered")
+@choice("--retention", "hold dead_letter", help="what becomes of unsettled messages that the topic's retention passes")
+@click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
 def configure(context: CommandContext, queue: str, **_: Any) -> None:
     """Shows or changes how a queue delivers; makes it when it is not there.
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -59,10 +60,13 @@ def redrive(
         if slowly is None or dry_run:
             count = handle.redrive(to=target, limit=limit, where=where, dry_run=dry_run)
         else:
-            count = Redriven(_redrive_slowly(handle, target, limit, where, slowly))
-    context.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count)})
-    for left in count.left:
-        context.note(f"{left.count:,} dead letters from {left.queue} stay: {left.reason}")
+            moved = _redrive_slowly(handle, target, limit, where, slowly)
+            count = Redriven(moved, handle.redrive(to=target, where=where, dry_run=True).left)
+    left = [msgspec.structs.asdict(one) for one in count.left]
+    shown = {"left": left} if left and context.json else {}
+    context.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count), **shown})
+    for one in count.left:
+        context.note(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}")
 
 
 def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, rate: float) -> int:
