@@ -44,7 +44,7 @@ _NAMES = {
     "Transaction": "penstock.api",
     "VerifyReport": "penstock.entity.chain",
     "Watch": "penstock.entity.projection.watch",
-    "Worker": "penstock.journal.worker",
+    "Worker": "penstock.surface.worker",
     "copy": "penstock.api",
     "current": "penstock.api",
     "event": "penstock.schema",

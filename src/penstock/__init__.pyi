@@ -25,7 +25,6 @@ from penstock.journal.journal import Description as Description
 from penstock.journal.journal import Pressure as Pressure
 from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep.compaction import CompactReport as CompactReport
-from penstock.journal.worker import Worker as Worker
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing
@@ -46,6 +45,7 @@ from penstock.surface.outbox import Outbox as Outbox
 from penstock.surface.queue import Queue as Queue
 from penstock.surface.subscription import Subscription as Subscription
 from penstock.surface.topic import Topic as Topic
+from penstock.surface.worker import Worker as Worker
 from penstock.ticket import Ticket as Ticket
 
 __version__: str

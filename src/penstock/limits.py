@@ -112,8 +112,12 @@ WORKER_BATCH: Final = 64
 """Events a worker hands to its handler at once, at the most."""
 WORKER_IDLE: Final = 0.01
 """How long a worker waits before it looks again when nothing signals."""
-WORKER_RESTARTS: Final = 1
-"""How often a worker whose handler failed begins again."""
+WORKER_RESTARTS: Final = 5
+"""How often a worker whose handler failed begins again within a minute before it gives up."""
+WORKER_RESTART_SECONDS: Final = 60.0
+"""After how long a failure no longer counts against a worker's restarts."""
+WORKER_RESTART_PAUSE: Final = 0.1
+"""How long a worker waits before it begins again; twice as long for each further failure within the minute."""
 ARROW_BATCH_ROWS: Final = 65_536
 """Rows in a record batch handed out by `read_arrow`, at the most."""
 POLL_FIRST: Final = 0.001

@@ -89,6 +89,23 @@ def test_check_warns_of_dead_letters_and_of_pipelines_that_failed(cli: Cli, url:
     assert "WARNING - pipeline shop/revenue failed" in said
 
 
+def test_check_warns_of_workers_that_gave_up_until_they_are_forgotten(cli: Cli, url: str) -> None:
+    def breaks_here(events: list[penstock.Event]) -> None:
+        raise KeyError("amount")
+
+    with penstock.open(url) as journal:
+        journal.topic("orders").append("placed")
+        with pytest.raises(KeyError):
+            journal.topic("orders").worker("billing", breaks_here, restarts=0).run()
+    assert "worker orders:billing gave up: KeyError: 'amount'" in cli("check", code=1).out
+    (shown,) = cli("workers", "--json").documents
+    assert shown["worker"] == "orders:billing" and "breaks_here" in shown["traceback"]
+    assert "orders:billing" in cli("workers").out and "in breaks_here" in cli("workers", "--traceback").out
+    cli("workers", "--forget", "orders:nobody", code=3)
+    cli("workers", "--forget", "orders:billing")
+    assert "gave up" not in cli("check").out and cli("workers").out == ""
+
+
 def test_check_is_one_document_for_machines(cli: Cli, busy: str) -> None:
     said = cli("check", "--json", code=1).document
     assert said["status"] == "WARNING" and said["code"] == 1 and said["lag"] == 3 and said["backlog"] == 2

@@ -31,7 +31,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "queues.policy": "configure schedule",
         "queues.pausing": "pause resume",
     },
-    "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work"},
+    "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work workers"},
     "Whole journals": {"journals.info": "info backup", "journals.copying": "export import", "journals.moving": "copy"},
     "Pipelines and buffers": {"spark.pipelines": "run pipelines", "buffer.commands": "buffer"},
     "Operating": {

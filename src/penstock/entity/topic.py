@@ -16,10 +16,10 @@ from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.index.directory import drop_index
 from penstock.journal.reading import TopicView
 from penstock.journal.topic import BaseTopic
-from penstock.journal.worker import Worker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_position, check_text
 from penstock.surface.topic import Topic
+from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.entity.journal import EntityJournal

@@ -28,10 +28,10 @@ from penstock.journal.transaction import BaseTransaction
 from penstock.journal.upkeep.compaction import Hold, Trim, cursor_holds
 from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.journal.waking.signal import Hub
-from penstock.journal.worker import Worker
 from penstock.limits import INDEX_RUN_EVENTS
 from penstock.names import check_name
 from penstock.observe.logs import Log
+from penstock.surface.worker import Worker
 
 log = Log("penstock.journal")
 

@@ -24,10 +24,11 @@ from penstock.journal.storage import keys
 from penstock.journal.storage.links import load_blake3
 from penstock.journal.subscription import LocalSubscription
 from penstock.journal.upkeep.compaction import CompactReport, compact, compact_by_key
-from penstock.journal.worker import TopicWorker, Worker
+from penstock.journal.worker import TopicWorker
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.surface.subscription import OnLag
+from penstock.surface.worker import Worker
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:

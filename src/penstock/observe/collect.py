@@ -28,6 +28,8 @@ from penstock.observe.metrics import REGISTRY, Registry
 from penstock.observe.pipelines import TOPIC as PIPELINES
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import QueueSample, Sample, TopicSample
+from penstock.observe.workers import TOPIC as WORKERS
+from penstock.observe.workers import WorkerFailure, gave_up
 
 if TYPE_CHECKING:
     from penstock.api import LocalJournal
@@ -69,6 +71,7 @@ def take_sample(journal: LocalJournal) -> Sample:
         disk_total=total,
     )
     sample.flows = flows_of(journal, topics)
+    sample.workers = _workers_of(journal, topics)
     sample.findings = examine(sample, sample.flows)
     return sample
 
@@ -122,6 +125,7 @@ class _JournalMemory(msgspec.Struct):
 
     letters: dict[str, _CountedLetters] = {}
     flows: tuple[int, list[FlowStatus]] = (0, [])
+    workers: tuple[int, list[WorkerFailure]] = (0, [])
 
 
 _memories: weakref.WeakKeyDictionary[LocalJournal, _JournalMemory] = weakref.WeakKeyDictionary()
@@ -161,6 +165,17 @@ def flows_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[Flow
     if memory.flows[0] != reports.latest:
         memory.flows = (reports.latest, status(journal))
     return memory.flows[1]
+
+
+def _workers_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[WorkerFailure]:
+    """Workers that gave up, read again when one has reported."""
+    reports = topics.get(WORKERS)
+    if reports is None:
+        return []
+    memory = _memory(journal)
+    if memory.workers[0] != reports.latest:
+        memory.workers = (reports.latest, gave_up(journal))
+    return memory.workers[1]
 
 
 def _disk(journal: LocalJournal) -> tuple[int | None, int | None]:
@@ -215,6 +230,11 @@ def _flow_states(sample: Sample) -> Values:
     now = datetime.fromtimestamp(sample.at, UTC)
     for flow in sample.flows:
         yield (flow.pipeline, flow.flow, flow.believed(now)), 1.0
+
+
+def _gave_up(sample: Sample) -> Values:
+    for worker in sample.workers:
+        yield (worker.worker,), 1.0
 
 
 def _one(pick: Callable[[Sample], float]) -> Callable[[Sample], Values]:
@@ -273,6 +293,12 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...]
     ("pipeline.rows", "rows a flow has read in this run", _FLOW, _flows(lambda flow: flow.rows)),
     ("pipeline.batch_seconds", "how long a flow's newest batch took", _FLOW, _flows(lambda flow: flow.batch_seconds)),
     ("pipeline.lag", "what waits to be read by a flow", _FLOW, _flows(lambda flow: flow.lag)),
+    (
+        "worker.gave_up",
+        "1 for a worker that failed too often and was not started again; `penstock workers` says why",
+        ("worker",),
+        _gave_up,
+    ),
     ("writer.queued", "submissions that wait for the writer", (), _one(lambda sample: sample.queued)),
     (
         "writer.utilization",

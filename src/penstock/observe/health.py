@@ -13,6 +13,7 @@ from typing import Final, get_args
 
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import Finding, FindingKind, Sample
+from penstock.observe.workers import WorkerFailure
 from penstock.units import show_duration, show_size
 
 DISK_SHARE: Final = 0.05
@@ -34,7 +35,8 @@ Lags = dict[tuple[str, str], int]
 
 def examine(sample: Sample, flows: Iterable[FlowStatus] = ()) -> list[Finding]:
     """Everything that is wrong at one time, gravest kind first, the largest number first within a kind."""
-    found = [*_disk(sample), *_flows(flows, datetime.fromtimestamp(sample.at, UTC)), *_queues(sample)]
+    now = datetime.fromtimestamp(sample.at, UTC)
+    found = [*_disk(sample), *_flows(flows, now), *_workers(sample.workers), *_queues(sample)]
     return sorted(found, key=lambda one: (KINDS.index(one.kind), -one.count, one.subject))
 
 
@@ -54,6 +56,11 @@ def _flows(flows: Iterable[FlowStatus], now: datetime) -> Iterable[Finding]:
         elif state == "waiting":
             times = "" if not flow.restarts else f", for the {_ordinal(flow.restarts + 1)} time"
             yield Finding("pipeline", flow.key, f"pipeline {flow.key} is restarting{times}", 1)
+
+
+def _workers(workers: Iterable[WorkerFailure]) -> Iterable[Finding]:
+    for one in workers:
+        yield Finding("worker", one.worker, f"worker {one.worker} gave up: {one.error}", 1)
 
 
 def _queues(sample: Sample) -> Iterable[Finding]:

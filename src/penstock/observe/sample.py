@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.events import Event
 from penstock.observe.pipelines import FlowStatus
+from penstock.observe.workers import WorkerFailure
 
 
 class TopicSample(msgspec.Struct):
@@ -51,7 +52,7 @@ class QueueSample(msgspec.Struct):
     """Whether nothing is handed out for now."""
 
 
-FindingKind = Literal["disk", "pipeline", "dead", "failed", "paused", "oldest", "lag"]
+FindingKind = Literal["disk", "pipeline", "worker", "dead", "failed", "paused", "oldest", "lag"]
 """What a finding is about, gravest first."""
 
 
@@ -87,6 +88,8 @@ class Sample(msgspec.Struct):
     disk_total: int | None = None
     flows: list[FlowStatus] = []
     """How the flows of pipelines stand."""
+    workers: list[WorkerFailure] = []
+    """Workers that gave up and have not been started again."""
 
 
 class FailedMessage(msgspec.Struct, frozen=True):

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.entity.causality.graph import GraphFormat
-    from penstock.journal.worker import Worker
     from penstock.observe.sample import Sample
     from penstock.surface.topic import Topic
+    from penstock.surface.worker import Worker
 
 T = TypeVar("T")
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.entity.projection.states import Freshness
-    from penstock.journal.worker import Worker
     from penstock.remote.journal import RemoteJournal
+    from penstock.surface.worker import Worker
 
 P = TypeVar("P", bound=Projection)
 

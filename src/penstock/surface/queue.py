@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.documents.conditions import EventChoice
     from penstock.events import Event, Receipt
-    from penstock.journal.worker import Worker
     from penstock.observe.sample import FailedMessage
     from penstock.queue.control.pausing import Pause
     from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.queue.run.schedule import Schedule
     from penstock.surface.delivery import Delivery
     from penstock.surface.journal import Journal
+    from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.commit.catalog import Settings
     from penstock.journal.upkeep.compaction import CompactReport
-    from penstock.journal.worker import Worker
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import OnLag, Subscription
+    from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
 P = TypeVar("P", bound="Projection")
@@ -167,7 +167,11 @@ class Topic(ABC):
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
     ) -> Worker:
-        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it."""
+        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
+
+        A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
+        worker give up, which `penstock check` says until it is started again.
+        """
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from journals import DEADLINE, Place, eventually, on, only, seqs
 
-from penstock import Draft, Event, Journal, Topic, Worker
+from penstock import Draft, Event, Journal, ManualClock, Topic, Worker
 from penstock.errors import Closed, ConfigError, PositionTrimmed
+from penstock.observe.workers import forget, gave_up
 
 InThreads = Callable[..., threading.Thread]
 
@@ -89,6 +90,56 @@ def test_a_failure_beyond_the_budget_surfaces_at_stop(topic: Topic, restarts: in
         worker.stop(DEADLINE)
     worker.stop(DEADLINE)  # said once
     assert len(attempts) == restarts + 1 and topic.cursor("c") is None
+
+
+def test_the_budget_refills_with_time(topic: Topic, clock: ManualClock) -> None:
+    failures: list[int] = []
+
+    def handler(events: list[Event]) -> None:
+        if events[0].payload == "bad" and len(failures) < events[0].seq:
+            failures.append(events[0].seq)
+            raise Failure
+
+    with topic.worker("c", handler, batch=1, restarts=1) as worker:
+        for seq in range(1, 4):
+            topic.append("k", "bad")
+            eventually(lambda seq=seq: topic.cursor("c") == seq or not worker.alive)  # type: ignore[misc]
+            clock.advance(61)
+        assert worker.alive
+    assert failures == [1, 2, 3], "one a minute, however long it lives"
+
+
+def test_a_worker_says_in_the_log_what_it_does(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+    def breaks_here(events: list[Event]) -> None:
+        raise Failure("no such table")
+
+    topic.append("k")
+    with caplog.at_level("WARNING", "penstock.worker"), pytest.raises(Failure):
+        topic.worker("c", breaks_here, restarts=1).run()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    again, gave_up = (record.getMessage() for record in caplog.records)
+    assert "begins again in 0.1 s (restart 1 of 1 within 60 s)" in again and "no such table" in again
+    assert "gave up after 2 failures within 60 s" in gave_up and caplog.text.count("in breaks_here") == 2
+
+
+def test_a_worker_that_gave_up_says_so_until_it_is_started_again(topic: Topic, journal: Journal) -> None:
+    def breaks_here(events: list[Event]) -> None:
+        raise Failure("no such table")
+
+    topic.append("k")
+    assert gave_up(journal) == [] and not forget(journal, "orders:c")
+    for name in ("c", "d"):
+        with pytest.raises(Failure):
+            topic.worker(name, breaks_here, restarts=0).run()
+    first, second = gave_up(journal)
+    assert (first.worker, first.error, second.worker) == ("orders:c", "Failure: no such table", "orders:d")
+    assert first.at is not None and "in breaks_here" in (first.traceback or "")
+    sample = journal.stats()
+    assert [one.worker for one in sample.workers] == ["orders:c", "orders:d"]
+    assert "worker orders:c gave up: Failure: no such table" in [one.says for one in sample.findings]
+    with topic.worker("c", print):
+        eventually(lambda: topic.cursor("c") == 1)
+    assert forget(journal, "orders:d") and gave_up(journal) == []
 
 
 def test_a_failure_surfaces_at_closing_and_everything_is_closed(place: Place) -> None:
@@ -217,7 +268,7 @@ def test_a_worker_whose_history_was_removed_says_so(topic: Topic) -> None:
     topic.commit("c", 2)
     topic.compact(5, force=True)
     with pytest.raises(PositionTrimmed):
-        topic.worker("c", print).run()
+        topic.worker("c", print, restarts=0).run()
 
 
 def test_a_worker_is_started_once(topic: Topic) -> None:
@@ -249,3 +300,56 @@ def test_a_worker_hears_of_another_journals_appends(place: Place) -> None:
         for n in range(5):
             there.topic("t").append("k")
             eventually(lambda n=n: here.topic("t").cursor("c") == n + 1)
+
+
+# ── in an event loop ─────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_coroutine_runs_in_the_event_loop_the_worker_was_started_from(topic: Topic) -> None:
+    loops = []
+
+    async def handler(events: list[Event]) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    async def main() -> asyncio.AbstractEventLoop:
+        done = topic.latest
+        async with topic.worker("c", handler, batch=1) as worker:
+            while topic.cursor("c") != done:
+                await asyncio.sleep(0.005)
+            with pytest.raises(ConfigError, match="stop_async"):
+                worker.stop()
+        assert not worker.alive
+        return asyncio.get_running_loop()
+
+    topic.append_many([Draft("k")] * 3)
+    assert loops == [asyncio.run(main())] * 3
+
+
+def test_a_worker_may_be_awaited_and_ends_when_its_handler_says_so(topic: Topic) -> None:
+    async def handler(events: list[Event]) -> None:
+        if events[0].seq == 2:
+            await worker.stop_async()
+
+    topic.append_many([Draft("k")] * 3)
+    worker = topic.worker("c", handler, batch=1)
+    asyncio.run(worker.run_async())
+    assert topic.cursor("c") == 2
+
+
+def test_a_worker_whose_event_loop_ends_leaves_its_batch(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+    begun: list[int] = []
+
+    async def handler(events: list[Event]) -> None:
+        begun.append(1)
+        await asyncio.sleep(DEADLINE)
+
+    async def main() -> Worker:
+        worker = topic.worker("c", handler).start()
+        while not begun:
+            await asyncio.sleep(0.005)
+        return worker
+
+    topic.append("k")
+    with caplog.at_level("WARNING", "penstock.worker"):
+        worker = asyncio.run(main())
+        eventually(lambda: not worker.alive)
+    worker.stop()
+    assert topic.cursor("c") is None and "event loop has ended" in caplog.text

@@ -374,3 +374,96 @@ def test_a_worker_takes_only_what_it_works_on(journal: Journal) -> None:
         assert queue.stats().in_flight == 2 and queue.stats().ready == 3
         go.set()
         eventually(lambda: len(queue) == 0)
+
+
+# ── in an event loop ─────────────────────────────────────────────────────────────────────────────────────────────────
+def test_coroutines_run_in_the_event_loop_the_worker_was_started_from(journal: Journal) -> None:
+    queue = journal.queue("jobs", retry=0)
+    queue.push_many(range(20))
+    loops = set()
+    running = most = 0
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal running, most
+        loops.add(asyncio.get_running_loop())
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+        if delivery.attempt == 1 and delivery.payload == 3:
+            raise ValueError("not yet")
+
+    async def main() -> asyncio.AbstractEventLoop:
+        async with queue.worker(handle, concurrency=12):
+            while len(queue):
+                await asyncio.sleep(0.005)
+        return asyncio.get_running_loop()
+
+    assert loops == {asyncio.run(main())} and most > 8
+
+
+def test_a_cancelled_worker_finishes_what_it_has(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    begun, finished = list[int](), list[int]()
+
+    async def handle(delivery: Delivery) -> None:
+        begun.append(delivery.payload)
+        await asyncio.sleep(0.05)
+        finished.append(delivery.payload)
+
+    async def main() -> None:
+        task = asyncio.create_task(queue.worker(handle).run_async())
+        while not begun:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert begun == finished == [0] and len(queue) == 2
+
+
+def test_a_message_whose_event_loop_ends_is_given_back(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push("a")
+    begun: list[int] = []
+
+    async def handle(delivery: Delivery) -> None:
+        begun.append(1)
+        await asyncio.sleep(DEADLINE)
+
+    async def main() -> Any:
+        worker = queue.worker(handle).start()
+        while not begun:
+            await asyncio.sleep(0.005)
+        return worker
+
+    worker = asyncio.run(main())
+    eventually(lambda: not worker.alive)
+    worker.stop()
+    delivery = queue.take()
+    assert delivery is not None and delivery.attempt == 1, "the attempt was not the handler's failure"
+
+
+def test_what_a_plain_function_returns_is_awaited_too(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push("a")
+    handled: list[str] = []
+
+    async def later(delivery: Delivery) -> None:
+        handled.append(delivery.payload)
+
+    with queue.worker(lambda delivery: later(delivery)):
+        drained(queue)
+    assert handled == ["a"]
+
+
+@on("memory", "sqlite")
+def test_a_handler_may_stop_its_own_worker_from_the_background(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    worker = queue.worker(lambda delivery: worker.stop()).start()
+    eventually(lambda: not worker.alive)
+    worker.stop()
+    assert len(queue) == 2

@@ -18,6 +18,7 @@ LAG = "over http a subscription always catches up"
 MANY = "it asks thousands of questions, which says no more about http than a few do"
 STORE = "it is about the store's own files or memory, and asks them past the server"
 PAGES = "a read asks for one page after the other: between two of them nothing is held"
+CLOCK = "the journal's clock is moved, and a client has the machine's"
 SENT = "what the server sent before the compaction has arrived by then"
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import queue as stdlib_queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, SystemClock
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
-from penstock.journal.worker import Worker
 from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.policy import duration
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
+from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,9 +49,7 @@ class QueueWorker(Worker):
         lease: Seconds | None,
         middleware: Iterable[Middleware],
     ) -> None:
-        super().__init__(f"{queue.name}:{consumer or group}")
-        if not callable(handler):
-            raise ConfigError(f"a handler must be a function of one delivery, not {handler!r:.80}")
+        super().__init__(f"{queue.name}:{consumer or group}", queue.journal, handler)
         check_whole(concurrency, "concurrency")
         if ahead is not None:
             check_whole(ahead, "ahead", 0)
@@ -69,20 +67,13 @@ class QueueWorker(Worker):
         self._in_hand: set[LocalDelivery] = set()
         self._change = threading.Condition()
 
-    def run(self) -> None:
-        """Works in the calling thread until stopped."""
-        if self._is_async():
+    def _work(self) -> None:
+        if self._is_async:
             import asyncio
 
             asyncio.run(self._work_async())
         else:
-            self._work()
-
-    def _is_async(self) -> bool:
-        import inspect
-
-        handler = self._handler
-        return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+            self._work_in_threads()
 
     def _nudge(self) -> None:
         self.queue._signal.notify()
@@ -90,7 +81,7 @@ class QueueWorker(Worker):
             self._change.notify_all()
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _work(self) -> None:
+    def _work_in_threads(self) -> None:
         jobs: stdlib_queue.SimpleQueue[LocalDelivery | None] = stdlib_queue.SimpleQueue()
         hands = [
             threading.Thread(target=self._hand, args=(jobs,), name=f"penstock-{self.name}-{number}", daemon=True)
@@ -134,6 +125,10 @@ class QueueWorker(Worker):
         return found
 
     def _hand(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
+        with self._in_hand_thread():
+            self._handle_all(jobs)
+
+    def _handle_all(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
         while (delivery := jobs.get()) is not None:
             try:
                 self._handle(delivery)
@@ -150,6 +145,8 @@ class QueueWorker(Worker):
         try:
             self._enter(delivery)
             result = self._handler(delivery)
+            if isinstance(result, Awaitable):  # of a function that is no coroutine function, and gives one's outcome
+                result = self._wait_for(result)
         except Exception as error:
             self._failed(delivery, error)
         except BaseException:  # the process is ending, which is not the message's fault
@@ -269,7 +266,7 @@ class QueueWorker(Worker):
 
         try:
             self._enter(delivery)
-            result = await self._handler(delivery)
+            result = await self._call(delivery)
         except Exception as error:
             await asyncio.to_thread(self._failed, delivery, error)
         except BaseException:
@@ -278,6 +275,14 @@ class QueueWorker(Worker):
         else:
             # Settling waits for the disk: another thread's time, not the loop's.
             await asyncio.to_thread(self._handled, delivery, result)
+
+    async def _call(self, delivery: LocalDelivery) -> Any:
+        """Runs the handler in the loop that the worker was started from, if there is one."""
+        if self._loop is None:
+            return await self._handler(delivery)
+        import asyncio
+
+        return await asyncio.wrap_future(self._in_callers_loop(self._handler(delivery)))
 
     # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
     def _enter(self, delivery: LocalDelivery) -> None:

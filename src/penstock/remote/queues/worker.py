@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
-from penstock.journal.worker import Worker, log
-from penstock.names import check_whole
-from penstock.queue.run.middleware import log_failure, worker_nack
+from penstock.names import check_consumer, check_whole
+from penstock.queue.run.middleware import log, log_failure, worker_nack
+from penstock.surface.worker import Worker, finished
 
 if TYPE_CHECKING:
     from penstock.remote.queues.delivery import RemoteDelivery
@@ -34,21 +35,17 @@ class RemoteQueueWorker(Worker):
         consumer: str | None,
         lease: Seconds | None,
     ) -> None:
-        super().__init__(f"{queue.name}:{group}")
+        super().__init__(f"{queue.name}:{consumer or group}", queue.journal, handler)
         check_whole(concurrency, "concurrency")
         self._queue = queue
         self._handler = handler
-        self._group = group
+        self._group = check_consumer(group, "group")
         self._concurrency = concurrency
-        self._consumer = consumer
+        self._consumer = None if consumer is None else check_consumer(consumer)
         self._lease = seconds(lease, "lease") if lease is not None else queue.policy.lease
         self._held: dict[str, RemoteDelivery] = {}
         self._done = threading.Event()
         self._first_failure: BaseException | None = None
-
-    def run(self) -> None:
-        with self._at_work():
-            self._work()
 
     def _work(self) -> None:
         hands = [
@@ -68,7 +65,7 @@ class RemoteQueueWorker(Worker):
     def _hand(self) -> None:
         import asyncio
 
-        with asyncio.Runner() as runner:
+        with self._in_hand_thread(), asyncio.Runner() as runner:
             while not self._stopping.is_set():
                 try:
                     delivery = self._queue.take(
@@ -82,8 +79,16 @@ class RemoteQueueWorker(Worker):
                     self._first_failure = self._first_failure or error
                     self._stopping.set()
                     return
-                if delivery is not None:
-                    self._work_on(delivery, runner)
+                try:
+                    if delivery is not None:
+                        self._work_on(delivery, runner)
+                except BaseException as error:  # the process is ending, which is not the message's fault
+                    self._first_failure = self._first_failure or error
+                    self._stopping.set()
+                    if delivery is not None and not delivery._settled:
+                        with suppress(PenstockError):
+                            delivery.release()
+                    return
 
     def _work_on(self, delivery: RemoteDelivery, runner: Any) -> None:
         self._held[delivery.token] = delivery
@@ -91,7 +96,10 @@ class RemoteQueueWorker(Worker):
             try:
                 outcome = self._handler(delivery)
                 if inspect.isawaitable(outcome):
-                    runner.run(_finish(outcome))
+                    if self._loop is not None:
+                        self._wait_for(outcome)
+                    else:
+                        runner.run(finished(outcome))
             except Exception as error:
                 try:
                     if not delivery._settled:
@@ -102,7 +110,7 @@ class RemoteQueueWorker(Worker):
                 if not delivery._settled:
                     delivery.ack()
         except StaleDelivery as error:
-            log.warning("worker %r: %s", self.name, error)
+            log.warning("%r was handled too late, and another consumer may have it now: %s", delivery, error)
         except PenstockError as error:
             log.warning("worker %r: message %d could not be settled: %s", self.name, delivery.seq, error)
         finally:
@@ -115,7 +123,3 @@ class RemoteQueueWorker(Worker):
                     delivery.extend(self._lease)
                 except PenstockError as error:
                     log.warning("worker %r: a lease was not renewed: %s", self.name, error)
-
-
-async def _finish(outcome: Any) -> Any:
-    return await outcome

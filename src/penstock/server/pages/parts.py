@@ -126,6 +126,7 @@ def place_of(finding: Finding) -> str:
     places = {
         "disk": "/health",
         "pipeline": "/pipelines",
+        "worker": "/health",
         "dead": f"/queues/{name}?{group}#dead-section",
         "failed": f"/queues/{name}?{group}#failed-section",
         "paused": f"/queues/{name}?{group}",

@@ -76,9 +76,9 @@ def check(
     """Says whether the journal is well, for monitoring: exit code 0 fine, 1 warning, 2 critical, 3 unknown.
 
     Without thresholds it looks whether the journal can be read, and warns of failed messages, dead letters, paused
-    queues, messages that waited for half their time to live, pipelines that failed, restart or fell silent, a disk that
-    is nearly full, and a writer that is more than 75% full (critical above 95%). What is wrong comes first in the one
-    line it prints.
+    queues, messages that waited for half their time to live, pipelines that failed, restart or fell silent, workers
+    that gave up, a disk that is nearly full, and a writer that is more than 75% full (critical above 95%). What is
+    wrong comes first in the one line it prints.
     """
     try:
         with context.journal(read_only=True) as journal:
@@ -118,7 +118,8 @@ def check(
         says = f"pipeline {flow.key} was started again {flow.restarts:,} times"
         _judge(found, worst, "restarts", restarts, flow.restarts, says)
     # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
-    found += [(WARNING, one.says) for one in sample.findings if one.kind in ("disk", "pipeline", "paused", "oldest")]
+    judged = ("dead", "failed", "lag")
+    found += [(WARNING, one.says) for one in sample.findings if one.kind not in judged]
     _judge(found, worst, "pressure", not_too_full, sample.pressure, f"the writer is {sample.pressure:.0%} full")
     code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
     return _verdict(context, code, found, worst)

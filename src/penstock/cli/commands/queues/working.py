@@ -8,7 +8,9 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
+from penstock.cli.failure import Nothing
 from penstock.cli.loading import load_named
+from penstock.cli.output import safe, safe_lines
 from penstock.cli.stopping import StopSignals
 from penstock.cli.values import choice, count, duration, number, the_queue, with_create
 
@@ -62,6 +64,33 @@ def work(
                     break
             worker.stop()
     context.note("ended")
+
+
+@command("workers", "penstock workers", "penstock workers --forget orders:billing")
+@click.option("--forget", metavar="WORKER", help="this one's failure was seen; it is not shown any more")
+@click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+def workers(context: CommandContext, forget: str | None, traceback: bool) -> None:
+    """Shows workers that failed too often and gave up: `penstock check` warns of them until they are started again."""
+    from penstock.observe import workers as reports
+
+    if forget is not None:
+        with context.journal() as journal:
+            if not reports.forget(journal, forget):
+                raise Nothing(f"no worker {forget!r} gave up")
+        context.record({"worker": forget, "forgotten": True})
+        return
+    with context.journal(read_only=True) as journal:
+        found = reports.gave_up(journal)
+    if context.json:
+        for one in found:
+            context.document(one)
+    elif traceback and found:
+        for one in found:
+            context.line(f"{one.worker}: {safe(one.error or '')}", "bold")
+            context.line(safe_lines(one.traceback or ""))
+    else:
+        rows = [(one.worker, one.at, one.error, one.host, one.pid) for one in found]
+        context.rows(("Worker", "Gave up", "Error", "Host", "Pid"), rows, otherwise="no worker gave up")
 
 
 def _is_empty(queue: Queue, group: str) -> bool:

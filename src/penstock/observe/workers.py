@@ -1,0 +1,99 @@
+"""Workers that gave up, as they report it themselves: read from the journal, by any process.
+
+A worker that fails too often appends to the topic `penstock.workers`: kind `worker.gave_up`, key its name, payload a
+`WorkerFailure`. When a worker of that name starts again, or an operator has seen it, `worker.started` or
+`worker.forgotten` follows. The newest event of a key is how that worker stands; older ones are compacted away.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.errors import PenstockError, PoisonMessage
+from penstock.observe.logs import Log
+from penstock.surface.failure import failure_text
+
+if TYPE_CHECKING:
+    from penstock.surface.journal import Journal
+
+TOPIC: Final = "penstock.workers"
+GAVE_UP: Final = "worker.gave_up"
+STARTED: Final = "worker.started"
+FORGOTTEN: Final = "worker.forgotten"
+
+_LOOKED_AT = 5_000
+
+log = Log("penstock.worker")
+
+
+class WorkerFailure(msgspec.Struct, kw_only=True):
+    """Why a worker gave up."""
+
+    worker: str
+    """Its name: topic:consumer, or queue:group (queue:consumer where it was given one)."""
+    error: str | None
+    traceback: str | None = None
+    host: str = ""
+    pid: int = 0
+    at: datetime | None = None
+    """The journal's time of the report."""
+
+
+def say_gave_up(journal: Journal, worker: str, error: BaseException) -> None:
+    """Reports that a worker gave up. The worker's own failure matters more than one of the report."""
+    import socket
+
+    failure = failure_text(error)
+    found = WorkerFailure(
+        worker=worker, error=failure.error, traceback=failure.traceback, host=socket.gethostname(), pid=os.getpid()
+    )
+    body: dict[str, Any] = msgspec.to_builtins(found)
+    del body["at"]
+    try:
+        topic = journal.topic(TOPIC)
+        if not topic.latest:
+            topic.configure(by_key=True, indexed=False)
+        topic.append(GAVE_UP, body, key=worker)
+    except PenstockError as problem:
+        log.warning("that worker %r gave up could not be reported: %s", worker, problem)
+
+
+def say_started(journal: Journal, worker: str) -> None:
+    """Reports that a worker of a name runs again, if the last one of that name gave up."""
+    try:
+        if any(one.worker == worker for one in gave_up(journal)):
+            journal.topic(TOPIC).append(STARTED, key=worker)
+    except PenstockError as problem:
+        log.warning("that worker %r runs again could not be reported: %s", worker, problem)
+
+
+def forget(journal: Journal, worker: str) -> bool:
+    """Forgets that a worker gave up; False when none of that name did."""
+    if not any(one.worker == worker for one in gave_up(journal)):
+        return False
+    journal.topic(TOPIC).append(FORGOTTEN, key=worker)
+    return True
+
+
+def gave_up(journal: Journal) -> list[WorkerFailure]:
+    """The workers that gave up and have not been started again, by name."""
+    topic = journal.topic(TOPIC)
+    if not topic.latest:
+        return []
+    newest: dict[str, WorkerFailure | None] = {}
+    for event in topic.read(limit=_LOOKED_AT, reverse=True):
+        if event.key is None or event.key in newest:
+            continue
+        newest[event.key] = None
+        if event.kind == GAVE_UP:
+            try:
+                found = msgspec.convert(event.payload, WorkerFailure)
+            except (PoisonMessage, msgspec.ValidationError):
+                continue  # anybody may append to a topic
+            found.at = event.recorded_at
+            newest[event.key] = found
+    return [found for _, found in sorted(newest.items()) if found is not None]

@@ -1,0 +1,276 @@
+"""What every worker is: something that runs a handler again and again, in threads of its own, until told to stop.
+
+A worker that fails begins again, so many times a minute; one that fails more often gives up, and the journal says so
+(`observe.workers`). Coroutine handlers run in the event loop that the worker was started from, else in one of the
+worker's own; everything else a worker does (taking, settling, renewing leases) happens in its threads.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.clock import Seconds, seconds
+from penstock.errors import Closed, ConfigError
+from penstock.limits import WORKER_RESTART_PAUSE, WORKER_RESTART_SECONDS, WORKER_RESTARTS
+from penstock.names import check_whole
+from penstock.observe.logs import Log
+from penstock.observe.workers import say_gave_up, say_started
+from penstock.surface.failure import describe
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+    from penstock.surface.journal import Journal
+
+log = Log("penstock.worker")
+
+_at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
+"""The worker whose handler runs here: it cannot wait for its own end."""
+
+
+class Worker:
+    """Runs something again and again until told to stop: `start` in a thread of its own, or `run` in this one.
+
+    In an event loop use `async with`, or `await worker.run_async()`.
+    """
+
+    def __init__(
+        self, name: str, journal: Journal, handler: Callable[..., Any], restarts: int = WORKER_RESTARTS
+    ) -> None:
+        if not callable(handler):
+            raise ConfigError(f"a handler must be a function, not {handler!r:.80}")
+        self.name = name
+        self._journal = journal
+        self._restarts = check_whole(restarts, "restarts", 0)
+        self._is_async = _is_coroutine_function(handler)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._failed_at: list[float] = []
+        self._in_foreground = False
+        self._foreground_ended = threading.Event()
+
+    # ── beginning ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def start(self) -> Self:
+        """Begins in a background thread and returns at once; coroutine handlers run in the caller's event loop."""
+        if self._thread is not None:
+            raise ConfigError(f"worker {self.name!r} was started already")
+        self._loop = _running_loop()
+        self._thread = threading.Thread(target=self._guarded, name=f"penstock-{self.name}", daemon=True)
+        self._thread.start()
+        return self
+
+    def run(self) -> None:
+        """Works in the calling thread until stopped; a failure beyond the restart budget is raised here."""
+        with self._in_this_thread():
+            say_started(self._journal, self.name)
+            while True:
+                try:
+                    self._work()
+                    return
+                except Closed:
+                    if self._stopping.is_set():
+                        return
+                    raise
+                except Exception as error:
+                    self._stopping.wait(self._pause_after(error))
+
+    async def run_async(self) -> None:
+        """Works until stopped, for an event loop: coroutine handlers run in it. Cancelled, it finishes what it has."""
+        import asyncio
+
+        self.start()
+        thread = self._thread
+        assert thread is not None
+        try:
+            await asyncio.to_thread(thread.join)
+        finally:
+            # A cancelled task may still wait for what it has in hand.
+            await asyncio.shield(asyncio.ensure_future(self.stop_async()))
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def stop(self, timeout: Seconds | None = None) -> None:
+        """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
+        self._stopping.set()
+        self._nudge()
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        if _at_work.get() is self:
+            return
+        if self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop:
+            raise ConfigError(
+                f"worker {self.name!r} runs its handler in this event loop, which cannot wait for it: "
+                "await worker.stop_async(), or use `async with`"
+            )
+        if self._thread is not None:
+            self._thread.join(limit)
+        elif self._in_foreground:
+            self._foreground_ended.wait(limit)
+        if self.alive:
+            raise TimeoutError(
+                f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns"
+            )
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def stop_async(self, timeout: Seconds | None = None) -> None:
+        """`stop` for an event loop."""
+        import asyncio
+
+        await asyncio.to_thread(self.stop, timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is at work, in a thread of its own or in the one that called `run`."""
+        return self._in_foreground or (self._thread is not None and self._thread.is_alive())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self.start()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop_async()
+
+    def _nudge(self) -> None:
+        """Wakes the worker if it waits for something to do."""
+
+    # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _pause_after(self, error: Exception) -> float:
+        """Seconds after which to begin again; raises the failure when there were too many within a minute."""
+        if self._stopping.is_set():
+            raise error
+        now = self._journal.clock.monotonic()
+        self._failed_at = [at for at in self._failed_at if now - at < WORKER_RESTART_SECONDS] + [now]
+        failures = len(self._failed_at)
+        if failures > self._restarts:
+            log.error(
+                "worker %r gave up after %d failures within %d s: %s",
+                self.name,
+                failures,
+                WORKER_RESTART_SECONDS,
+                describe(error),
+                exc_info=error,
+            )
+            say_gave_up(self._journal, self.name, error)
+            raise error
+        pause = WORKER_RESTART_PAUSE * 2.0 ** (failures - 1)
+        log.warning(
+            "worker %r failed, and begins again in %.1f s (restart %d of %d within %d s): %s",
+            self.name,
+            pause,
+            failures,
+            self._restarts,
+            WORKER_RESTART_SECONDS,
+            describe(error),
+            exc_info=error,
+        )
+        return float(pause)
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except Closed as error:
+            if not self._stopping.is_set():
+                self._failure = error
+        except Exception as error:  # said already
+            self._failure = error
+        except BaseException as error:
+            if self._loop is not None and type(error).__name__ == "CancelledError":
+                log.warning("worker %r ended: its event loop has ended, or has cancelled its handler", self.name)
+                self._failure = None
+                return
+            self._failure = error
+            log.error("worker %r ended: %s", self.name, describe(error), exc_info=error)
+            say_gave_up(self._journal, self.name, error)
+
+    # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _in_this_thread(self) -> Iterator[None]:
+        """For a thread that works: lets `stop` know when it is called from there, or has to wait for `run`."""
+        foreground = self._thread is None
+        if foreground:
+            self._foreground_ended.clear()
+            self._in_foreground = True
+        before = _at_work.set(self)
+        try:
+            yield
+        finally:
+            _at_work.reset(before)
+            if foreground:
+                self._in_foreground = False
+                self._foreground_ended.set()
+
+    @contextmanager
+    def _in_hand_thread(self) -> Iterator[None]:
+        """The same for a further thread of the worker's."""
+        before = _at_work.set(self)
+        try:
+            yield
+        finally:
+            _at_work.reset(before)
+
+    def _wait_for(self, outcome: Awaitable[Any]) -> Any:
+        """Waits, in a thread of the worker's, for what an asynchronous handler gives."""
+        import asyncio
+        from concurrent.futures import CancelledError
+
+        if self._loop is None:
+            return asyncio.run(finished(outcome))
+        try:
+            return self._in_callers_loop(outcome).result()
+        except CancelledError as error:
+            raise asyncio.CancelledError from error  # which is no failure of the handler's
+
+    def _in_callers_loop(self, outcome: Awaitable[Any]) -> Future[Any]:
+        """Runs an awaitable in the loop the worker was started from; cancelled when that loop has ended."""
+        import asyncio
+
+        assert self._loop is not None
+        self._is_async = True  # also when only the first call told
+        marked = self._marked(outcome)
+        try:
+            return asyncio.run_coroutine_threadsafe(marked, self._loop)
+        except RuntimeError as error:  # it is closed
+            marked.close()
+            if isinstance(outcome, Coroutine):
+                outcome.close()
+            raise asyncio.CancelledError from error
+
+    async def _marked(self, outcome: Awaitable[Any]) -> Any:
+        _at_work.set(self)
+        return await outcome
+
+
+async def finished(outcome: Any) -> Any:
+    """An awaitable as a coroutine."""
+    return await outcome
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    # A program that never imported asyncio has no loop, and need not import it to learn that.
+    if "asyncio" not in sys.modules:
+        return None
+    from asyncio import _get_running_loop
+
+    return _get_running_loop()
+
+
+def _is_coroutine_function(handler: Callable[..., Any]) -> bool:
+    import inspect
+
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
