@@ -12,6 +12,13 @@ in_flight = REGISTRY.gauges(
     "queue.in_flight", "messages in flight, as of the last look at the queue's stats", ("queue",)
 )
 
+breaker_opened = REGISTRY.counters("queue.breaker_opened", "times a circuit breaker opened", ("queue",))
+breaker_open = REGISTRY.gauges(
+    "queue.breaker_open",
+    "1 while a circuit breaker is open, 0.5 half-open, 0 closed, as of the last look at the queue's stats",
+    ("queue", "group"),
+)
+
 waits_started = REGISTRY.counter("queue.wait_started", "takes that began to wait")
 waits_woken = REGISTRY.counter("queue.wait_woken", "waiting takes that found something")
 waits_timed_out = REGISTRY.counter("queue.wait_timed_out", "waiting takes whose time was up")

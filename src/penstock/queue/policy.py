@@ -47,6 +47,17 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How many messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
     rate_per_key: str | None = None
     """The same for the messages of one ordering key; those of other keys pass them."""
+    throttle: float | None = None
+    """Of pushes with one key within so many seconds the first becomes a message; the others get its receipt."""
+    debounce: float | None = None
+    """A push with a key waits so many seconds for others of its key: the newest takes the place of those before it."""
+    debounce_limit: float | None = None
+    """How long pushes may go on taking each other's place before the newest is delivered all the same."""
+    breaker: str | None = None
+    """How many failures within which time open the circuit breaker of a group ("5/1m"): then it gets nothing, until
+    after `breaker_pause` one message is tried, and has succeeded."""
+    breaker_pause: float = 30.0
+    """How long a circuit breaker stays open before one message is tried."""
     ttl: float | None = None
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
     retention: Literal["hold", "dead_letter"] = "hold"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.clock import seconds
 from penstock.errors import ConfigError
 from penstock.names import check_whole
-from penstock.queue.flow.rate import check_rate
+from penstock.queue.flow.rate import LONGEST_PERIOD, check_rate
 
 if TYPE_CHECKING:
     from penstock.queue.policy import QueuePolicy
@@ -17,9 +18,14 @@ MOST_PER_KEY = 1024
 
 def check_flow(fields: dict[str, Any]) -> None:
     """Puts the fields a caller gave into their stored form; ConfigError names the first bad one."""
-    for name in ("rate", "rate_per_key"):
+    for name in ("rate", "rate_per_key", "breaker"):
         if name in fields:
             fields[name] = check_rate(fields[name], name)
+    for name in ("throttle", "debounce", "debounce_limit", "breaker_pause"):
+        if name in fields and (fields[name] is not None or name == "breaker_pause"):
+            fields[name] = seconds(fields[name], name, minimum=0.001)
+            if fields[name] > LONGEST_PERIOD:
+                raise ConfigError(f"{name} must be at most a year, not {fields[name]:g} s")
     if "max_in_flight_per_key" in fields:
         most = check_whole(fields["max_in_flight_per_key"], "max_in_flight_per_key")
         if most > MOST_PER_KEY:
@@ -27,10 +33,20 @@ def check_flow(fields: dict[str, Any]) -> None:
 
 
 def check_flow_together(policy: QueuePolicy, queue: str) -> None:
-    """Refuses limits by key where messages have no keys."""
+    """Refuses limits by key where messages have no keys, and what contradicts itself."""
+    if policy.throttle is not None and policy.debounce is not None:
+        raise ConfigError(f"queue {queue!r}: the first push wins (throttle) or the newest one (debounce), not both")
+    if policy.debounce_limit is not None and (policy.debounce is None or policy.debounce_limit < policy.debounce):
+        raise ConfigError(f"queue {queue!r}: debounce_limit= goes with debounce=, and is not shorter")
     if policy.priority:
-        for name in ("rate_per_key", "max_in_flight_per_key"):
-            if getattr(policy, name) not in (None, 1):
+        by_key = {
+            "rate_per_key": policy.rate_per_key is not None,
+            "max_in_flight_per_key": policy.max_in_flight_per_key != 1,
+            "throttle": policy.throttle is not None,
+            "debounce": policy.debounce is not None,
+        }
+        for name, is_given in by_key.items():
+            if is_given:
                 raise ConfigError(
                     f"queue {queue!r} has priorities, and messages with priorities have no ordering keys: "
                     f"{name} would never apply"
@@ -44,4 +60,5 @@ def shapes_takes(policy: QueuePolicy) -> bool:
         or policy.max_in_flight is not None
         or policy.rate is not None
         or policy.rate_per_key is not None
+        or policy.breaker is not None
     )

@@ -1,21 +1,32 @@
 """Where flow control keeps its state: rows of a group that a purge leaves alone, because a limit goes on counting.
 
 q  the window of the queue's own rate          r<key>  the window of a key's rate
+    k  the circuit breaker
+
+and of the queue (under the group `EVERYBODY`), because pushes are everybody's:
+
+    o<key>  what a throttle let through last       u<key>  what a debounce holds back
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
+from penstock.journal.commit.commit import Commit
 
 _PREFIX = b"qf"
 _group = struct.Struct(">2sII")
 _row = struct.Struct(">2sIIc")
+
+EVERYBODY = (1 << 32) - 1
+FORGET_STEP = 1024
+"""Rows of keys that one commit looks at to forget those that do not count any more."""
 
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
@@ -54,3 +65,18 @@ def decode_row(value: bytes, kind: type[T], queue: str) -> T:
 
 
 encode_row = _encode
+
+
+def forget_rows(commit: Commit, rows: tuple[bytes, bytes], after: bytes, is_over: Callable[[bytes], bool]) -> bytes:
+    """Removes some rows that do not count any more; returns where to go on, from the beginning at the end."""
+    seen, last = 0, b""
+    over: list[bytes] = []
+    for key, value in commit.tx.scan(max(rows[0], after), rows[1]):
+        if is_over(value):
+            over.append(key)
+        seen, last = seen + 1, key
+        if seen == FORGET_STEP:
+            break
+    for key in over:
+        commit.tx.delete(key)
+    return last + b"\0" if seen == FORGET_STEP else b""

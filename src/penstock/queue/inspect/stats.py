@@ -12,6 +12,8 @@ from penstock.engine.contract import Snapshot
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.reading import TopicView
 from penstock.queue import metrics
+from penstock.queue.flow.breaker import BreakerState
+from penstock.queue.flow.circuit import breaker_state
 from penstock.queue.inspect.positions import group_named, group_names, looking, unabsorbed, untouched
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
@@ -43,6 +45,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The queue's groups."""
     paused: bool = False
     """Whether nothing is handed out for now, because the queue or this group is paused."""
+    breaker: BreakerState | None = None
+    """The group's circuit breaker: closed, open or half-open; None where the policy has none."""
 
 
 def stats(queue: LocalQueue, name: str) -> QueueStats:
@@ -64,6 +68,10 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
         if not state.fanout:
             in_flight += sum(other.record.in_flight for other in state.left_behind(snap))
         metrics.in_flight.labels(queue=queue.name).set(in_flight)
+        breaker = breaker_state(snap, state, group, now)
+        if breaker is not None:
+            level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
+            metrics.breaker_open.labels(queue=queue.name, group=name).set(level)
         overdue = state.overdue_through(snap, now)
         if overdue:
             gone = group.overdue(snap, overdue)
@@ -81,6 +89,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
             None if oldest is None else max(0.0, (now - oldest) / 1000),
             tuple(group_names(state)),
             state.record.is_paused(name),
+            breaker,
         )
 
 

@@ -138,7 +138,11 @@ class Choice:
             group.place(
                 self.commit,
                 MessageRow(
-                    seq, WAITING if waits else READY, priority=special.priority, due=special.due if waits else 0
+                    seq,
+                    WAITING if waits else READY,
+                    priority=special.priority,
+                    key=special.key,
+                    due=special.due if waits else 0,
                 ),
             )
         for first, last in runs:

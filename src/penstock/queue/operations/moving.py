@@ -19,10 +19,11 @@ from penstock.journal.commit.writer import WriteRequest
 from penstock.queue.inspect.positions import available, failed_positions, looking
 from penstock.queue.operations.dead import GROUP, as_batch, died_with, living_headers, origin
 from penstock.queue.operations.push import DeliveryOptions, push_each
-from penstock.queue.operations.repair import discard, still_free
+from penstock.queue.operations.repair import still_free
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache, copy_columns
 from penstock.queue.state.cache import WORK, QueueCache, QueueState
+from penstock.queue.state.discarding import discard
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
 

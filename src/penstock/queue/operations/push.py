@@ -18,6 +18,7 @@ from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind, is_whole
+from penstock.queue.flow.merging import Throttle, count_replaced, debounce
 from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
@@ -71,10 +72,24 @@ def read_delivery_options(
 
 
 def push(
-    commit: Commit, queue: QueueState, batch: PreparedBatch, options: DeliveryOptions | None, *, forced: bool = False
+    commit: Commit,
+    queue: QueueState,
+    batch: PreparedBatch,
+    options: DeliveryOptions | None,
+    *,
+    forced: bool = False,
+    moved: bool = False,
 ) -> list[Receipt]:
-    """Appends a batch of messages; `forced` for those that must not be lost: dead letters fit always."""
+    """Appends a batch of messages; `forced` for those that must not be lost: dead letters fit always. `moved`: they
+    were pushed before, and none takes another one's place."""
     policy = queue.record.policy
+    throttle = None
+    debounced = False
+    if batch.columns.key is not None and not forced and not moved:
+        if policy.throttle is not None:
+            throttle = Throttle(commit, queue, batch, round(policy.throttle * 1000))
+            batch = throttle.batch
+        debounced = policy.debounce is not None
     if not forced:
         if batch.columns.key is not None and policy.priority:
             raise ConfigError(
@@ -85,18 +100,32 @@ def push(
                 f"queue {queue.name!r} has no priorities: make it with priority=True, or change it with configure"
             )
         if policy.max_size is not None:
-            _refuse_overflow(commit, queue, batch, policy.max_size)
+            replaced = count_replaced(commit, queue, batch) if debounced else 0
+            _refuse_overflow(commit, queue, batch, policy.max_size + replaced)
     receipts = commit.append(queue.name, batch)
     if options is not None:
         _grant(commit, queue, receipts, options)
-    return receipts
+    if debounced:
+        _debounce(commit, queue, receipts, batch.columns.key or [])
+    return receipts if throttle is None else throttle.receipts(receipts)
+
+
+def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_given: list[str | None]) -> None:
+    """Holds messages back that have a key, each in the place of the one before it."""
+    policy = queue.record.policy
+    assert policy.debounce is not None
+    limit = None if policy.debounce_limit is None else round(policy.debounce_limit * 1000)
+    for receipt, key in zip(receipts, keys_given, strict=True):
+        if key is not None and not receipt.duplicate:
+            due = debounce(commit, queue, key, receipt.seq, round(policy.debounce * 1000), limit)
+            _grant(commit, queue, [receipt], DeliveryOptions(due=due), key)
 
 
 def push_each(
     commit: Commit, queue: QueueState, batch: PreparedBatch, options: list[DeliveryOptions | None]
 ) -> list[Receipt]:
     """`push` of a batch whose messages differ in how they want to be delivered."""
-    receipts = push(commit, queue, batch, None)
+    receipts = push(commit, queue, batch, None, moved=True)
     for receipt, wanted in zip(receipts, options, strict=True):
         if wanted is not None and (wanted.priority or wanted.due or wanted.max_attempts is not None):
             _grant(commit, queue, [receipt], wanted)
@@ -116,7 +145,9 @@ def _refuse_overflow(commit: Commit, queue: QueueState, batch: PreparedBatch, ma
         )
 
 
-def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], options: DeliveryOptions) -> None:
+def _grant(
+    commit: Commit, queue: QueueState, receipts: list[Receipt], options: DeliveryOptions, key: str | None = None
+) -> None:
     tx, topic, traits = commit.tx, queue.topic, queue.traits
     fresh = [receipt.seq for receipt in receipts if not receipt.duplicate]
     if not fresh:
@@ -124,13 +155,13 @@ def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], options: 
     due = options.due if options.due > commit.now_ms else 0
     if options.priority or due:
         if queue.fanout:
-            value = encode(SpecialRow(options.priority, due))
+            value = encode(SpecialRow(options.priority, due, key))
             for seq in fresh:
                 tx.put(keys.special_key(topic, seq), value)
             traits.special = fresh[-1]
             queue.save_traits(commit)
         else:
-            _set_aside(commit, queue.group(tx, WORK), fresh, options.priority, due)
+            _set_aside(commit, queue.group(tx, WORK), fresh, options.priority, due, key)
     if options.max_attempts is not None:
         value = options.max_attempts.to_bytes(4)
         for seq in fresh:
@@ -140,10 +171,10 @@ def _grant(commit: Commit, queue: QueueState, receipts: list[Receipt], options: 
             queue.save_traits(commit)
 
 
-def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due: int) -> None:
+def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due: int, key: str | None) -> None:
     """Puts special messages where the one group of a work queue will find them."""
     for seq in seqs:
-        group.place(commit, MessageRow(seq, WAITING if due else READY, priority=priority, due=due))
+        group.place(commit, MessageRow(seq, WAITING if due else READY, priority=priority, key=key, due=due))
     start = seqs[0]
     for previous, seq in pairwise([*seqs, 0]):
         if seq != previous + 1:

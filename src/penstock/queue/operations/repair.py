@@ -18,8 +18,9 @@ from penstock.queue.operations.settle import expire_one, over_budget
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
+from penstock.queue.state.discarding import discard, is_open
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import NEVER, READY, WAITING, GroupRecord, Lease, MessageRow
+from penstock.queue.state.records import NEVER, GroupRecord, Lease, MessageRow
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
@@ -102,27 +103,9 @@ def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
         for seq in dict.fromkeys(seqs)
         if seq <= latest
         and seq not in flying
-        and any(_is_open(commit, group, seq) for group in keeping)
+        and any(is_open(commit.tx, group, seq) for group in keeping)
         and not has_failed(commit.tx, groups, seq)
     ]
-
-
-def _is_open(commit: Commit, group: Group, seq: int) -> bool:
-    return group.wants(commit.tx, seq) or group.message(commit.tx, seq) is not None
-
-
-def discard(commit: Commit, state: QueueState, seq: int) -> None:
-    """Settles a message that nobody holds, for everybody."""
-    for group in state.keeping(commit.tx):
-        message = group.message(commit.tx, seq)
-        if message is not None:
-            group.remove(commit, message)
-            if message.traced:
-                group.keep_traceback(commit, seq, None)
-            if message.key is not None and message.state in (READY, WAITING):
-                group.free(commit, message.key, seq)
-        elif group.wants(commit.tx, seq):
-            group.cover(commit, seq, seq)
 
 
 def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
@@ -133,7 +116,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
         gone = 0
         for seq in dict.fromkeys(seqs):
             groups = state.keeping(commit.tx)
-            if 0 < seq <= latest and seq not in flying and any(_is_open(commit, group, seq) for group in groups):
+            if 0 < seq <= latest and seq not in flying and any(is_open(commit.tx, group, seq) for group in groups):
                 discard(commit, state, seq)
                 gone += 1
         return gone

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.errors import StaleDelivery
 from penstock.journal.commit.commit import Commit
+from penstock.queue.flow.circuit import note_failure, note_success
 from penstock.queue.operations.dead import bury
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
@@ -91,6 +92,8 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     held.group.let_go(commit, held.number, held.lease, 1 << held.index)
     if held.lease.messages is not None:
         _free(commit, queue, held.group, held.lease, held.index)
+    if queue.record.policy.breaker is not None:
+        note_success(commit, queue, held.group, [held.lease.seq(held.index)])
 
 
 def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, mask: int) -> int:
@@ -105,6 +108,8 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     if lease.messages is not None:
         for index in indexes_of(mask):
             _free(commit, queue, group, lease, index)
+    if queue.record.policy.breaker is not None:
+        note_success(commit, queue, group, [lease.seq(index) for index in indexes_of(mask)])
     return mask.bit_count()
 
 
@@ -302,6 +307,11 @@ def _fail(
 ) -> Outcome:
     """An attempt ended badly at `since_ms`: another one, if the budget allows."""
     failure = options.failure
+    if queue.record.policy.breaker is not None:
+        if options.dead:  # the handler's verdict on the message, not a failure of what it depends on
+            note_success(commit, queue, group, [message.seq])
+        else:
+            note_failure(commit, queue, group, message.seq)
     homes = homes_of(commit, queue, group, lease, index)
     if options.dead or over_budget(commit, queue, message):
         if not homes:

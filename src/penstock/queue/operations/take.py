@@ -45,7 +45,7 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
             taking.oldest(limit)
     next_ms = _next_ms(group)
     if taking.limiter is not None:
-        taking.limiter.taken(len(taking.deliveries))
+        taking.limiter.taken(taking.deliveries)
         next_ms = min(next_ms or NEVER, taking.limiter.next_ms) if taking.limiter.next_ms else next_ms
     return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), next_ms)
 

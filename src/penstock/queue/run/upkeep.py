@@ -17,7 +17,8 @@ from penstock.journal.reading import TopicView
 from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact, one_step
 from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
-from penstock.queue.flow.limiter import forget_keys
+from penstock.queue.flow.limiter import forget_windows
+from penstock.queue.flow.merging import forget_pushes
 from penstock.queue.operations.settle import EXPIRED, RETIRED
 from penstock.queue.run.overdue import give_up_through, trim
 from penstock.queue.state import keys
@@ -74,6 +75,8 @@ class QueueUpkeep:
         self._standings: dict[str, Standing] = {}
         self._forgotten: dict[tuple[int, int], bytes] = {}
         """How far the windows of keys were looked through, by topic and group."""
+        self._pushes: dict[int, dict[bytes, bytes]] = {}
+        """The same for what throttles and debounces remember, by topic."""
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
@@ -246,7 +249,9 @@ class QueueUpkeep:
         queue = self._cache.find(commit, topic)
         for group in () if queue is None else queue.everyone(commit.tx):
             which = (group.topic, group.number)
-            self._forgotten[which] = forget_keys(commit, group.queue, group, self._forgotten.get(which, b"")) or b""
+            self._forgotten[which] = forget_windows(commit, group.queue, group, self._forgotten.get(which, b""))
+        if queue is not None:
+            forget_pushes(commit, queue, self._pushes.setdefault(queue.topic, {}))
         return False
 
 

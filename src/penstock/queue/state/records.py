@@ -48,6 +48,8 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     priority: int = 0
     due: int = 0
+    key: str | None = None
+    """The ordering key of one that waits for others of its key to take its place."""
 
 
 class GroupRecord(msgspec.Struct, array_like=True):

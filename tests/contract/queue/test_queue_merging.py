@@ -1,0 +1,218 @@
+"""Throttle and debounce: of several pushes of one key, the first or the newest becomes a message."""
+
+from __future__ import annotations
+
+import pytest
+from journals import Place, on
+
+from penstock import Draft, Journal, ManualClock, Queue
+from penstock.errors import ConfigError, QueueFull
+
+
+def payloads(queue: Queue, **options: str) -> list[object]:
+    return [delivery.payload for delivery in queue.take_many(100, **options)]
+
+
+# ── throttle ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_first_push_of_a_key_wins_within_the_window(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", throttle=10)
+    first = queue.push("first", key="k")
+    clock.advance(9.999)
+    second = queue.push("second", key="k")
+    assert (second.seq, second.id, second.duplicate) == (first.seq, first.id, True)
+    assert not queue.push("other", key="o").duplicate
+    assert not queue.push("no key").duplicate
+    clock.advance(0.001)
+    assert not queue.push("third", key="k").duplicate
+    assert [event.payload for event in queue] == ["first", "other", "no key", "third"]
+
+
+def test_a_batch_is_throttled_message_by_message(journal: Journal) -> None:
+    queue = journal.queue("jobs", throttle=10)
+    known = queue.push("known", key="a")
+    receipts = queue.push_many(
+        [Draft("m", 1, key="a"), Draft("m", 2, key="b"), Draft("m", 3, key="b"), Draft("m", 4), Draft("m", 5)]
+    )
+    assert [receipt.duplicate for receipt in receipts] == [True, False, True, False, False]
+    assert (receipts[0].seq, receipts[2].seq) == (known.seq, receipts[1].seq)
+    assert payloads(queue) == ["known", 2, 4, 5]
+
+
+def test_a_throttled_push_fits_a_full_queue(journal: Journal) -> None:
+    queue = journal.queue("jobs", throttle=10, max_size=1)
+    queue.push("a", key="k")
+    assert queue.push("b", key="k").duplicate
+    with pytest.raises(QueueFull):
+        queue.push("c", key="other")
+    assert payloads(queue) == ["a"]
+
+
+def test_what_a_rolled_back_transaction_pushed_throttles_nothing(journal: Journal) -> None:
+    queue = journal.queue("jobs", throttle=10)
+    with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
+        tx.push("jobs", "lost", key="k")
+        raise ZeroDivisionError
+    with journal.transaction() as tx:
+        assert not tx.push("jobs", "kept", key="k").duplicate
+        assert tx.push("jobs", "again", key="k").duplicate
+    assert payloads(queue) == ["kept"]
+
+
+def test_a_dedup_key_that_is_known_does_not_begin_a_window(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", throttle=1)
+    first = queue.push("a", key="k", dedup="d")
+    clock.advance(1)
+    assert queue.push("a", key="k", dedup="d").seq == first.seq
+    assert not queue.push("b", key="k").duplicate
+
+
+def test_letters_sent_back_and_moved_messages_are_not_throttled(journal: Journal) -> None:
+    queue = journal.queue("jobs", throttle=60, max_attempts=1, dead_letter="dead")
+    other = journal.queue("other")
+    queue.push("a", key="k")
+    queue.take().nack()
+    assert queue.redrive() == 1
+    other.push("b", key="k")
+    assert other.move(queue) == 1
+    assert payloads(queue) == ["a"]
+    assert len(queue) == 2
+
+
+@on("sqlite", "lmdb")
+def test_two_processes_share_one_throttle(place: Place, clock: ManualClock) -> None:
+    first = place.open(clock=clock, durability="process").queue("jobs", throttle=10)
+    second = place.open(clock=clock, durability="process").queue("jobs")
+    receipt = first.push("a", key="k")
+    assert second.push("b", key="k").seq == receipt.seq
+
+
+# ── debounce ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_newest_push_of_a_key_wins_when_none_came_for_the_window(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=10)
+    for text in ("a", "b", "c"):
+        queue.push(text, key="k")
+        clock.advance(6)
+    assert len(queue) == 1
+    assert queue.take() is None
+    queue.push("no key")
+    assert payloads(queue) == ["no key"]
+    clock.advance(4)
+    assert payloads(queue) == ["c"]
+    queue.push("d", key="k")
+    clock.advance(10)
+    queue.push("e", key="k")  # "d" is due: it stays, and goes first
+    assert queue.take() is None  # the key's "c" is in flight
+    queue.ack_many(one.token for one in queue.pending() if queue.get(one.seq).payload == "c")
+    assert payloads(queue) == ["d"]
+
+
+def test_pushes_that_never_end_are_delivered_at_the_limit(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=10, debounce_limit=15)
+    for number in range(3):
+        queue.push(number, key="k")
+        clock.advance(5)
+    assert payloads(queue) == [2]
+
+
+def test_a_debounced_message_waits_for_the_one_of_its_key_in_flight(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=1, lease=100)
+    queue.push("a", key="k")
+    clock.advance(1)
+    held = queue.take()
+    queue.push("b", key="k")
+    queue.push("c", key="k")
+    clock.advance(1)
+    assert queue.take() is None
+    held.ack()
+    assert payloads(queue) == ["c"]
+
+
+def test_every_group_gets_the_newest_alone(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("news", mode="fanout", debounce=5)
+    queue.add_group("a")
+    queue.push("old", key="k")
+    assert queue.take(group="a") is None
+    queue.push("new", key="k")
+    queue.add_group("late")
+    clock.advance(5)
+    assert payloads(queue, group="a") == payloads(queue, group="late") == ["new"]
+
+
+def test_a_debounced_batch_keeps_the_newest_of_each_key_and_fits_a_full_queue(
+    journal: Journal, clock: ManualClock
+) -> None:
+    queue = journal.queue("jobs", debounce=5, max_size=2)
+    queue.push("a", key="x")
+    queue.push_many([Draft("m", "b", key="x"), Draft("m", "c", key="x"), Draft("m", "d", key="y")])
+    with pytest.raises(QueueFull):
+        queue.push("e", key="z")
+    queue.push("f", key="y")
+    clock.advance(5)
+    assert payloads(queue) == ["c", "f"]
+
+
+def test_a_rolled_back_push_replaces_nothing(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=5)
+    queue.push("kept", key="k")
+    with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
+        tx.push("jobs", "lost", key="k")
+        raise ZeroDivisionError
+    clock.advance(5)
+    assert payloads(queue) == ["kept"]
+
+
+def test_a_dedup_key_that_is_known_replaces_nothing(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=5)
+    queue.push("a", key="k", dedup="d")
+    queue.push("b", key="k")
+    assert queue.push("a", key="k", dedup="d").duplicate
+    clock.advance(5)
+    assert payloads(queue) == ["b"]
+
+
+def test_discarding_what_is_held_back_leaves_the_key_as_it_is(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=1, lease=100)
+    queue.push("a", key="k")
+    clock.advance(1)
+    held = queue.take()
+    waiting = queue.push("b", key="k")
+    assert queue.discard([waiting.seq]) == 1
+    queue.configure(debounce=None)
+    queue.push("c", key="k")
+    assert queue.take() is None  # "a" is in flight
+    held.ack()
+    assert payloads(queue) == ["c"]
+
+
+def test_what_is_remembered_of_pushes_is_forgotten(journal: Journal, clock: ManualClock) -> None:
+    from penstock.queue.flow.rows import flow_of_queue
+
+    throttled, debounced = journal.queue("t", throttle=5), journal.queue("d", debounce=5)
+    for number in range(3):
+        throttled.push(number, key=f"k{number}")
+        debounced.push(number, key=f"k{number}")
+
+    def rows(queue: Queue) -> int:
+        with journal._engine.read() as snap:
+            return sum(1 for _ in snap.scan(*flow_of_queue(queue._number)))
+
+    assert (rows(throttled), rows(debounced)) == (3, 3)
+    clock.advance(5)
+    for queue in (throttled, debounced):
+        queue._registry.upkeep.keep(queue.name)
+        assert rows(queue) == 0
+
+
+def test_windows_that_make_no_sense_are_refused(journal: Journal) -> None:
+    for policy in (
+        {"throttle": 0},
+        {"debounce": -1},
+        {"throttle": 1, "debounce": 1},
+        {"debounce_limit": 5},
+        {"debounce": 5, "debounce_limit": 1},
+        {"throttle": 1, "priority": True},
+        {"debounce": "soon"},
+    ):
+        with pytest.raises(ConfigError):
+            journal.queue("jobs", **policy)
+    assert journal.queues() == []

@@ -1,0 +1,12 @@
+"""The contract suite `test_queue_breaker`, over HTTP."""
+
+from __future__ import annotations
+
+from server.over_http.suite import STORE, WRITER, contract_of
+
+WITHOUT = {
+    "test_two_processes_share_one_breaker": STORE,
+    "test_a_waiting_take_wakes_when_the_pause_is_over": WRITER,
+}
+
+globals().update(contract_of("test_queue_breaker", WITHOUT))

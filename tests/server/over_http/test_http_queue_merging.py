@@ -1,0 +1,14 @@
+"""The contract suite `test_queue_merging`, over HTTP."""
+
+from __future__ import annotations
+
+from server.over_http.suite import STORE, TRANSACTION, contract_of
+
+WITHOUT = {
+    "test_two_processes_share_one_throttle": STORE,
+    "test_what_is_remembered_of_pushes_is_forgotten": STORE,
+    "test_what_a_rolled_back_transaction_pushed_throttles_nothing": TRANSACTION,
+    "test_a_rolled_back_push_replaces_nothing": TRANSACTION,
+}
+
+globals().update(contract_of("test_queue_merging", WITHOUT))
