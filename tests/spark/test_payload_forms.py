@@ -17,9 +17,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import ConfigError
+from penstock.payloads.parsing import PayloadParser
 from penstock.spark.payload.encoding import json_text
 from penstock.spark.payload.forms import check_form
-from penstock.spark.payload.parsing import PayloadParser
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES: list[tuple[T.DataType, st.SearchStrategy[Any]]] = [

@@ -1,1 +1,1 @@
-"""Payloads between Spark's types and JSON: which types have a JSON form, writing columns, parsing columns, misfits."""
+"""Payloads between Spark's types and JSON: which types have a JSON form, and columns written as JSON."""

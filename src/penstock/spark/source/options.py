@@ -14,7 +14,7 @@ import msgspec
 from penstock.clock import to_ms
 from penstock.errors import ConfigError
 from penstock.names import check_consumer, check_kind, check_name
-from penstock.spark.payload.ddl import field_names
+from penstock.payloads.ddl import SchemaText, fields
 from penstock.spark.source.place import JournalPlace, absolute_url, is_served, place_of
 from penstock.units import parse_duration
 
@@ -150,7 +150,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     if columns not in ("flat", "struct"):
         raise ConfigError(f'payloadColumns is "flat" or "struct", not {columns!r}')
     if schema is not None:
-        _check_columns(field_names(schema), columns)
+        _check_columns(list(fields(SchemaText("payloadSchema", schema))), columns)
     consumer = given.get("consumer")
     return ReadOptions(
         place_of(given),

@@ -20,8 +20,8 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.to_arrow import PayloadType, arrow_schema, joined, record_batch
+from penstock.payloads.parsing import ParsedColumns, PayloadParser
 from penstock.spark.payload.forms import check_form
-from penstock.spark.payload.parsing import ParsedColumns, PayloadParser
 from penstock.spark.source.filters import NO_FILTER, RowFilter
 from penstock.spark.source.journals import SourceJournal
 from penstock.spark.source.misfits import CORRUPT, BadRecords, refused

@@ -1,9 +1,10 @@
-"""The text of a `payloadSchema`, checked before Spark parses it as a part of a longer one that nobody wrote."""
+"""The text of a schema, checked before Spark parses it as a part of a longer one that nobody wrote."""
 
 from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from penstock.errors import ConfigError
 
@@ -19,27 +20,40 @@ _FIELD = re.compile(r"\s*(`(?:[^`]|``)+`|[^\s:`]+)\s*:?\s*(.*)", re.DOTALL)
 _NESTED = re.compile(r"(?i)(ARRAY|MAP|STRUCT)\s*<(.*)>", re.DOTALL)
 
 
-def field_names(schema: str) -> list[str]:
-    """The names of a schema's fields; ConfigError when one has a type that Spark does not know, by its name."""
-    return [_field(part, schema) for part in _parts(schema, schema)]
+class SchemaText(NamedTuple):
+    """A schema as it was written, and what the caller calls it in errors."""
+
+    option: str
+    text: str
 
 
-def _field(text: str, schema: str) -> str:
+def fields(schema: SchemaText) -> dict[str, str]:
+    """The fields' names and types; ConfigError when one has a type that Spark does not know, by its name."""
+    found: dict[str, str] = {}
+    for part in _parts(schema.text, schema):
+        name, kind = _field(part, schema)
+        if name in found:
+            raise ConfigError(f"{schema.option}: the field {name!r} is there twice")
+        found[name] = kind
+    return found
+
+
+def _field(text: str, schema: SchemaText) -> tuple[str, str]:
     match = _FIELD.fullmatch(text)
     if match is None or not match[2].strip():
-        raise ConfigError(f"payloadSchema {schema!r} has a field without a type: {text.strip()!r}")
+        raise ConfigError(f"{schema.option} {schema.text!r} has a field without a type: {text.strip()!r}")
     name = match[1].strip("`").replace("``", "`")
     _check_type(match[2].strip(), name, schema)
-    return name
+    return name, match[2].strip()
 
 
-def _check_type(text: str, name: str, schema: str) -> None:
+def _check_type(text: str, name: str, schema: SchemaText) -> None:
     word = re.match(r"\w*", text)
     assert word is not None
     if word[0].upper() not in _TYPES:
         close = get_close_matches(word[0].upper(), _TYPES, 1, 0.6)
         hint = f"; did you mean {close[0]}?" if close else ", such as STRING, BIGINT, DOUBLE, TIMESTAMP, ARRAY<STRING>"
-        raise ConfigError(f"payloadSchema: the field {name!r} has the type {text!r}, which Spark does not know{hint}")
+        raise ConfigError(f"{schema.option}: the field {name!r} has the type {text!r}, which Spark does not know{hint}")
     nested = _NESTED.match(text)
     if nested is None:
         return
@@ -50,7 +64,7 @@ def _check_type(text: str, name: str, schema: str) -> None:
             _check_type(part.strip(), name, schema)
 
 
-def _parts(text: str, schema: str) -> list[str]:
+def _parts(text: str, schema: SchemaText) -> list[str]:
     """What stands between commas, but not within brackets or quotes."""
     parts, depth, start, quoted = [], 0, 0, ""
     for at, character in enumerate(text):
@@ -66,5 +80,5 @@ def _parts(text: str, schema: str) -> list[str]:
             parts.append(text[start:at])
             start = at + 1
     if depth or quoted:
-        raise ConfigError(f"payloadSchema {schema!r} has a bracket or a quote that is not closed")
+        raise ConfigError(f"{schema.option} {schema.text!r} has a bracket or a quote that is not closed")
     return [*parts, text[start:]]

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from penstock.errors import ConfigError
-from penstock.spark.payload.conversion import Unfit, converted, converter, from_base64, reason_of, struct_type
+from penstock.payloads.conversion import Unfit, converted, converter, from_base64, reason_of, struct_type
 
 _FEW = 32
 """Rows that are read one at a time once Arrow's reader has refused them together."""
