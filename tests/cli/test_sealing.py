@@ -24,6 +24,22 @@ def test_seal_moves_history_into_files_and_reads_go_on(cli: Cli, orders: str, ur
     assert cli("read", "orders", "--json").out == before
 
 
+def test_a_table_is_sealed_and_listed(cli: Cli, orders: str, tmp_path: Path) -> None:
+    assert "nothing is sealed" in cli("lake").err + cli("lake").out
+    lake = str(tmp_path / "lake")
+    columns = "total DOUBLE"
+    done = cli("seal", "orders", "--lake", lake, "--through", "6", "--format", "delta", "--columns", columns, "--json")
+    assert (done.document["format"], done.document["events"]) == ("delta", 6)
+    found = cli("lake", "orders", "--json").document
+    assert (found["files"], found["events"], found["format"], found["columns"]) == (1, 6, "delta", columns)
+    (size,) = (file.stat().st_size for file in Path(lake).rglob("date=*/*.parquet"))
+    assert found["bytes"] == size
+    shown = cli("lake").out
+    assert f"delta_scan('{lake}/orders')" in shown and f'polars.scan_delta("{lake}/orders")' in shown
+    assert "did you mean INT" in cli("seal", "orders", "--lake", lake, "--columns", "total INTE", code=2).err
+    assert "one of" in cli("seal", "orders", "--lake", lake, "--format", "hudi", code=2).err
+
+
 def test_verify_names_a_damaged_file(cli: Cli, orders: str, tmp_path: Path) -> None:
     cli("seal", "orders", "--lake", str(tmp_path / "lake"), "--through", "6")
     (file,) = (tmp_path / "lake").rglob("*.parquet")

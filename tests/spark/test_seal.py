@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 
 import penstock
 from buffer.emulator import Emulator
 from penstock import Draft, Projection, on
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.journal.sealed.tables.delta import storage_options
 from penstock.spark.sealing import seal
 
 START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)
@@ -74,7 +77,9 @@ def everything(journal: penstock.Journal) -> list[dict[str, object]]:
 
 
 def files(lake: Path) -> list[Path]:
-    return sorted(path for path in lake.rglob("*") if path.is_file() and not path.name.startswith("_"))
+    """What plain readers see: they skip names with a leading underscore, of folders too."""
+    found = (path for path in lake.rglob("*") if path.is_file())
+    return sorted(path for path in found if not any(part.startswith("_") for part in path.relative_to(lake).parts))
 
 
 def test_reads_are_the_same_before_and_after(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
@@ -289,6 +294,21 @@ def test_a_lake_in_an_object_store(journal: penstock.Journal, clock: ManualClock
     assert everything(journal) == before[70:]
 
 
+def test_a_delta_table_in_an_object_store(journal: penstock.Journal, clock: ManualClock, emulator: Emulator) -> None:
+    address = emulator.endpoint.removeprefix("http://")
+    bucket = emulator.bucket().removeprefix("s3://")
+    lake = f"s3://test:test@{bucket}/lake?scheme=http&endpoint_override={address}&region=us-east-1"
+    fill(journal, clock, commits=8)
+    seal(journal, "orders", lake=lake, through=150, file_events=60, format="delta")
+    journal.topic("orders").compact(70)
+    seal(journal, "orders", lake=lake, through=200)
+    table = DeltaTable(f"s3://{bucket}/lake/orders", storage_options=storage_options(lake))
+    assert sorted(table.to_pyarrow_table()["seq"].to_pylist()) == list(range(61, 201))
+    assert "test:test" not in " ".join(str(action) for action in table.history())
+    with pytest.raises(ConfigError, match="needs a catalog"):
+        seal(journal, "orders", lake=lake.replace("/lake", "/other"), format="iceberg")
+
+
 def test_hash_chains_hold_across_the_seam(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
     journal.topic("orders").configure(chained=True)
     fill(journal, clock, commits=6)
@@ -348,9 +368,19 @@ def test_a_missing_or_damaged_file_is_named(journal: penstock.Journal, clock: Ma
     assert len(everything(journal)) == 104
 
 
-@pytest.mark.parametrize("stage", ["written", "verified", "named", "recorded"])
-def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp_path: Path, stage: str) -> None:
-    """written: before it is read back; verified: before its name; named: before the commit; recorded: after it."""
+@pytest.mark.parametrize(
+    ("stage", "format"),
+    [
+        *(("written", "parquet"), ("verified", "parquet"), ("named", "parquet"), ("recorded", "parquet")),
+        *(("recorded", "delta"), ("registering", "delta"), ("registered", "delta")),
+        *(("registering", "iceberg"), ("registered", "iceberg")),
+    ],
+)
+def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(
+    tmp_path: Path, stage: str, format: str
+) -> None:
+    """written: before it is read back; verified: before its name; named: before the commit; recorded: after it;
+    registering: before the table is written; registered: after it, before the journal knows."""
     with penstock.open(tmp_path / "shop.db") as journal:
         for start in range(0, 900, 30):
             journal.topic("orders").append_many([Draft("made", start + n, key=f"k{n % 3}") for n in range(30)])
@@ -362,13 +392,13 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
         from penstock.journal.sealed import writing
 
         stage, hits = sys.argv[2], [0]
-        def killing(name, function, first):
+        def killing(name, function, first, hit=2):
             def wrapped(*args, **options):
                 hits[0] += name == stage
-                if name == stage and hits[0] == 2 and first:
+                if name == stage and hits[0] == hit and first:
                     os.kill(os.getpid(), signal.SIGKILL)
                 done = function(*args, **options)
-                if name == stage and hits[0] == 2:
+                if name == stage and hits[0] == hit:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return done
             return wrapped
@@ -377,10 +407,13 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
         writing.settle = killing("verified", writing.settle, True)
         sealing.save_segment = killing("named", sealing.save_segment, True)
         sealing._Sealing._record = killing("recorded", sealing._Sealing._record, False)
+        sealing.bring_up_to_date = killing("registering", sealing.bring_up_to_date, True, 1)
+        sealing.bring_up_to_date = killing("registered", sealing.bring_up_to_date, False, 1)
         journal = penstock.open(sys.argv[1] + "/shop.db")
-        sealing.seal_topic(journal, "orders", lake=sys.argv[1] + "/lake", through=800, file_events=200)
+        table = sealing.TableRequest(sys.argv[3])
+        sealing.seal_topic(journal, "orders", lake=sys.argv[1] + "/lake", through=800, file_events=200, table=table)
     """)
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), stage], env=os.environ, check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), stage, format], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL
     with penstock.open(tmp_path / "shop.db") as journal:
         assert everything(journal) == before
@@ -391,3 +424,11 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(tmp
         ]
     seqs = sorted(seq for path in files(tmp_path / "lake") for seq in pq.read_table(path)["seq"].to_pylist())
     assert seqs == list(range(1, 851)), "what a killed seal has left is gone"
+    if format == "delta":
+        assert sorted(DeltaTable(tmp_path / "lake" / "orders").to_pyarrow_table()["seq"].to_pylist()) == seqs
+    elif format == "iceberg":
+        catalog = SqlCatalog(
+            "penstock", uri=f"sqlite:///{tmp_path}/lake/_iceberg.db", warehouse=f"file://{tmp_path}/lake"
+        )
+        found = catalog.load_table(("penstock", "orders")).scan().to_arrow()["seq"].to_pylist()
+        assert sorted(found) == seqs

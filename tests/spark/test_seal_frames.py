@@ -101,6 +101,18 @@ def test_a_stream_from_the_beginning_reads_sealed_history_and_goes_on(
     assert [row[0] for row in rows(spark.read.parquet(str(tmp_path / "out")))] == list(range(1, EVENTS + 11))
 
 
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_lake_read_of_a_table_is_the_topic_and_plain_spark_reads_its_typed_columns(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path, format: Any
+) -> None:
+    before = rows(read(spark, journal))
+    folder = str(tmp_path / "lake")
+    seal(journal, "orders", lake=folder, through=700, file_events=300, format=format, columns="n BIGINT")
+    assert rows(lake(spark, journal, "orders")) == before
+    plain = spark.read.parquet(f"{folder}/orders").selectExpr("count(*)", "sum(seq)", "sum(n)").first()
+    assert tuple(plain) == (700, sum(range(1, 701)), sum(range(700)))
+
+
 def test_a_lake_read_is_the_topic_once_also_while_sealing_goes_on(
     spark: SparkSession, journal: penstock.Journal, tmp_path: Path
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.api import LocalJournal, local, open_local
 from penstock.errors import ConfigError
 from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealReport, WriteSegments, seal_topic
-from penstock.journal.sealed.segments import Segment
-from penstock.journal.sealed.writing import write_segment
+from penstock.journal.sealed.segments import Segment, TableFormat
+from penstock.journal.sealed.tables.table import TableRequest
+from penstock.journal.sealed.writing import SealPlace, write_segment
 from penstock.spark.source.place import absolute_url, is_served
 from penstock.spark.source.stores import check_reach, reading
 from penstock.surface.journal import Journal
@@ -22,6 +24,10 @@ def seal(
     lake: str,
     through: int | None = None,
     master: str | None = None,
+    format: TableFormat | None = None,
+    columns: str | type[Any] | None = None,
+    catalog: str | None = None,
+    compact: bool = False,
     file_events: int = FILE_EVENTS,
     progress: Progress | None = None,
 ) -> SealReport:
@@ -30,11 +36,23 @@ def seal(
     Reads go on as before, across both. Without `through`, everything but the newest block is settled. Call it again to
     go on, also after a kill: what was sealed stays, what was half done is done again. With `master`, Spark's tasks
     write the files.
+
+    `format="delta"` or `"iceberg"` registers the files in a table as well; an Iceberg table is in the `catalog` named,
+    or one beside the lake. `columns="customer STRING, total DOUBLE"` (or a declared event type) adds fields of the
+    payload as typed columns. Later seals to the same lake go on with both. `compact` joins small files of a day.
     """
     with _opened(journal) as opened:
         write = None if master is None else _on_spark(opened, master)
         return seal_topic(
-            opened, topic, lake=lake, through=through, file_events=file_events, progress=progress, write=write
+            opened,
+            topic,
+            lake=lake,
+            through=through,
+            file_events=file_events,
+            table=TableRequest(format, columns, catalog),
+            compact=compact,
+            progress=progress,
+            write=write,
         )
 
 
@@ -55,14 +73,14 @@ def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
 def _on_spark(journal: LocalJournal, master: str) -> WriteSegments:
     url = absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
 
-    def write(topic: str, lake: str, token: str, ranges: list[Range]) -> Iterator[Segment]:
+    def write(place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
         from penstock.spark.startup.sessions import session
 
         if not ranges:
             return
         context = session("penstock seal", master=master).sparkContext
         check_reach(url, context.master)
-        task = _SegmentTask(url, journal._record.id, topic, lake, token)
+        task = _SegmentTask(url, journal._record.id, place)
         step = max(1, context.defaultParallelism)
         for start in range(0, len(ranges), step):
             some = ranges[start : start + step]
@@ -74,12 +92,10 @@ def _on_spark(journal: LocalJournal, master: str) -> WriteSegments:
 class _SegmentTask:
     """The work of a Spark task: one file."""
 
-    def __init__(self, url: str, journal: str, topic: str, lake: str, token: str) -> None:
+    def __init__(self, url: str, journal: str, place: SealPlace) -> None:
         self.url = url
         self.journal = journal
-        self.topic = topic
-        self.lake = lake
-        self.token = token
+        self.place = place
 
     def __call__(self, bounds: Range) -> Segment:
-        return write_segment(reading(self.url, self.journal)._engine, self.topic, *bounds, self.lake, self.token)
+        return write_segment(reading(self.url, self.journal)._engine, self.place, *bounds)

@@ -22,6 +22,11 @@ from penstock.names import shown_url
 
 _KEPT_FILES = 16
 _KEPT_BLOCKS = 8
+_COLUMNS = [
+    *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
+    *("causation_id", "payload_bytes", "link"),
+]
+"""What a block is made of; typed columns are for others."""
 
 
 def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int) -> Iterator[Block]:
@@ -126,7 +131,7 @@ class SealedFile:
         if kept is None:
             try:
                 with self._lock:  # a ParquetFile is for one thread at a time
-                    table = self._parquet.read_row_group(group)
+                    table = self._parquet.read_row_group(group, columns=_COLUMNS)
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, OSError) and "://" in self._segment.lake:
                     raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error

@@ -10,6 +10,9 @@ is an orphan that the next `seal` removes; killed after it, the file is the hist
 A seal begins with a commit that makes its token the topic's; an older seal that is still at work cannot record
 anything any more. Files carry the token in their names, and nobody removes a file unless the journal says that its
 seal is over and it is no segment: neither a copy of the journal nor a second seal can take away what another relies on.
+
+A lake may be a Delta or Iceberg table as well (`tables`). It is brought up to date before the seal is over, and before
+a file that it lists is deleted.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from msgspec.structs import replace
 
 from penstock.clock import to_ms
 from penstock.durable import make_folder, settle
+from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.journal.commit.catalog import load_state, save_state
 from penstock.journal.commit.commit import Commit
@@ -38,12 +42,15 @@ from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.segments import (
     Seals,
     Segment,
+    TableSettings,
     load_seals,
     load_segments,
+    replace_segments,
     save_seals,
     save_segment,
 )
-from penstock.journal.sealed.writing import day_of, write_segment
+from penstock.journal.sealed.tables.table import Owner, TableRequest, bring_up_to_date
+from penstock.journal.sealed.writing import SealPlace, day_of, write_segment
 from penstock.journal.upkeep.compaction import held_back, remove_blocks
 from penstock.names import check_name, check_position, check_whole, shown_url
 
@@ -67,6 +74,10 @@ class SealReport(msgspec.Struct, frozen=True):
     bytes: int
     through: int
     """Everything at or before this position is sealed now."""
+    format: str = "parquet"
+    """What the files are registered as."""
+    unfit: int = 0
+    """Payloads sealed by this call that do not fit the typed columns; their JSON text is whole."""
 
 
 class _Marker(msgspec.Struct, frozen=True):
@@ -79,8 +90,8 @@ class _Marker(msgspec.Struct, frozen=True):
 
 Range = tuple[int, int]
 """Positions after the first, through the second."""
-WriteSegments = Callable[[str, str, str, list[Range]], Iterator[Segment]]
-"""Writes the files of a topic's ranges under a lake and a token, and hands them over in order."""
+WriteSegments = Callable[[SealPlace, list[Range]], Iterator[Segment]]
+"""Writes the files of a topic's ranges, and hands them over in order."""
 
 
 def seal_topic(
@@ -90,13 +101,16 @@ def seal_topic(
     lake: str,
     through: int | None = None,
     file_events: int = FILE_EVENTS,
+    table: TableRequest | None = None,
+    compact: bool = False,
     progress: Progress | None = None,
     write: WriteSegments | None = None,
 ) -> SealReport:
     """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
 
-    Without `through`, everything but the newest block is settled. `write` makes the files; without it, threads of this
-    process do.
+    Without `through`, everything but the newest block is settled. `table` says what else the files are; what it leaves
+    open stays as the last seal to this lake left it. With `compact`, small files of one day become one. `write` makes
+    the files; without it, threads of this process do.
     """
     check_name(topic)
     if through is not None:
@@ -105,23 +119,30 @@ def seal_topic(
     if not lake:
         raise ConfigError("lake is empty: name a folder, or a url like s3://bucket/prefix")
     lake = lake.rstrip("/") if "://" in lake else os.path.abspath(lake)  # noqa: PTH100
-    return _Sealing(journal, topic, lake, file_events, write).run(through, progress)
+    return _Sealing(journal, topic, lake, file_events, table or TableRequest(), write).run(through, progress, compact)
 
 
 class _Sealing:
     def __init__(
-        self, journal: BaseJournal, topic: str, lake: str, file_events: int, write: WriteSegments | None
+        self,
+        journal: BaseJournal,
+        topic: str,
+        lake: str,
+        file_events: int,
+        request: TableRequest,
+        write: WriteSegments | None,
     ) -> None:
         self.journal = journal
         self.write = write or self._write
         self.topic = topic
         self.lake = lake
         self.file_events = file_events
+        self.request = request
         self.token = uuid.uuid4().hex[:12]
         self.filesystem, self.root = open_lake(lake)
         self.folder = f"{self.root}/{topic}"
 
-    def run(self, through: int | None, progress: Progress | None) -> SealReport:
+    def run(self, through: int | None, progress: Progress | None, compact: bool) -> SealReport:
         if self.topic in self.journal.queues():
             raise ConfigError(f"{self.topic!r} is a queue: its messages go when they are settled, and are not sealed")
         with self.journal._engine.read() as snap:
@@ -135,23 +156,38 @@ class _Sealing:
             state = load_state(snap, view.number, self.topic)
             seals = load_seals(snap, view.number)
             ranges = self._plan(view, max(state.sealed, state.trimmed), through)
+            merges = self._merges(snap, view, state.trimmed) if compact else []
+        self.settings = self.request.applied(seals.tables.get(self.lake), self.lake)
+        changed = self.settings != seals.tables.get(self.lake, TableSettings())
         sealed = max(state.sealed, state.trimmed)
         total = sum(stop - after for after, stop in ranges)
-        events = size = 0
-        if ranges or seals.gone or any(lake == self.lake for lake, _ in seals.unfinished):
+        written: list[Segment] = []
+        if ranges or merges or changed or seals.gone or any(lake == self.lake for lake, _ in seals.unfinished):
             self._begin()
-            with self._in_turn(), closing(self._segments(ranges)) as segments:
-                for segment in segments:
-                    self._record(segment)
-                    events += segment.count
-                    size += segment.size
-                    sealed = segment.last
-                    if progress is not None:
-                        progress(sealed - ranges[0][0], total)
+            with self._in_turn():
+                with closing(self._segments(ranges)) as segments:
+                    for segment in segments:
+                        self._record(segment)
+                        written.append(segment)
+                        sealed = segment.last
+                        if progress is not None:
+                            progress(sealed - ranges[0][0], total)
+                for old in merges:
+                    self._merge(old)
+                self._register()
             self.journal.run(self._finish)
-        if events:
+        if written:
             self.journal._engine.reclaim()
-        return SealReport(self.topic, shown_url(self.lake), events, len(ranges), size, sealed)
+        return SealReport(
+            self.topic,
+            shown_url(self.lake),
+            sum(segment.count for segment in written),
+            len(ranges),
+            sum(segment.size for segment in written),
+            sealed,
+            self.settings.format,
+            sum(segment.unfit for segment in written),
+        )
 
     # ── what to seal ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _plan(self, view: TopicView, after: int, through: int | None) -> list[tuple[int, int]]:
@@ -177,6 +213,20 @@ class _Sealing:
             yield after, stop
             after = stop
 
+    def _merges(self, snap: Snapshot, view: TopicView, trimmed: int) -> list[list[Segment]]:
+        """Neighbours of one day that fit into one file together."""
+        found: list[list[Segment]] = []
+        run: list[Segment] = []
+        for segment in load_segments(snap, view.number, trimmed):
+            day = segment.path.rpartition("/")[0]
+            fits = run and run[-1].path.rpartition("/")[0] == day and run[-1].lake == segment.lake
+            if not fits or sum(one.count for one in run) + segment.count > self.file_events:
+                found.append(run)
+                run = []
+            if segment.lake == self.lake:
+                run.append(segment)
+        return [run for run in [*found, run] if len(run) > 1]
+
     # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
         """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
@@ -187,6 +237,8 @@ class _Sealing:
             self._sign()
             for lake, token in unfinished:
                 _remove_orphans(lake, self.topic, token, known)
+            if any(lake == self.lake for lake, _ in before.gone):
+                self._register()  # a table must not list a file that is not there
             gone = [one for one in before.gone if self._removed(*one)]
         except OSError as error:
             raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
@@ -260,7 +312,12 @@ class _Sealing:
             )
         markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
         unfinished = (*seals.unfinished, (self.lake, self.token))
-        save_seals(commit.tx, head.number, replace(seals, token=self.token, markers=markers, unfinished=unfinished))
+        tables = {**seals.tables, self.lake: self.settings}
+        save_seals(
+            commit.tx,
+            head.number,
+            replace(seals, token=self.token, markers=markers, unfinished=unfinished, tables=tables),
+        )
         return seals, known
 
     def _own_tokens(self, seals: Seals) -> set[str | None]:
@@ -298,9 +355,12 @@ class _Sealing:
 
     # ── the work ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _segments(self, ranges: list[Range]) -> Generator[Segment]:
-        yield from self.write(self.topic, self.lake, self.token, ranges)
+        yield from self.write(self._place(), ranges)
 
-    def _write(self, topic: str, lake: str, token: str, ranges: list[Range]) -> Iterator[Segment]:
+    def _place(self) -> SealPlace:
+        return SealPlace(self.topic, self.lake, self.token, self.settings.columns)
+
+    def _write(self, place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
         """Writes the files, several at once, and hands them over in order."""
         engine = self.journal._engine
         workers = min(os.cpu_count() or 1, 4)
@@ -308,7 +368,7 @@ class _Sealing:
             waiting: deque[Future[Segment]] = deque()
             try:
                 for after, stop in ranges:
-                    waiting.append(pool.submit(write_segment, engine, topic, after, stop, lake, token))
+                    waiting.append(pool.submit(write_segment, engine, place, after, stop))
                     if len(waiting) > workers:  # more would only fill the disk before anything is dropped
                         yield waiting.popleft().result()
                 while waiting:
@@ -343,6 +403,38 @@ class _Sealing:
             last_id=head.last_id.to_bytes(16),
         )
         save_state(commit.tx, head.number, state)
+
+    # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
+    def _merge(self, old: list[Segment]) -> None:
+        """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
+        with self.journal._engine.read() as snap:
+            view = TopicView.open(snap, self.topic)
+            assert view is not None
+            trimmed = load_state(snap, view.number, self.topic).trimmed
+        if trimmed >= old[0].last:
+            return  # compacted meanwhile: the rest waits for the next seal
+        new = write_segment(self.journal._engine, self._place(), max(old[0].first - 1, trimmed), old[-1].last)
+        self.journal.run(partial(self._swap, old, new))
+
+    def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:
+        head = commit.head(self.topic)
+        assert head is not None
+        there = [one for one in load_segments(commit.tx, head.number, 0, new.last) if one.last >= old[0].last]
+        if load_seals(commit.tx, head.number).token != self.token or there != old:
+            raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
+        replace_segments(commit.tx, head.number, old, new)
+
+    def _register(self) -> None:
+        """The table, if there is one, lists what the journal knows as sealed."""
+        if self.settings.format == "parquet":
+            return
+        with self.journal._engine.read() as snap:
+            view = TopicView.open(snap, self.topic)
+            assert view is not None
+            state = load_state(snap, view.number, self.topic)
+            segments = list(load_segments(snap, view.number, state.trimmed))
+        owner = Owner(self.journal._record.id, self.topic, self.lake)
+        bring_up_to_date(owner, self.settings, segments, max(state.sealed, state.trimmed))
 
 
 def _remove_orphans(lake: str, topic: str, token: str, known: frozenset[tuple[str, str]]) -> None:

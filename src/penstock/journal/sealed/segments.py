@@ -12,12 +12,17 @@ may record segments.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.journal.storage import keys
 from penstock.names import shown_url
+
+TableFormat = Literal["parquet", "delta", "iceberg"]
+"""What a lake's files are registered as; "parquet": as nothing, they are plain files in folders by day."""
+FORMATS: tuple[str, ...] = get_args(TableFormat)
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -35,11 +40,24 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """CRC-32 of the file's bytes."""
     binary: int = 0
     """How many of its payloads are bytes."""
+    unfit: int = 0
+    """How many of its payloads did not fit the typed columns, which are empty in their rows."""
 
     @property
     def place(self) -> str:
         """Where it lies, for people."""
         return f"{shown_url(self.lake)}/{self.path}"
+
+
+class TableSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's files in one lake are for other programs."""
+
+    format: str = "parquet"
+    """"parquet" for plain files, "delta" or "iceberg" for files that a table lists as well."""
+    columns: str = ""
+    """Typed columns beside the JSON text, `customer STRING, total DOUBLE`."""
+    catalog: str = ""
+    """The Iceberg catalog; empty for the one beside the lake."""
 
 
 class Seals(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +70,9 @@ class Seals(msgspec.Struct, frozen=True, array_like=True):
     unfinished: tuple[tuple[str, str], ...] = ()
     """Lakes and tokens of seals that may have left files which are no segments."""
     gone: tuple[tuple[str, str], ...] = ()
-    """Lakes and paths of files whose events were all removed from the topic."""
+    """Lakes and paths of files that are no segments any more: removed from the topic, or merged into others."""
+    tables: dict[str, TableSettings] = {}
+    """By lake: the table that its files are registered in, and their typed columns."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -83,12 +103,24 @@ def save_seals(tx: WriteTx, topic: int, seals: Seals) -> None:
     tx.put(keys.seals_key(topic), _encode(seals))
 
 
+def replace_segments(tx: WriteTx, topic: int, old: list[Segment], new: Segment) -> None:
+    """Puts one file in the place of several that follow one another; the next seal deletes theirs."""
+    for segment in old:
+        tx.delete(keys.segment_key(topic, segment.last))
+    save_segment(tx, topic, new)
+    _let_go(tx, topic, old)
+
+
 def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
     """Forgets the segments whose events are all removed; their files wait for the next seal, which deletes them."""
     dropped = [segment for segment in load_segments(tx, topic, 0, through) if segment.last <= through]
     if not dropped:
         return
     tx.delete_range(keys.segment_range(topic)[0], keys.segment_key(topic, through + 1))
+    _let_go(tx, topic, dropped)
+
+
+def _let_go(tx: WriteTx, topic: int, segments: list[Segment]) -> None:
     seals = load_seals(tx, topic)
-    gone = (*seals.gone, *((segment.lake, segment.path) for segment in dropped))
+    gone = (*seals.gone, *((segment.lake, segment.path) for segment in segments))
     save_seals(tx, topic, msgspec.structs.replace(seals, gone=gone))

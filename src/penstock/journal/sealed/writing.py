@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.segments import Segment
+from penstock.journal.sealed.tables.columns import TypedColumns
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.to_arrow import arrow_schema, joined, record_batch
 
@@ -30,12 +31,24 @@ _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
 def sealed_schema() -> pa.Schema:
-    """The columns of a sealed file: a topic's, with bytes and hash-chain links beside them."""
+    """The columns of every sealed file: a topic's, with bytes and hash-chain links beside them."""
     return arrow_schema().append(pa.field("payload_bytes", pa.binary())).append(pa.field("link", pa.binary()))
 
 
-def write_segment(engine: Engine, topic: str, after: int, through: int, lake: str, token: str) -> Segment:
+class SealPlace(NamedTuple):
+    """Where a seal's files go, and how they look."""
+
+    topic: str
+    lake: str
+    token: str
+    """The seal's; part of its files' names."""
+    columns: str = ""
+    """Typed columns beside the JSON text."""
+
+
+def write_segment(engine: Engine, place: SealPlace, after: int, through: int) -> Segment:
     """Writes the events of a range into one file, reads it back, and gives it its name."""
+    topic, lake, token, _ = place
     filesystem, root = open_lake(lake)
     with engine.read() as snap:
         view = TopicView.open(snap, topic)
@@ -49,8 +62,10 @@ def write_segment(engine: Engine, topic: str, after: int, through: int, lake: st
         if local:
             make_folder(f"{root}/{folder}")
         tally = _Tally()
-        with filesystem.open_output_stream(path) as out, pq.ParquetWriter(out, sealed_schema(), **_PARQUET) as writer:
-            for group in _grouped(_batches(view, after, through)):
+        typed = TypedColumns(place.columns)
+        schema = pa.schema([*sealed_schema(), *typed.schema])
+        with filesystem.open_output_stream(path) as out, pq.ParquetWriter(out, schema, **_PARQUET) as writer:
+            for group in _grouped(_batches(view, after, through, typed)):
                 for batch in group:
                     tally.add(batch)
                 table = pa.Table.from_batches(group)
@@ -62,7 +77,7 @@ def write_segment(engine: Engine, topic: str, after: int, through: int, lake: st
     if local:
         like(engine.location, path)
         settle(path, target)
-    return Segment(after + 1, through, tally.count, lake, f"{folder}/{file}", size, crc, tally.binary)
+    return Segment(after + 1, through, tally.count, lake, f"{folder}/{file}", size, crc, tally.binary, typed.unfit)
 
 
 _PARQUET: dict[str, Any] = {
@@ -81,32 +96,37 @@ _PARQUET: dict[str, Any] = {
 """Encodings that Spark's vectorised reader, DuckDB and Arrow all read; ids and times differ little from row to row."""
 
 
-def _batches(view: TopicView, after: int, through: int) -> Iterator[pa.RecordBatch]:
+def _batches(view: TopicView, after: int, through: int, typed: TypedColumns) -> Iterator[pa.RecordBatch]:
     for block in joined(view.blocks(after, through), _GROUP_ROWS):
         start = block.row_after(after) if block.first <= after else 0
         stop = block.row_after(through) if block.last > through else block.count
         if stop > start:
-            batch = _sealed_batch(block)
-            yield batch if stop - start == block.count else batch.slice(start, stop - start)
+            yield _sealed_batch(block, start, stop, typed)
 
 
-def _sealed_batch(block: Block) -> pa.RecordBatch:
+def _sealed_batch(block: Block, start: int, stop: int, typed: TypedColumns) -> pa.RecordBatch:
     whole = record_batch(block, "binary")
     payload = whole.column("payload")
+    binary = None
     nothing = pa.nulls(block.count, pa.binary())
     if block.wire.binary is None:
         text, raw = pa.Array.from_buffers(pa.string(), block.count, payload.buffers()), nothing
     else:
-        binary = pa.array(np.frombuffer(block.wire.binary, dtype=np.uint8) != 0)
-        raw = pc.if_else(binary, payload, None)
-        text = pc.if_else(binary, None, payload).cast(pa.string())
+        binary = np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
+        raw = pc.if_else(pa.array(binary), payload, None)
+        text = pc.if_else(pa.array(binary), None, payload).cast(pa.string())
     links = nothing
     if block.wire.chain is not None:
         links = pa.Array.from_buffers(pa.binary(32), block.count, [None, pa.py_buffer(block.wire.chain)]).cast(
             pa.binary()
         )
     columns = [text if name == "payload" else whole.column(name) for name in whole.schema.names]
-    return pa.RecordBatch.from_arrays([*columns, raw, links], schema=sealed_schema())
+    batch = pa.RecordBatch.from_arrays([*columns, raw, links], schema=sealed_schema()).slice(start, stop - start)
+    if not len(typed.schema):
+        return batch
+    fields = typed.of(payload.slice(start, stop - start), None if binary is None else binary[start:stop])
+    schema = pa.schema([*sealed_schema(), *typed.schema])
+    return pa.RecordBatch.from_arrays([*batch.columns, *fields], schema=schema)
 
 
 def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

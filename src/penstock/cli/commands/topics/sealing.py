@@ -5,21 +5,33 @@ from __future__ import annotations
 from datetime import datetime
 
 import click
+import msgspec
 
 from penstock.cli.command import command
+from penstock.cli.commands.topics.cursors import chosen_topics
 from penstock.cli.context import CommandContext
 from penstock.cli.progress import ProgressBar
-from penstock.cli.values import position, the_topic, time
+from penstock.cli.values import any_topic, position, the_topic, time
+from penstock.journal.sealed.segments import FORMATS, TableFormat
 from penstock.units import show_size
 
 
 @command(
-    "seal", "penstock seal orders --lake /data/lake", "penstock seal orders --lake s3://bucket/lake --older-than 30d"
+    "seal",
+    "penstock seal orders --lake /data/lake",
+    "penstock seal orders --lake s3://bucket/lake --older-than 30d",
+    "penstock seal orders --lake /data/lake --format delta --columns 'customer STRING, total DOUBLE'",
 )
 @the_topic
 @click.option("--lake", metavar="PLACE", envvar="PENSTOCK_LAKE", help="where the files go: a folder, s3://…")
 @click.option("--through", type=position, help="seal everything through this position")
 @click.option("--older-than", type=time, help="seal what was recorded longer ago than this")
+@click.option("--format", type=click.Choice(FORMATS), help="register the files in a table as well")
+@click.option(
+    "--columns", metavar="COLUMNS", help="fields of the payload as typed columns: 'customer STRING, total DOUBLE'"
+)
+@click.option("--catalog", metavar="NAME", help="the Iceberg catalog: a name of ~/.pyiceberg.yaml, or a uri")
+@click.option("--compact", is_flag=True, help="join small files of a day into one")
 @click.option("--master", metavar="MASTER", help="let Spark write the files, with this master")
 def seal(
     context: CommandContext,
@@ -27,13 +39,17 @@ def seal(
     lake: str | None,
     through: int | None,
     older_than: datetime | None,
+    format: TableFormat | None,
+    columns: str | None,
+    catalog: str | None,
+    compact: bool,
     master: str | None,
 ) -> None:
     """Moves settled history into Parquet files, which reads then cross into unnoticed.
 
     PENSTOCK_LAKE stands in for --lake. Without --through and --older-than, everything but the newest block is sealed.
     A file is read back and compared before the journal drops what it holds. Run it again to go on, also after it was
-    interrupted.
+    interrupted; later seals to a lake keep its format and columns. `penstock lake` lists what is there.
     """
     if lake is None:
         raise click.UsageError("say where the files go: --lake, or PENSTOCK_LAKE")
@@ -48,7 +64,50 @@ def seal(
         if older_than is not None:
             through = handle.position_at(older_than)
         with ProgressBar(context, "sealed") as progress:
-            report = seal_topic(journal, topic, lake=lake, through=through, master=master, progress=progress)
+            report = seal_topic(
+                journal,
+                topic,
+                lake=lake,
+                through=through,
+                format=format,
+                columns=columns,
+                catalog=catalog,
+                compact=compact,
+                master=master,
+                progress=progress,
+            )
     record: dict[str, object] = {"topic": report.topic, "lake": report.lake, "events": report.events}
     record |= {"files": report.files, "size": report.bytes if context.json else show_size(report.bytes)}
-    context.record({**record, "through": report.through})
+    record |= {"through": report.through, "format": report.format}
+    if report.unfit or context.json:
+        record["unfit"] = report.unfit
+    context.record(record)
+
+
+@command("lake", "penstock lake", "penstock lake orders --json")
+@any_topic
+def lake(context: CommandContext, topic: str | None) -> None:
+    """Lists sealed history: its lakes, tables, files, events and bytes, and how DuckDB, Polars and Spark read it."""
+    from penstock.api import local
+    from penstock.journal.sealed.tables.listing import lake_summaries
+
+    with context.journal(read_only=True) as journal:
+        opened = local(journal, "listing sealed history")
+        with opened._engine.read() as snap:
+            found = [
+                one for handle in chosen_topics(context, journal, topic) for one in lake_summaries(snap, handle.name)
+            ]
+    if context.json:
+        for one in found:
+            context.document(msgspec.to_builtins(one) | {"readers": one.readers()})
+        return
+    rows = [
+        (one.topic, one.lake, one.format, one.files, one.events, show_size(one.bytes), one.through) for one in found
+    ]
+    columns = ("Topic", "Lake", "Format", "Files", "Events", "Size", "Through")
+    context.rows(columns, rows, otherwise="nothing is sealed: `penstock seal TOPIC --lake PLACE` begins")
+    for one in found:
+        context.line("")
+        context.line(f"{one.topic}: {one.columns or 'no typed columns'}")
+        for program, text in one.readers().items():
+            context.line(f"  {program:<7} {text}")
