@@ -213,7 +213,10 @@ class BaseJournal:
             self._indexer.index(name, thorough=True)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
-        """Writes a consistent copy while the journal is in use; the same engine opens it."""
+        """Writes a consistent copy while the journal is in use; the same engine opens it.
+
+        A journal in a bucket takes a path, or a url in the same bucket.
+        """
         self._check_open()
         self._engine.backup(destination)
 

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -28,7 +29,7 @@ from penstock.engine.slatedb.follower import Follower
 from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
-from penstock.engine.slatedb.upkeep import back_up, collect, compact
+from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, copy_rows
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS
@@ -332,9 +333,41 @@ class SlatedbEngine(BaseEngine):
         return sum(size for _, size in self._place.objects.sizes())
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Writes a copy into a folder; or, given a url in the same bucket, makes a store there.
+
+        The writer makes it of the same tables, without copying them; a reader, which cannot have the log made into a
+        table, copies every row.
+        """
         self._check_usable()
+        if isinstance(destination, str) and "://" in destination:
+            self._back_up_beside(destination)
+            return
         with self.read() as snapshot:
             back_up(snapshot, destination)
+
+    def _back_up_beside(self, destination: str) -> None:
+        if self._place.folder is not None:
+            raise ConfigError(f"a backup of {self._name} goes into a folder, not to {destination!r}: give a path")
+        target = backup_place(self._place, destination, self.options)
+        if self.read_only:
+            options = replace(self.options, takeover=False, standby=False)
+            copy = type(self)(destination.partition(":")[2], options=options)
+            try:
+                with self.read() as snapshot:
+                    copy_rows(snapshot, copy)
+            finally:
+                copy.close()
+            return
+        try:
+            with self.write():
+                pass  # everything acknowledged so far is settled, and what relaxed commits left behind is in the log
+            assert self._database is not None
+            flush_tables(self._database, self._timeout)
+            clone(self._place, target, self._timeout)
+        except sl.Error as error:
+            raise explain(error, self._name) from error
+        except TimedOut as error:
+            raise StorageError(f"{self._name} could not be backed up now: {error}", retryable=True) from error
 
     def close(self) -> None:
         if self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 import slatedb.uniffi as sl
 
@@ -11,7 +12,9 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.engine.overlay import END
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.database import collectable_age, flush_tables
+from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
+from penstock.errors import ConfigError
 
 COPY_BYTES = 8 << 20
 """What one commit of a copy holds."""
@@ -70,6 +73,35 @@ def _put_all(target: Engine, rows: list[tuple[bytes, bytes]]) -> None:
     with target.write(sync=False) as tx:
         for key, value in rows:
             tx.put(key, value)
+
+
+def backup_place(source: Place, destination: str, options: ObjectOptions) -> Place:
+    """Where in the bucket of a journal a backup of it goes; ConfigError when it cannot go there."""
+    there, here = urlsplit(destination), urlsplit(source.url)
+    if (there.scheme, there.netloc) != (here.scheme, here.netloc):
+        raise ConfigError(
+            f"a backup of {source.url} goes into the same bucket ({here.scheme}://{here.netloc}/…) or into a folder, "
+            f"not to {destination!r}: copy the journal there with penstock copy"
+        )
+    target = Place(destination.rstrip("/"), options)
+    inside, outside = sorted((f"{target.path}/", f"{source.path}/"), key=len, reverse=True)
+    if inside.startswith(outside):
+        raise ConfigError(f"a backup has a place of its own, beside {source.url}, not {destination!r}")
+    if next(iter(target.objects.sizes()), None) is not None:
+        raise ConfigError(f"{destination} exists already; a backup never overwrites: give it a new name")
+    return target
+
+
+def clone(source: Place, target: Place, timeout: float) -> None:
+    """Makes a store at `target` of the tables at `source`, which are not copied: a checkpoint there keeps them.
+
+    The log is not part of it, so the writer makes a table of it first.
+    """
+    admin = sl.AdminBuilder(target.path, target.store).build()
+    origin = sl.CloneSourceSpec(path=source.path, checkpoint=None, projection_range=None)
+    builder = admin.create_clone_builder_from_source(origin)
+    builder.with_object_store(source.store)
+    call(builder.build(), timeout)
 
 
 def back_up(snapshot: Snapshot, destination: str | os.PathLike[str]) -> None:

@@ -30,8 +30,12 @@ def info(context: CommandContext) -> None:
     )
 
 
-@command("backup", "penstock backup /backups/shop-monday.db")
-@click.argument("destination", type=click.Path(), help="a path that does not exist yet")
+@command(
+    "backup", "penstock backup /backups/shop-monday.db", "penstock backup s3://bucket/monday --url s3://bucket/shop"
+)
+@click.argument(
+    "destination", type=click.Path(), help="a path that does not exist yet; of a journal in a bucket also a url in it"
+)
 def backup(context: CommandContext, destination: str) -> None:
     """Writes a consistent copy of the journal while it is in use."""
     with context.journal(read_only=True) as journal:

@@ -1,0 +1,131 @@
+"""Backups of a journal in a bucket: of the same tables, in a place of their own; copies bring them back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import slatedb.uniffi as sl
+from object_homes import Home
+
+import penstock
+from buffer.emulator import Emulator
+from penstock.engine.slatedb import database, upkeep
+from penstock.engine.slatedb.bridge import call
+from penstock.errors import ConfigError
+
+
+@pytest.fixture
+def bucket(emulator: Emulator) -> str:
+    return emulator.bucket()
+
+
+def payloads(url: str, options: dict[str, Any], **how: Any) -> list[Any]:
+    with penstock.open(url, store_options=options, **how) as journal:
+        return [event.payload for event in journal.topic("t").read()]
+
+
+def test_a_backup_in_the_bucket_is_the_state_of_its_moment_and_copies_no_table(bucket: str, emulator: Emulator) -> None:
+    home = Home(f"{bucket}/shop", emulator.options)
+    with home.open() as journal:
+        topic = journal.topic("t")
+        topic.append_many([penstock.Draft("k", "x" * 1000) for _ in range(2000)])
+        topic.append("k", "the log's newest")
+        journal.queue("q").push("waiting")
+        size = journal.describe().size_bytes
+        journal.backup(f"{bucket}/monday")
+        topic.append("k", "later")
+        with penstock.open(f"{bucket}/monday", read_only=True, store_options=emulator.options) as copy:
+            events = [event.payload for event in copy.topic("t").read()]
+            assert len(events) == 2001 and events[-1] == "the log's newest"
+            assert copy.queue("q").stats().ready == 1
+            assert copy.describe().size_bytes < size / 4
+        # It is a journal like any other: opened for writing it goes its own way.
+        with penstock.open(f"{bucket}/monday", store_options=emulator.options) as copy:
+            copy.topic("t").append("k", "only in the backup")
+            delivery = copy.queue("q").take()
+            assert delivery is not None
+            delivery.ack()
+        assert [event.payload for event in topic.read(after=2000)] == ["the log's newest", "later"]
+        assert journal.queue("q").stats().ready == 1
+    assert payloads(f"{bucket}/monday", emulator.options)[-1] == "only in the backup"
+
+
+def test_a_copy_of_a_backup_is_the_journal_again(bucket: str, emulator: Emulator) -> None:
+    with Home(f"{bucket}/shop", emulator.options).open() as journal:
+        journal.topic("t").append_many([penstock.Draft("k", n) for n in range(50)])
+        journal.backup(f"{bucket}/tuesday")
+        journal.topic("t").append("k", "after it")
+    report = penstock.copy(f"{bucket}/tuesday", f"{bucket}/again", store_options=emulator.options)
+    assert report.written == report.rows
+    assert payloads(f"{bucket}/again", emulator.options) == list(range(50))
+
+
+def test_a_reader_makes_a_backup_in_the_bucket_with_the_logs_newest_events(bucket: str, emulator: Emulator) -> None:
+    home = Home(f"{bucket}/shop", emulator.options)
+    with home.open() as journal, home.open(read_only=True) as reader:
+        journal.topic("t").append("k", 1)
+        while reader.topic("t").latest < 1:
+            pass
+        reader.backup(f"{bucket}/wednesday")
+    assert payloads(f"{bucket}/wednesday", emulator.options, read_only=True) == [1]
+
+
+def test_a_checkpoint_without_an_end_keeps_the_tables_of_a_backup(
+    bucket: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = database._settings
+    monkeypatch.setattr(database, "_settings", lambda lease, local: soon.__wrapped__(lease, True))
+    monkeypatch.setattr(upkeep, "collectable_age", lambda lease: 0.0)
+    with Home(f"{bucket}/shop", emulator.options).open() as journal:
+        engine: Any = journal._engine
+        journal.topic("t").append_many([penstock.Draft("k", "x" * 1000) for _ in range(500)])
+        assert not endless_checkpoints(engine)
+        journal.backup(f"{bucket}/thursday")
+        assert len(endless_checkpoints(engine)) == 1
+        before = tables(engine)
+        engine.reclaim()
+        deadline = time.monotonic() + 60
+        while not tables(engine) - before:  # the compactor's new run
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        engine.collect()
+        assert before <= tables(engine)
+    assert len(payloads(f"{bucket}/thursday", emulator.options, read_only=True)) == 500
+
+
+def tables(engine: Any) -> set[str]:
+    return {path for path, _ in engine._place.objects.sizes() if "compacted/" in path}
+
+
+def endless_checkpoints(engine: Any) -> list[str]:
+    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+    return [found.id for found in call(admin.list_checkpoints(None), 30) if found.expire_time_secs is None]
+
+
+@pytest.mark.parametrize(
+    ("destination", "says"),
+    [
+        ("s3://another/place", "same bucket"),
+        ("gs://bucket/place", "same bucket"),
+        ("{bucket}/shop/inside", "a place of its own"),
+        ("{bucket}/shop", "a place of its own"),
+        ("{bucket}/taken", "never overwrites"),
+        ("{bucket}", "names a bucket and nothing in it"),
+    ],
+)
+def test_a_backup_refuses_places_that_cannot_hold_it(
+    bucket: str, emulator: Emulator, destination: str, says: str
+) -> None:
+    Home(f"{bucket}/taken", emulator.options).open().close()
+    with Home(f"{bucket}/shop", emulator.options).open() as journal:
+        journal.topic("t").append("k", 1)
+        with pytest.raises(ConfigError, match=says):
+            journal.backup(destination.format(bucket=bucket))
+        assert [event.payload for event in journal.topic("t").read()] == [1]
+
+
+def test_a_backup_of_a_folder_goes_into_a_folder(folder: Home) -> None:
+    with folder.open() as journal, pytest.raises(ConfigError, match="goes into a folder"):
+        journal.backup("s3://bucket/place")
