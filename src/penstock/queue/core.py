@@ -150,6 +150,10 @@ class QueueCore:
         self._writer.run(WriteRequest(self._ack_in, 0, (delivery,)))
         self._note_acks(1)
 
+    async def _ack_async(self, delivery: LocalDelivery) -> None:
+        await self._writer.submit(WriteRequest(self._ack_in, 0, (delivery,)))
+        self._note_acks(1)
+
     def _ack_in(self, commit: Commit, delivery: LocalDelivery) -> None:
         state = self._cache.state(commit, self.name)
         ack(commit, state, delivery._held_or_stale(commit, state))

@@ -85,6 +85,11 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
         self._hold.queue._ack(self)
         self._settled = True
 
+    async def ack_async(self) -> None:
+        """`ack` for an event loop: shares its commit with all that are awaited meanwhile."""
+        await self._hold.queue._ack_async(self)
+        self._settled = True
+
     def nack(
         self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:

@@ -23,8 +23,9 @@ Outcome = Literal["requeued", "dead", "failed", "dropped"]
 class Delivery:
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
 
-    >>> with queue.take() as delivery:   # acknowledged on a clean exit, given back with the error on an exception
-    ...     handle(delivery.payload)
+    >>> for delivery in queue.receive(wait=5):
+    ...     with delivery:   # acknowledged on a clean exit, given back with the error on an exception
+    ...         handle(delivery.payload)
     """
 
     # No ABCMeta: deliveries of a journal in this process are structs, whose metaclass is another.
@@ -129,6 +130,20 @@ class Delivery:
     def release(self) -> None:
         """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
 
+    async def ack_async(self) -> None:
+        """`ack` for an event loop."""
+        import asyncio
+
+        await asyncio.to_thread(self.ack)
+
+    async def nack_async(
+        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
+    ) -> None:
+        """`nack` for an event loop."""
+        import asyncio
+
+        await asyncio.to_thread(lambda: self.nack(delay=delay, error=error, dead=dead))
+
     def __enter__(self) -> Self:
         return self
 
@@ -143,3 +158,17 @@ class Delivery:
             return
         with suppress(StaleDelivery):  # the caller's own failure matters more than that the lease is lost
             self.nack(error=error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._settled:
+            return
+        if error is None:
+            await self.ack_async()
+            return
+        import asyncio
+
+        # What the block failed with is settled even if the task is cancelled once more.
+        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, trace))

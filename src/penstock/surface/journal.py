@@ -149,3 +149,12 @@ class Journal(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        import asyncio
+
+        # Closing waits for workers, whose handlers may run in this event loop.
+        await asyncio.to_thread(self.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.limits import MESSAGES_LISTED
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.queue.run.schedule import Schedule
     from penstock.surface.delivery import Delivery
     from penstock.surface.journal import Journal
+    from penstock.surface.receiving import Receiver, TakeArguments
     from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
@@ -80,6 +81,17 @@ class Queue(ABC):
         """
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver:
+        """Messages to work on: `with queue.receive(wait=1) as delivery` for one, or None when none came in that time;
+        `for delivery in queue.receive(wait=1)` for one after the other until none came. `wait=None` waits for ever.
+
+        The `with` block acknowledges its message, or gives it back with the error that left the block. In a loop, put
+        each one in a `with` of its own. `async with` and `async for` do the same. Options are those of `take`.
+        """
+        from penstock.surface.receiving import Receiver
+
+        return Receiver(self, wait, options)
+
     @abstractmethod
     def take(
         self,
