@@ -10,7 +10,7 @@ import penstock
 from penstock.queue.retry import Retry
 from penstock.server.acts.act import ACTS
 from penstock.server.acts.queues import read_retry
-from server.serving import ADMIN, READ, WRITE, Answer, Served
+from server.serving import ADMIN, READ, WRITE, Answer, Served, wait_until
 
 
 def ask(served: Served, act: str, /, **fields: Any) -> Answer:
@@ -260,3 +260,62 @@ def test_what_is_in_flight_is_released_settled_and_given_up_but_not_deleted(
     assert [event.payload for event in journal.queue("jobs.dead")] == ["c"]
     assert do(served, "delete-message", queue="jobs", seq="1") == "1 message was deleted"
     assert len(queue) == 0
+
+
+def test_a_queue_and_a_group_are_paused_and_go_on(served: Served, journal: penstock.Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(["a", "b", "c"])
+    held = queue.take()
+    assert held is not None
+    asked = question(served, "pause", queue="jobs")
+    assert asked == (
+        "Pause jobs? 2 ready messages will wait until it is resumed; 1 message in flight may still be settled."
+    )
+    assert do(served, "pause", queue="jobs") == "jobs is paused"
+    assert do(served, "pause", queue="jobs") == "jobs was paused already"
+    assert queue.take() is None
+    assert question(served, "resume", queue="jobs") == ""
+    assert do(served, "resume", queue="jobs") == "jobs goes on"
+    assert queue.take() is not None
+    news = journal.queue("news", mode="fanout")
+    news.add_group("a")
+    news.add_group("b")
+    news.push("x")
+    assert question(served, "pause", queue="news").startswith("Pause news? 2 ready messages")
+    assert do(served, "pause", queue="news", group="a") == "news/a is paused"
+    assert news.take(group="a") is None and news.take(group="b") is not None
+    assert "group" in refusal(served, "pause", queue="news", group="nobody")
+
+
+def test_delayed_messages_are_run_now_edited_and_deleted(served: Served, journal: penstock.Journal) -> None:
+    queue = journal.queue("jobs", priority=True)
+    for name in "abcd":
+        queue.push(name, delay=3600, priority=3)
+    assert question(served, "run-now", queue="jobs") == "Run 4 delayed messages of jobs now?"
+    assert do(served, "run-now", queue="jobs", seq="2") == "1 message was made ready"
+    delivery = queue.take()
+    assert delivery is not None and delivery.payload == "b"
+    delivery.ack()
+    (due,) = {one.due for one in queue.messages("delayed") if one.seq == 1}
+    assert do(served, "edit", queue="jobs", seq="1", payload='"A"') == "the edited message is jobs #5"
+    (edited,) = [one for one in queue.messages("delayed") if one.seq == 5]
+    assert edited.event.payload == "A" and edited.priority == 3
+    assert due is not None and edited.due is not None and abs((edited.due - due).total_seconds()) < 1
+    assert do(served, "delete-message", queue="jobs", seq="3") == "1 message was deleted"
+    assert do(served, "run-now", queue="jobs") == "2 messages were made ready"
+    assert "waits for its time" in refusal(served, "run-now", queue="jobs")
+
+
+def test_messages_are_sent_back_so_many_a_second(served: Served, journal: penstock.Journal) -> None:
+    give_up(journal, "emails", list(range(30)), dead_letter="emails.dead")
+    fields = {"queue": "emails", "scope": "filter", "where": "payload < 20", "rate": "40"}
+    assert question(served, "redrive", **fields) == (
+        "Send 20 messages back to their queue, 40 a second, with a fresh budget?"
+    )
+    assert do(served, "redrive", **fields) == "20 messages will be sent back, 40 a second"
+    queue = journal.queue("emails")
+    assert len(queue) < 20  # not all of them at once
+    wait_until(lambda: len(queue) == 20)
+    assert sorted(event.payload for event in queue) == list(range(20))
+    assert "a second" in refusal(served, "redrive", queue="emails", rate="0")
+    assert "a whole number" in refusal(served, "redrive", queue="emails", rate="fast")

@@ -73,7 +73,7 @@ def test_a_topic_and_a_queue_are_made_changed_and_dropped(
     form.get_by_role("button", name="Add the schedule").click()
     expect(page.locator("#schedules")).to_contain_text("nightly")
     page.get_by_role("button", name="Run now nightly").click()
-    wait_until(lambda: len(journal.queue("jobs")) == 2)
+    expect(page.locator("#toast")).to_contain_text("the message of nightly was pushed as jobs #2")
     page.get_by_role("button", name="Remove nightly").click()
     say_yes(page, "Remove the schedule nightly of jobs?")
     expect(page.locator("#schedules tbody tr")).to_have_count(0)
@@ -135,12 +135,80 @@ def test_a_message_in_flight_is_released_and_a_consumer_moved_to_an_event(
     expect(page.locator("#toast")).to_contain_text("value is a whole number, like 1200, not 'abc'")
 
 
+def test_a_queue_is_paused_and_goes_on(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+    page.goto(f"{served.url}/queues/emails")
+    page.get_by_role("button", name="Pause the queue").click()
+    say_yes(page, "Pause emails? 13 ready messages will wait until it is resumed; 2 messages in flight")
+    expect(page.locator(".paused")).to_contain_text("The queue is paused since")
+    expect(page.locator("#health")).to_contain_text("emails is paused")
+    assert journal.queue("emails").take() is None
+    page.goto(served.url)
+    expect(page.locator("#queues")).to_contain_text("emails (paused)")
+    page.goto(f"{served.url}/queues/emails")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".paused")).to_have_count(0)
+    assert journal.queue("emails").take() is not None
+
+
+def test_messages_are_listed_by_state_run_now_edited_and_deleted(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    queue = journal.queue("emails")
+    for n in range(55):
+        queue.push({"late": n}, delay=3600)
+    page = open_page()
+    page.goto(f"{served.url}/queues/emails")
+    page.get_by_role("link", name="delayed", exact=True).click()
+    rows = page.locator("#messages tbody tr")
+    expect(rows).to_have_count(50)
+    page.get_by_role("link", name="Next →").click()
+    expect(rows).to_have_count(5)
+    page.get_by_role("button", name="Run now #71").click()
+    expect(rows).to_have_count(4)
+    assert [one.seq for one in queue.messages("ready", after=70)] == [71]
+    page.get_by_role("button", name="Delete #72").click()
+    say_yes(page, "Delete 1 message, emails #72?")
+    expect(rows).to_have_count(3)
+    rows.first.locator("td").nth(8).click()
+    inspector = page.locator("#inspector")
+    expect(inspector.get_by_role("region", name="As a message")).to_contain_text("0 of 1")
+    inspector.get_by_text("Edit it").click()
+    inspector.locator("textarea").fill('{"late": "mended"}')
+    inspector.get_by_role("button", name="Send the edited one").click()
+    say_yes(page, "Push 1 edited message to emails and delete emails #73?")
+    expect(page.locator("#toast")).to_contain_text("the edited message is emails #76")
+    assert queue.get(73) is None
+    assert [one.event.payload for one in queue.messages("delayed", after=75)] == [{"late": "mended"}]
+    page.get_by_role("button", name="Run all delayed messages now").click()
+    say_yes(page, "Run 53 delayed messages of emails now?")
+    expect(page.get_by_text("no message is in this state")).to_be_visible()
+    page.get_by_role("link", name="in flight", exact=True).click()
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("worker-1")
+    page.get_by_role("link", name="The queue", exact=True).click()
+    page.locator("#dead-section [name=rate]").fill("1000")
+    page.get_by_role("button", name="Send all back").click()
+    say_yes(page, "Send 5 messages back to their queue, 1,000 a second")
+    wait_until(lambda: not list(queue.dead_letters()))
+
+
 def test_who_may_only_read_is_offered_nothing_to_do(
     open_page: Callable[..., Page], guarded: Served, shop: penstock.Receipt
 ) -> None:
     page = open_page()
     log_in(page, guarded, READ)
-    for path in ("/", "/queues/emails", "/topics/orders", "/topics/orders/events/3", "/schedules"):
+    for path in (
+        "/",
+        "/queues/emails",
+        "/queues/emails/messages",
+        "/queues/emails/messages?state=delayed",
+        "/topics/orders",
+        "/topics/orders/events/3",
+        "/schedules",
+    ):
         page.goto(guarded.url + path)
         expect(page.locator("#state")).to_have_text("live")
         assert page.locator("[data-act]").count() == 0, path

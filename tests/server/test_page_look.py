@@ -41,6 +41,7 @@ def test_axe_finds_nothing_in_light_and_dark_on_screens_of_every_size(
             ("/", SCREENS),
             ("/topics/orders", SCREENS),
             ("/queues/emails", SCREENS),
+            ("/queues/emails/messages", FEW_SCREENS),
             ("/pipelines", FEW_SCREENS),
             ("/schedules", FEW_SCREENS),
             ("/health", FEW_SCREENS),

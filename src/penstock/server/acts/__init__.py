@@ -4,6 +4,7 @@
     topics.py   publish, retention, moving consumers, trimming
     queues.py   push, policies, making and dropping, groups, schedules
     messages.py sending back, editing, deleting, releasing, settling
+    redriving.py sending back so many a second, in the background
     audit.py    the topic that records who did what
     route.py    POST /acts/{act}
 

@@ -23,11 +23,19 @@ Value = str | list[str]
 class ActCall:
     """One request to do something, or to say what would be done."""
 
-    def __init__(self, journal: LocalJournal, fields: dict[str, Value], preview: bool) -> None:
+    def __init__(
+        self,
+        journal: LocalJournal,
+        fields: dict[str, Value],
+        preview: bool,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.journal = journal
         self.fields = fields
         self.preview = preview
         """Whether only the question is wanted."""
+        self.stopping = stopping
+        """Whether the server ends; what an act does in the background ends with it."""
 
     # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def optional(self, name: str) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,10 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.queue.operations.dead import living_headers, origin
 from penstock.server.acts.act import ActCall, act, counted, happened
+from penstock.server.acts.redriving import redrive_slowly
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import LocalQueue
 
 
 def _choice(call: ActCall) -> Callable[[Event], bool] | None:
@@ -31,15 +36,22 @@ def _choice(call: ActCall) -> Callable[[Event], bool] | None:
     return lambda event: event.id in ids
 
 
-@act("admin", "queue", "ids", "where", "scope", "limit")
+@act("admin", "queue", "ids", "where", "scope", "limit", "rate")
 def redrive(call: ActCall) -> str:
-    """Sends dead letters and failed messages back, all of them, chosen ones, or those of a condition."""
-    queue, choice, limit = call.queue(), _choice(call), call.whole("limit")
-    if call.preview:
+    """Sends dead letters and failed messages back: all of them, chosen ones, or those of a condition; or slowly."""
+    queue, choice, limit, rate = call.queue(), _choice(call), call.whole("limit"), call.whole("rate")
+    if rate == 0:
+        raise ConfigError("the rate is a whole number of messages a second, like 10")
+    if call.preview or rate is not None:
         count = queue.redrive(where=choice, limit=limit, dry_run=True)
         if not count:
             raise ConfigError("no message that was given up is among those")
-        return f"Send {counted(count, 'message')} back to their queue, with a fresh budget?"
+        slowly = "" if rate is None else f", {rate:,} a second"
+        if call.preview:
+            return f"Send {counted(count, 'message')} back to their queue{slowly}, with a fresh budget?"
+        assert rate is not None
+        redrive_slowly(queue, choice, count, rate, call.stopping)
+        return f"{counted(count, 'message')} will be sent back{slowly}"
     count = queue.redrive(where=choice, limit=limit)
     stay = [f"{counted(left.count, 'letter')} from {left.queue} stay: {left.reason}" for left in count.left]
     return "; ".join([happened(count, "message", "sent back"), *stay])
@@ -87,17 +99,20 @@ def delete_message(call: ActCall) -> str:
 
 @act("admin", "queue", "seq", "payload")
 def edit(call: ActCall) -> str:
-    """Pushes a message that was given up with another payload, and removes the old one.
+    """Pushes a message with another payload, and removes the old one.
 
-    The new one comes first, under a dedup key, so that a failure in between loses nothing and a repeat adds nothing.
+    A delayed one keeps its time, and each its priority. The new one comes first, under a dedup key, so that a failure
+    in between loses nothing and a repeat adds nothing.
     """
     queue, event, payload = call.queue(), _message(call), call.payload()
+    states = [one for one in queue.messages(after=event.seq - 1, limit=1) if one.seq == event.seq]
     home = origin(event) or queue.name
     target = call.journal.queue(home) if home in call.journal.queues() else queue
     if call.preview:
         return f"Push 1 edited message to {target.name} and delete {queue.name} #{event.seq:,}?"
-    if any(held.seq == event.seq for held in queue.pending()):
+    if any(one.state == "in_flight" for one in states):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first")
+    waits = max((one.due for one in states if one.due is not None), default=None)
     contents = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()[:16]
     receipt = target.push(
         payload,
@@ -105,10 +120,31 @@ def edit(call: ActCall) -> str:
         key=event.key,
         headers=living_headers(event.headers),
         cause=event,
+        not_before=waits,
+        priority=max((one.priority for one in states), default=0),
         dedup=f"edit-{event.id}-{contents}",
     )
     queue.discard([event.seq])
     return f"the edited message is {target.name} #{receipt.seq:,}"
+
+
+@act("admin", "queue", "seq", "group")
+def run_now(call: ActCall) -> str:
+    """Makes a delayed message ready at once, or all of them."""
+    queue, group, seq = call.queue(), call.optional("group"), call.whole("seq")
+    waiting = [seq] if seq is not None else list(_delayed(queue, group))
+    if call.preview:
+        if not waiting:
+            raise ConfigError(f"no message of {queue.name} waits for its time")
+        return "" if seq is not None else f"Run {counted(len(waiting), 'delayed message')} of {queue.name} now?"
+    return happened(queue.run_now(waiting, group=group), "message", "made ready")
+
+
+def _delayed(queue: LocalQueue, group: str | None) -> Iterator[int]:
+    after = 0
+    while page := queue.messages("delayed", group=group, after=after):
+        yield from (one.seq for one in page)
+        after = page[-1].seq
 
 
 # ── in flight ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -103,6 +103,32 @@ def make_queue(call: ActCall) -> str:
     return f"the queue {name} was made"
 
 
+# ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@act("admin", "queue", "group")
+def pause(call: ActCall) -> str:
+    """Hands nothing out any more, to one group or to all."""
+    queue, group = call.queue(), call.optional("group")
+    name = queue.name if group is None else f"{queue.name}/{group}"
+    if group is not None and group not in queue.groups():
+        raise ConfigError(f"{queue.name} has no group {group[:80]!r}")
+    if call.preview:
+        groups = [group] if group is not None else queue.groups() if queue.policy.mode == "fanout" else ["default"]
+        found = [queue.stats(one) for one in groups]
+        ready, in_flight = sum(one.ready for one in found), sum(one.in_flight for one in found)
+        held = f"; {counted(in_flight, 'message')} in flight may still be settled" if in_flight else ""
+        return f"Pause {name}? {counted(ready, 'ready message')} will wait until it is resumed{held}."
+    return f"{name} is paused" if queue.pause(group) else f"{name} was paused already"
+
+
+@act("admin", "queue", "group")
+def resume(call: ActCall) -> str:
+    queue, group = call.queue(), call.optional("group")
+    name = queue.name if group is None else f"{queue.name}/{group}"
+    if call.preview:
+        return ""
+    return f"{name} goes on" if queue.resume(group) else f"{name} was not paused"
+
+
 # ── emptying and dropping ────────────────────────────────────────────────────────────────────────────────────────────
 @act("admin", "queue")
 def purge(call: ActCall) -> str:

@@ -47,7 +47,7 @@ async def perform_act(request: Request, service: Service) -> Response:
     unknown = set(given.fields) - act.fields
     if unknown:
         raise ConfigError(f"{name} has no field {sorted(unknown)[0]!r}; there are {', '.join(sorted(act.fields))}")
-    call = ActCall(service.journal, given.fields, given.preview)
+    call = ActCall(service.journal, given.fields, given.preview, service.closing.is_set)
     said = await run_in_threadpool(act.perform, call)
     if given.preview:
         return _answer(ActAnswer(question=said))

@@ -91,6 +91,7 @@ def page_routes() -> list[BaseRoute]:
         Route("/graph/{correlation:path}", event.graph_page),
         Route("/queues/{queue}", queue.queue_page),
         Route("/live/queues/{queue}", queue.live_queue),
+        Route("/queues/{queue}/messages", queue.messages_page),
         Route("/charts/overview", charts.overview_charts),
         Route("/charts/topics/{topic}", charts.topic_charts),
         Route("/charts/queues/{queue}", charts.queue_charts),

@@ -20,6 +20,7 @@ from penstock.server.service import Service, guarded
 from penstock.units import show_size
 
 if TYPE_CHECKING:
+    from penstock.queue.inspect.messages import QueueMessage
     from penstock.queue.queue import LocalQueue
 
 SHOWN_BYTES = 1 << 20
@@ -83,6 +84,10 @@ def event_page(request: Request, service: Service) -> Response:
         cause = next((found for found in topic.ancestors(event) if found.id == event.causation_id), None)
     is_queue = topic.name in service.journal.queues()
     failure = failure_of(request, service, event)
+    message: list[QueueMessage] = []
+    if is_queue:
+        queue: LocalQueue = service.journal.queue(topic.name)
+        message = [one for one in queue.messages(after=event.seq - 1, limit=1) if one.seq == event.seq]
     values = {
         "event": event,
         "payload": payload_of(event),
@@ -93,7 +98,7 @@ def event_page(request: Request, service: Service) -> Response:
         "oldest": topic.oldest,
         "latest": topic.latest,
         "is_queue": is_queue,
-        "is_message": is_queue and service.journal.queue(topic.name).get(event.seq) is not None,
+        "message": message,
         "consumer_names": sorted(topic.cursors()),
     }
     if "part" in request.query_params:

@@ -119,6 +119,7 @@ class OverviewRows:
         for group in self.queues.shown(groups, lambda group: f"{group.name}/{group.group}"):
             dead = group.dead if group.letters is None else group.letters
             name = group.name if group.group == "default" else f"{group.name} / {group.group}"
+            name = f"{name} (paused)" if group.paused else name
             cells = [name, parts.number(group.ready), parts.number(group.in_flight)]
             cells += [parts.number(group.delayed), parts.number(group.failed), parts.number(dead)]
             cells.append(parts.age(group.oldest_age))

@@ -89,6 +89,8 @@ class Table(msgspec.Struct):
     """For each column the query that puts rows in its order, and how they are in its order now."""
     has_buttons: bool = False
     """Whether rows end with buttons."""
+    opens: bool = False
+    """Whether rows are events that open beside the table."""
 
 
 class Tile(msgspec.Struct):

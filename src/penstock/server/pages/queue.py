@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
+from penstock.queue.inspect.messages import STATES, QueueMessage, check_state
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.retry import Retry
 from penstock.server.api.queues import groups_of, queue_of
@@ -110,7 +111,65 @@ def queue_page(request: Request, service: Service) -> Response:
         policy_values=policy_values(queue.policy),
         templates=[event for event in queue.peek(5, group=group) if not event.binary],
         has_groups=queue.policy.mode == "fanout",
+        pauses=queue.pauses(),
+        states=MESSAGE_STATES,
     )
+
+
+# ── the messages by state ────────────────────────────────────────────────────────────────────────────────────────────
+MESSAGE_STATES = (("", "all"), *((state, state.replace("_", " ")) for state in STATES))
+
+
+@guarded("read")
+def messages_page(request: Request, service: Service) -> Response:
+    """The messages of a queue that are not settled, by state, a page at a time."""
+    queue = queue_of(request, service)
+    query = request.query_params
+    state = check_state(query.get("state") or None)
+    text = query.get("after", "0")
+    after = int(text) if text.isdigit() and len(text) <= 18 else 0
+    found = queue.messages(state, group=query.get("group") or None, after=after, limit=SHOWN + 1)
+    seqs = sorted({one.seq for one in found})
+    shown = [one for one in found if one.seq in set(seqs[:SHOWN])]
+    base = rendering.base_of(request)
+    older = {**query, "after": str(shown[-1].seq)} if len(seqs) > SHOWN else None
+    return rendering.page(
+        request,
+        service,
+        "messages.html",
+        queue.name,
+        live="/live/health",
+        kind="Messages of a queue",
+        queue=queue,
+        state=state or "",
+        states=MESSAGE_STATES,
+        messages=message_table(queue, shown, base, **rendering.allowed(request)),
+        following=None if older is None else urlencode(older),
+        delayed=state == "delayed" and bool(shown),
+    )
+
+
+def message_table(
+    queue: LocalQueue, found: list[QueueMessage], base: str, *, may_write: bool, may_admin: bool
+) -> Table:
+    """Messages with their state, and what can be done about each."""
+    rows = []
+    for one in found:
+        attempts = f"{one.attempts} of {one.max_attempts}"
+        until = one.due or one.deadline
+        cells = [f"#{one.seq}", one.state.replace("_", " "), one.group or "–", attempts]
+        cells += ["–" if until is None else _clock(until), str(one.priority), one.key or "–"]
+        cells += [(one.error or one.consumer or "–").partition("\n")[0], parts.preview(one.event)]
+        buttons = []
+        if may_admin and one.state == "delayed":
+            fields = {"queue": queue.name, "seq": str(one.seq)} | ({"group": one.group} if one.group else {})
+            buttons.append(ActButton("Run now", "run-now", fields))
+        if may_admin and one.state != "in_flight":
+            buttons.append(ActButton("Delete", "delete-message", {"queue": queue.name, "seq": str(one.seq)}))
+        href = f"{base}/topics/{quote(queue.name, safe='')}/events/{one.seq}"
+        rows.append(Row(f"{one.group}/{one.seq}", cells, href, one.state == "failed", buttons))
+    columns = ["Message", "State", "Group", "Attempts", "Due or until", "Priority", "Key", "Error or holder", "Payload"]
+    return Table("messages", columns, rows, [], "no message is in this state", has_buttons=may_admin, opens=True)
 
 
 def policy_words(policy: QueuePolicy) -> list[tuple[str, str]]:
