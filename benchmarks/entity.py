@@ -183,40 +183,6 @@ def reading(table: Table, events: int) -> None:
                     )
 
 
-def loading(table: Table, events: int) -> None:
-    """Reads an entity after every batch of a bulk load, right after the load, and when the index is at rest."""
-    entities, chance = events // PER_ENTITY, random.Random(7)
-    names = [f"order-{number:08d}" for number in range(entities)]
-    with folder() as place, penstock.open(place / "load.db", durability="process") as journal:
-        topic = journal.topic("orders")
-
-        def look() -> None:
-            topic.generation(chance.choice(names))
-            for _ in topic.read(key=chance.choice(names), limit=20, reverse=True):
-                pass
-
-        during, filling = [], 0.0
-        for _ in range(0, events, 5000):
-            batch = [Draft("e", PAYLOAD, key=chance.choice(names)) for _ in range(5000)]
-            filling += took(lambda batch=batch: topic.append_many(batch))
-            during.append(took(look))
-        after = [took(look) for _ in range(200)]
-        rest(journal)
-        resting = typical(look, 500)
-    what = f"{events / 1_000_000:g} million events"
-    table.row(
-        f"append_many of 5,000 while entities are read: {what}", f"{events / filling / 1000:.0f} thousand a second"
-    )
-    for when, times in (("during the load", during), ("right after it", after)):
-        usual, slow = statistics.median(times), statistics.quantiles(times, n=100)[98]
-        table.row(
-            f"look up an entity {when}",
-            f"{usual / resting:.1f} × the time at rest; 1 in 100: {slow / resting:.0f} × ({resting * 1e6:.0f} µs)",
-            "≤ 5 ×",
-            usual <= 5 * resting,
-        )
-
-
 class Balance(Projection):
     amount: int = 0
     longest: int = 0
@@ -313,7 +279,6 @@ def main() -> None:
     appending(table)
     chaining(table)
     projecting(table, 1_000_000)
-    loading(table, 1_000_000 if quick else 10_000_000)
     reading(table, 1_000_000 if quick else 10_000_000)
     table.save()
 

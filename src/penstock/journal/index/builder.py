@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.index.directory import FILTER, Directory, Run, load_directory, run_key, save_directory
-from penstock.journal.index.rows import BloomFilter, Chunk, prefix
+from penstock.journal.index.rows import STEP_ROWS, BloomFilter, Breathe, Chunk, prefix
 from penstock.limits import INDEX_FAN_IN, INDEX_FILTER_TERMS, INDEX_RUN_BYTES, INDEX_STEP_BYTES
 
 _ABANDONED_MS = 3_600_000
@@ -113,13 +113,15 @@ class Building:
         for section, (mark, value) in part:
             commit.tx.put(run_key(self._number, self._id, section, mark), value)
 
-    def filter(self, entities: Collection[str]) -> None:
+    def filter(self, entities: Collection[str], breathe: Breathe) -> None:
         """Adds the filter of the entities, unless there are too many or none."""
         if not 0 < len(entities) <= INDEX_FILTER_TERMS:
             return
         built = BloomFilter.sized(len(entities))
-        for entity in entities:
+        for count, entity in enumerate(entities):
             built.add(prefix(entity))
+            if count % STEP_ROWS == 0:
+                breathe()
         value = bytes(built)
         self._entities = len(entities)
 

@@ -18,7 +18,7 @@ from penstock.journal.commit.catalog import Head, TopicRecord
 from penstock.journal.index.directory import FILTER, Run, run_key
 from penstock.journal.index.lookup import Lookup
 from penstock.journal.index.memtable import Memtable
-from penstock.journal.index.rows import BloomFilter
+from penstock.journal.index.rows import BloomFilter, Breathe, go_on
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.links import GENESIS, stored_link
 
@@ -101,11 +101,11 @@ class EntityIndex:
             if self.memtables.get(name) is known:
                 self.memtables[name] = tail
 
-    def cut(self, name: str, through: int) -> None:
+    def cut(self, name: str, through: int, breathe: Breathe = go_on) -> None:
         """Forgets, in memory, what runs cover through a position; when that is worth the work of keeping the rest."""
         memtable = self.memtables.get(name)
         if memtable is not None and (through - memtable.base) * 2 >= len(memtable):
-            memtable.without(through, partial(self.adopt, name, memtable))
+            memtable.without(through, partial(self.adopt, name, memtable), breathe)
 
     def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
         """Whether a run may hold an entity."""

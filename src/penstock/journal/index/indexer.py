@@ -39,6 +39,7 @@ from penstock.journal.index.rows import (
     after,
     chunks_of,
     entities_of,
+    in_order,
     mark_chunks,
     mark_of,
     marks_of,
@@ -62,8 +63,8 @@ from penstock.observe.logs import Log
 log = Log("penstock.indexer")
 
 _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
-_WAY_SECONDS = 0.002
-"""The pause while a look-up is under way: a look-up in many runs needs the interpreter many times."""
+_WAY_SECONDS, _TURN_SECONDS = 0.001, 0.0003
+"""The pause while a look-up is under way, which needs the interpreter many times, and the work between two of them."""
 _STALL_SECONDS, _STALL_STEP_SECONDS = 1.0, 0.002
 """How long one batch waits, at the most, for the indexer to catch up, and how often it looks."""
 _CALM = 16
@@ -143,13 +144,21 @@ class Indexer:
             self._thread.join()
 
     def _breathe(self) -> None:
-        """A thread that waits for the interpreter waits a millisecond, not until it is taken away from this thread."""
-        now = time.monotonic()
-        if now - self._worked_since > _WORK_SECONDS:
-            looks = self._index.looks
-            time.sleep(_REST_SECONDS if looks == self._looks else _WAY_SECONDS)
+        """Makes way for others: for a look-up at once, else after a millisecond.
+
+        Without it, who waits for the interpreter waits until that is taken away from this thread: five milliseconds.
+        """
+        worked, looks = time.monotonic() - self._worked_since, self._index.looks
+        if looks != self._looks:
+            if worked < _TURN_SECONDS:
+                return
             self._looks = looks
-            self._worked_since = time.monotonic()
+            time.sleep(_WAY_SECONDS)
+        elif worked > _WORK_SECONDS:
+            time.sleep(_REST_SECONDS)
+        else:
+            return
+        self._worked_since = time.monotonic()
 
     def _run(self) -> None:
         seen = (0, 0)
@@ -245,7 +254,7 @@ class Indexer:
                 return False
             directory = load_directory(snap, view.number, topic)
             base = max(directory.through, view.trimmed())
-            blocks = _some(view.blocks(base, keys.MAX_SEQ))
+            blocks = _some(view.blocks(base, keys.MAX_SEQ), self._breathe)
             if not blocks or not (thorough or _enough(blocks)):
                 return False
             last = blocks[-1].last
@@ -260,12 +269,12 @@ class Indexer:
             done = run.skip(advance)
         elif run.begin():
             run.write(written)
-            run.filter(entities)
+            run.filter(entities, self._breathe)
             done = run.publish(advance)
         else:
             return False
         if done:
-            self._index.cut(topic, last)
+            self._index.cut(topic, last, self._breathe)
         return done
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +309,7 @@ class Indexer:
                 run.write([(section, chunk) for chunk in chunks])
                 if self._closed:
                     return False
-        run.filter(entities or ())
+        run.filter(entities or (), self._breathe)
         ids = {part.id for part in parts}
 
         def exchange(found: Directory) -> Directory | None:
@@ -328,11 +337,12 @@ class Indexer:
             self._writer.run(WriteRequest(Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
 
 
-def _some(blocks: Iterator[Block]) -> list[Block]:
+def _some(blocks: Iterator[Block], breathe: Breathe) -> list[Block]:
     """As many blocks as make one run: a few times the usual size when building is behind."""
     found: list[Block] = []
     size = 0
     for block in blocks:
+        breathe()
         found.append(block)
         size += len(block.payload) + 48 * block.count
         if size >= 4 * INDEX_RUN_BYTES:
@@ -349,23 +359,28 @@ def _first_chunks(
     blocks: Sequence[Block], base: int, keyless: bool, breathe: Breathe
 ) -> tuple[list[Written], set[str]]:
     """The chunks of a first run, and its entities."""
-    rows: list[Row] = []
+    parts: list[list[Row]] = []
     causes: list[bytes] = []
     correlations: list[bytes] = []
     for block in blocks:
-        part = rows_of(block, keyless=keyless)
-        part.sort(key=mark_of)  # so that the sort of the whole, which nobody can interrupt, finds long sorted runs
-        rows += part
+        part = rows_of(block, keyless=keyless, breathe=breathe)
+        if block.first <= base:
+            part = after(part, base)
+        part.sort(key=mark_of)
+        parts.append(part)
         breathe()
         if block.wire.causation is not None:
             causes.extend(marks_of(text_values(block.wire.causation, block.count), block.seqs))
         if block.wire.correlation is not None:
             correlations.extend(marks_of(text_values(block.wire.correlation, block.count), block.seqs))
-    if blocks[0].first <= base:
-        rows = after(rows, base)
-    rows.sort(key=mark_of)
-    entities = entities_of(rows)
-    written: list[Written] = [(ENTITIES, chunk) for chunk in chunks_of(rows, whole=True, breathe=breathe)]
+    entities: set[str] = set()
+    written: list[Written] = []
+    out: list[Row] = []
+    for window in in_order(parts, breathe):
+        entities |= entities_of(window)
+        out += window
+        written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=False, breathe=breathe))
+    written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=True, breathe=breathe))
     for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
         kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
         written.extend((section, chunk) for chunk in mark_chunks(kept))

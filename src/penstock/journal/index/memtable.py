@@ -160,7 +160,7 @@ class Memtable:
                     _note(self._by_correlation, block, start, "correlation")
             return _between(self._by_correlation.get(id), after, through)
 
-    def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
+    def without(self, base: int, adopt: Callable[[Memtable], None], breathe: Callable[[], None]) -> None:
         """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
 
         Events that are added meanwhile are in it, too: those who write wait only for the last step.
@@ -178,6 +178,7 @@ class Memtable:
             for block, _ in blocks:
                 if block.last > base:
                     left.add(block, block_size(block))
+                    breathe()
             done += len(blocks)
 
 

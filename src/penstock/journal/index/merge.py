@@ -29,7 +29,7 @@ from penstock.journal.index.rows import (
 from penstock.limits import INDEX_STEP_BYTES
 
 _MARKS_STEP = 8192
-_WINDOW_BYTES = 1 << 20
+_WINDOW_BYTES = 128 << 10
 """What is read of all runs together before they are merged, about."""
 
 
@@ -90,7 +90,7 @@ class EntityMerge:
             if not buffer and not source.done:
                 size = 0
                 for _, value in source.chunks(snap):
-                    buffer.extend(rows_of_chunk(read_chunk(value, self._topic)))
+                    buffer.extend(rows_of_chunk(read_chunk(value, self._topic), self._breathe))
                     self._breathe()
                     size += len(value)
                     if size >= self._share:

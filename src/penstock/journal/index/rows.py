@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import Corrupt
-from penstock.journal.storage.block import OPTIONAL, Block, Columns, build_wire, columns_of, read_block, seal
+from penstock.journal.storage.block import OPTIONAL, Block, Columns, build_wire, columns_of, read_block, seal, texts_of
 from penstock.journal.storage.columns import pack_ints, pack_signed, text_values
 from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
 
@@ -27,6 +27,9 @@ _ROW_BYTES = 48
 """What a row takes besides its payload, about."""
 _MARKS = 512
 """Marks in one chunk of causes or correlations."""
+STEP_ROWS = 256
+"""How many rows are worked on between two moments at which others may have the interpreter."""
+_SAMPLE = 32
 _ID_MASK = (1 << 80) - 1
 _AFTER = b"\xff" * 8
 """After every position, in a mark."""
@@ -42,7 +45,7 @@ Breathe = Callable[[], None]
 """Called between pieces of work, to let others have the interpreter."""
 
 
-def _go_on() -> None:
+def go_on() -> None:
     """Nobody is waiting."""
 
 
@@ -64,24 +67,53 @@ _KEY, _HEADERS = 6 + OPTIONAL.index("key"), 6 + OPTIONAL.index("headers")
 mark_of: Callable[[Row], bytes] = itemgetter(0)
 
 
-def rows_of(block: Block, *, keyless: bool) -> list[Row]:
+def rows_of(block: Block, *, keyless: bool, breathe: Breathe = go_on) -> list[Row]:
     """The rows of a block's events that have a key; `keyless`: and of the others, under the empty term."""
     if block.wire.key is None and not keyless:
         return []
-    rows = rows_of_chunk(block)
+    rows = rows_of_chunk(block, breathe)
     return rows if keyless else [row for row in rows if row[_KEY] is not None]
 
 
-def rows_of_chunk(block: Block) -> list[Row]:
+def rows_of_chunk(block: Block, breathe: Breathe = go_on) -> list[Row]:
     """The rows of a chunk, to be merged with others'."""
     ids, times, seqs = _spread(block)
-    columns = columns_of(block, range(block.count))
-    terms = columns.key if columns.key is not None else [None] * block.count
-    begins = {term: prefix(term or "") for term in set(terms)}
-    ends = struct.pack(f">{block.count}Q", *seqs)
-    marks = [begins[term] + ends[at : at + 8] for term, at in zip(terms, range(0, len(ends), 8), strict=True)]
-    optional = [getattr(columns, name) or repeat(None) for name in OPTIONAL]
-    return list(zip(marks, seqs, ids, times, columns.kinds, columns.payloads, *optional, strict=False))
+    texts = texts_of(block)
+    breathe()
+    found: list[Row] = []
+    for start in range(0, block.count, STEP_ROWS):
+        span = range(start, min(start + STEP_ROWS, block.count))
+        columns = columns_of(block, span, texts)
+        terms = columns.key if columns.key is not None else [None] * len(span)
+        begins = {term: prefix(term or "") for term in set(terms)}
+        ends = struct.pack(f">{len(span)}Q", *seqs[start : span.stop])
+        marks = [begins[term] + ends[at : at + 8] for term, at in zip(terms, range(0, len(ends), 8), strict=True)]
+        optional = [getattr(columns, name) or repeat(None) for name in OPTIONAL]
+        places = (seqs[start : span.stop], ids[start : span.stop], times[start : span.stop])
+        found += zip(marks, *places, columns.kinds, columns.payloads, *optional, strict=False)
+        breathe()
+    return found
+
+
+def in_order(parts: list[list[Row]], breathe: Breathe = go_on) -> Iterator[list[Row]]:
+    """The rows of sorted parts, merged, some hundred at a time: one sort of them all could not be interrupted.
+
+    It takes the rows out of the parts as it goes, so that they are freed as it goes, too.
+    """
+    sample = sorted([part[at][0] for part in parts for at in range(0, len(part), _SAMPLE)])
+    starts = [0] * len(parts)
+    for bound in [*sample[STEP_ROWS // _SAMPLE :: STEP_ROWS // _SAMPLE], None]:
+        window: list[Row] = []
+        for at, part in enumerate(parts):
+            start = starts[at]
+            stop = len(part) if bound is None else bisect_right(part, bound, start, key=mark_of)
+            if start < stop:
+                window += part[start:stop]
+                part[start:stop] = [()] * (stop - start)
+                starts[at] = stop
+        window.sort(key=mark_of)
+        yield window
+        breathe()
 
 
 def _spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
@@ -136,7 +168,7 @@ def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[int], time
     return seal(wire)
 
 
-def chunks_of(rows: list[Row], *, whole: bool, breathe: Breathe = _go_on) -> list[Chunk]:
+def chunks_of(rows: list[Row], *, whole: bool, breathe: Breathe = go_on) -> list[Chunk]:
     """Cuts sorted rows into chunks and removes them; without `whole`, the last ones stay until more have come.
 
     An entity that fits is not torn apart, and a large one has chunks of its own.

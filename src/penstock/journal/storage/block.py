@@ -440,8 +440,14 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...
     return pack_ints(counts), len(names), pack_text(names), pack_text(values)
 
 
-def columns_of(block: Block, rows: Sequence[int]) -> Columns:
-    """Some events of a block as columns, to be written again."""
+def texts_of(block: Block) -> dict[str, list[str | None]]:
+    """The text columns that a block has, decoded."""
+    columns = ((name, getattr(block.wire, name)) for name in ("key", "scope", "correlation", "causation"))
+    return {name: text_values(column, block.count) for name, column in columns if column is not None}
+
+
+def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | None]] | None = None) -> Columns:
+    """Some events of a block as columns, to be written again; `texts`: its text columns, if already decoded."""
     wire, bounds, codes = block.wire, block.payload_offsets, block.kind_codes
     kinds = [wire.kinds[codes[row]] for row in rows]
     if rows == range(block.count):
@@ -458,9 +464,6 @@ def columns_of(block: Block, rows: Sequence[int]) -> Columns:
         columns.headers = [block.headers(row) for row in rows]
     if wire.chain is not None:
         columns.chain = [wire.chain[32 * row : 32 * row + 32] for row in rows]
-    for name in ("key", "scope", "correlation", "causation"):
-        column = getattr(wire, name)
-        if column is not None:
-            values = text_values(column, block.count)
-            setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
+    for name, values in (texts_of(block) if texts is None else texts).items():
+        setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
     return columns

@@ -1,0 +1,54 @@
+"""The indexer lets others have the interpreter every few hundred rows: counted, because time depends on the machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+import penstock
+from penstock import Draft
+from penstock.api import LocalJournal
+from penstock.journal.index import rows as index_rows
+from penstock.journal.index.rows import STEP_ROWS, Row, in_order
+from penstock.journal.storage.block import Block, Columns
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1], [5000], [700, 1, 0, 256, 257], [40] * 60])
+def test_sorted_parts_are_merged_in_order_a_few_at_a_time(sizes: list[int]) -> None:
+    chance = random.Random(3)
+    parts: list[list[Row]] = [
+        sorted((chance.randrange(2000).to_bytes(4) + n.to_bytes(4) + at.to_bytes(4),) for at in range(size))
+        for n, size in enumerate(sizes)
+    ]
+    wanted = sorted(row for part in parts for row in part)
+    windows = list(in_order(parts))
+    assert [row for window in windows for row in window] == wanted
+    assert max((len(window) for window in windows), default=0) <= 4 * STEP_ROWS + 32 * len(sizes)
+
+
+def test_building_and_merging_runs_pauses_after_every_few_hundred_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with penstock.open("memory:") as journal:
+        assert isinstance(journal, LocalJournal)
+        topic = journal.topic("orders")
+        since_pause, most = 0, 0
+        columns_of = index_rows.columns_of
+
+        def counted(block: Block, rows: Sequence[int], texts: dict[str, list[str | None]] | None = None) -> Columns:
+            nonlocal since_pause, most
+            since_pause += len(rows)
+            most = max(most, since_pause)
+            return columns_of(block, rows, texts)
+
+        def pause() -> None:
+            nonlocal since_pause
+            since_pause = 0
+
+        monkeypatch.setattr(index_rows, "columns_of", counted)
+        monkeypatch.setattr(journal._indexer, "_breathe", pause)
+        for _ in range(9):
+            topic.append_many([Draft("e", number, key=f"k{number % 300}") for number in range(3000)])
+            journal._indexer.index("orders", thorough=True)
+        assert STEP_ROWS <= most <= 2 * STEP_ROWS
+        assert len(list(topic.read(key="k7"))) == 90
