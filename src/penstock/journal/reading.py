@@ -40,10 +40,11 @@ class EventFilter(msgspec.Struct, frozen=True):
     key: str | None = None
     kinds: frozenset[str] | None = None
     scope: str | None = None
+    key_prefix: str | None = None
 
     @property
     def everything(self) -> bool:
-        return self.key is None and self.kinds is None and self.scope is None
+        return self.key is None and self.kinds is None and self.scope is None and self.key_prefix is None
 
     def rows(self, block: Block, start: int, stop: int) -> Sequence[int]:
         """The wanted rows among start … stop-1 of a block."""
@@ -60,6 +61,11 @@ class EventFilter(msgspec.Struct, frozen=True):
                 return ()
             key = block.key
             rows = [row for row in rows if key(row) == self.key]
+        if self.key_prefix is not None:
+            if block.wire.key is None:
+                return ()
+            key, begin = block.key, self.key_prefix
+            rows = [row for row in rows if (key(row) or "").startswith(begin)]
         if self.scope is not None:
             if block.wire.scope is None:
                 return ()

@@ -18,11 +18,12 @@ from penstock.journal.commit.dedup import change_window
 from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare, prepare_one
 from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
+from penstock.journal.following.selection import event_filter, select
+from penstock.journal.following.subscription import LocalSubscription
 from penstock.journal.index.lookup import Lookup, entity_events
 from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.links import load_blake3
-from penstock.journal.subscription import LocalSubscription
 from penstock.journal.upkeep.compaction import CompactReport, compact, compact_by_key
 from penstock.journal.worker import TopicWorker
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
@@ -133,6 +134,7 @@ class BaseTopic:
         *,
         through: int | None = None,
         key: str | None = None,
+        key_prefix: str | None = None,
         kind: str | Sequence[str] | None = None,
         scope: str | None = None,
         since: datetime | None = None,
@@ -143,13 +145,14 @@ class BaseTopic:
 
         `after=0` starts at the oldest stored event; a position whose next event compaction removed raises
         PositionTrimmed. The snapshot is taken when the first event is asked for, and held until the iterator is
-        exhausted or closed. `where` is a condition on events, see `penstock.documents.conditions`.
+        exhausted or closed. `key_prefix`: events whose key begins so. `where` is a condition on events, see
+        `penstock.documents.conditions`.
         """
         check_position(after, "after")
         check_limit(limit)
         if through is not None:
             check_position(through, "through")
-        wanted = _filter(key, kind, scope)
+        wanted = event_filter(key, kind, scope, key_prefix)
         since_ms = None if since is None else to_ms(since, "since")
         if limit == 0:
             return iter(())
@@ -229,11 +232,20 @@ class BaseTopic:
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> LocalSubscription:
-        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
+        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
+
+        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`. What is left out counts as seen.
+        """
         if after != "latest":
             check_position(after, "after")
-        return LocalSubscription(self, after, buffer=buffer, on_lag=on_lag)
+        selection = select(key, key_prefix, kind, scope, where)
+        return LocalSubscription(self, after, buffer=buffer, on_lag=on_lag, selection=selection)
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:
@@ -278,10 +290,20 @@ class BaseTopic:
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Worker:
-        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it."""
+        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
+
+        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`; the cursor moves past
+        the others too.
+        """
         check_consumer(consumer)
-        worker = TopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        selection = select(key, key_prefix, kind, scope, where)
+        worker = TopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts, selection=selection)
         self.journal._workers.add(worker)
         return worker
 
@@ -369,19 +391,6 @@ def read_view(
     if lookup is not None:
         return entity_events(lookup.open(view), wanted, after, limit, through, reverse=reverse)
     return view.events(after, through, limit, wanted, reverse=reverse)
-
-
-def _filter(key: str | None, kind: str | Sequence[str] | None, scope: str | None) -> EventFilter:
-    for text, what in ((key, "key"), (scope, "scope")):
-        if text is not None and not isinstance(text, str):
-            raise ConfigError(f"{what} must be text, not {text!r:.80}")
-    if kind is None:
-        return EventFilter(key, None, scope)
-    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
-    for one in kinds:
-        if not isinstance(one, str):
-            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
-    return EventFilter(key, frozenset(kinds), scope)
 
 
 def _check_together(topic: str, before: Settings, settings: Settings) -> None:

@@ -13,11 +13,12 @@ from penstock.events import Draft, Event, Receipt
 from penstock.journal import interrupts
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
+from penstock.journal.following.selection import event_filter
 from penstock.journal.index.lookup import Lookup
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.reading import TopicView, find_event
 from penstock.journal.storage import keys
-from penstock.journal.topic import BaseTopic, _filter, read_view
+from penstock.journal.topic import BaseTopic, read_view
 from penstock.names import check_consumer, check_limit, check_name, check_position, is_whole
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def _read_in(
     *,
     through: int | None = None,
     key: str | None = None,
+    key_prefix: str | None = None,
     kind: Any = None,
     scope: str | None = None,
     since: Any = None,
@@ -199,7 +201,7 @@ def _read_in(
 ) -> Iterator[Event]:
     check_position(after, "after")
     check_limit(limit)
-    wanted = _filter(key, kind, scope)
+    wanted = event_filter(key, kind, scope, key_prefix)
     since_ms = None if since is None else to_ms(since, "since")
     last = keys.MAX_SEQ if through is None else check_position(through, "through")
     if view is None or limit == 0:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.clock import Seconds, seconds
 from penstock.events import Event
+from penstock.journal.following.selection import Selection
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
 from penstock.surface.worker import Worker, finished
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
     from penstock.journal.topic import BaseTopic
     from penstock.surface.journal import Journal
+
+PASS_SECONDS = 1.0
+"""How often a cursor moves that only passes events which were not chosen."""
 
 
 class TopicWorker(Worker):
@@ -31,6 +36,7 @@ class TopicWorker(Worker):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
+        selection: Selection | None = None,
     ) -> None:
         # A journal in this process is a `Journal`; this layer knows only the part of it that it is made of.
         super().__init__(f"{topic.name}:{consumer}", cast("Journal", topic.journal), handler, restarts)
@@ -40,6 +46,9 @@ class TopicWorker(Worker):
         self._handler = handler
         self._batch = batch
         self._idle = seconds(idle, "idle")
+        self._selection = selection
+        self._committed = self._passed = -1
+        self._moved = 0.0
         self._runner: asyncio.Runner | None = None
 
     def run(self) -> None:
@@ -49,16 +58,46 @@ class TopicWorker(Worker):
 
     def _work(self) -> None:
         topic, signal = self._topic, self._topic.journal._hub.signal(self._topic.name)
+        self._committed = self._passed = -1
         while not self._stopping.is_set():
             seen = signal.version
-            events = list(topic.read(topic.cursor(self._consumer) or 0, self._batch))
+            events = self._next_events()
             if events:
                 self._handle(events)
-                topic.commit(self._consumer, events[-1].seq)
+                self._move_cursor(max(self._passed, events[-1].seq) if self._selection is not None else events[-1].seq)
                 continue
             with topic.journal._hub:
                 # The wait is for other processes' sake bounded; commits of this one signal at once.
                 signal.wait(seen, max(self._idle, 0.05))
+            self._commit_passed()
+        self._commit_passed(now=True)
+
+    def _next_events(self) -> list[Event]:
+        """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
+        topic, selection = self._topic, self._selection
+        start = topic.cursor(self._consumer) or 0
+        if selection is None:
+            return list(topic.read(start, self._batch))
+        if start == self._committed:
+            start = max(start, self._passed)
+        else:
+            self._committed = self._passed = start
+        events: list[Event] = []
+        while not events and not self._stopping.is_set():
+            events, through = selection.look(topic, start, self._batch)
+            if through == start:
+                break
+            start = self._passed = through
+        return events
+
+    def _move_cursor(self, seq: int) -> None:
+        self._topic.commit(self._consumer, seq)
+        self._committed, self._moved = seq, time.monotonic()
+
+    def _commit_passed(self, *, now: bool = False) -> None:
+        """Moves the cursor past events that were not chosen; not at each of them, which would be a commit for each."""
+        if self._passed > self._committed >= 0 and (now or time.monotonic() - self._moved >= PASS_SECONDS):
+            self._move_cursor(self._passed)
 
     def _handle(self, events: list[Event]) -> None:
         outcome = self._handler(events)

@@ -30,6 +30,7 @@ class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     kind: Annotated[list[str], Meta(description="only events of this kind; may be given several times")] = []
     key: Annotated[str | None, Meta(description="only events of this entity")] = None
+    key_prefix: Annotated[str | None, Meta(description="only events whose key begins so")] = None
     scope: Annotated[str | None, Meta(description="only events of this scope")] = None
     where: Annotated[str | None, Meta(description="only events for which this condition holds: payload.total > 10")] = (
         None

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import urllib3
@@ -20,6 +20,7 @@ from penstock.clock import Seconds, seconds
 from penstock.documents.events import EventDocument
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
+from penstock.journal.following.selection import Selection
 from penstock.journal.waking.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
@@ -51,6 +52,7 @@ class RemoteSubscription(Subscription):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: str = "catch_up",
+        selection: Selection | None = None,
     ) -> None:
         if on_lag != "catch_up":
             raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
@@ -59,6 +61,7 @@ class RemoteSubscription(Subscription):
         self._position = topic.latest if after == "latest" else after
         self._received = self._position
         self._size = buffer
+        self._filters = filters_of(selection)
         self._ahead: deque[Event] = deque()
         self._signal = Signal()
         self._room = threading.Condition()
@@ -126,7 +129,7 @@ class RemoteSubscription(Subscription):
             if not self._ahead and self._failure is not None:
                 raise self._failure
             if not self._ahead and look:
-                self._ahead.extend(self._topic.read(self._position, min(self._size, 1000)))
+                self._ahead.extend(self._topic.read(self._position, min(self._size, 1000), **self._filters))
             while self._ahead:
                 event = self._ahead.popleft()
                 if event.seq > self._position:  # what a look found, the stream brings again
@@ -191,21 +194,33 @@ class RemoteSubscription(Subscription):
         answer = self._topic._client.stream(
             FOLLOW_TOPIC,
             self._topic.name,
-            query=LiveQuery(after=self._received),
+            query=LiveQuery(after=self._received, **live_filters(self._filters)),
             accept=SSE,
             headers={"Last-Event-ID": str(self._received)},
             timeout=SILENCE,
         )
         self._answer = answer
+        passed = 0
         try:
             for line in lines_of(answer):
                 if self._closed:
                     return
                 if line.startswith(b"data: "):
+                    passed = 0
                     self._arrived(event_of(_decode(line[6:])))
+                elif line.startswith(b"id: "):
+                    passed = int(line[4:])
+                elif passed and line == b"\n":  # an id without data: what lies before it was not chosen
+                    self._pass(passed)
         finally:
             self._answer = None
             answer.close()
+
+    def _pass(self, seq: int) -> None:
+        with self._room:
+            self._received = max(self._received, seq)
+            if not self._ahead:
+                self._position = max(self._position, self._received)
 
     def _arrived(self, event: Event) -> None:
         if event.seq <= self._received:
@@ -217,3 +232,24 @@ class RemoteSubscription(Subscription):
             self._received = event.seq
             self._ahead.append(event)
         self._signal.notify()
+
+
+def filters_of(selection: Selection | None) -> dict[str, Any]:
+    """A selection as the arguments of `Topic.read`."""
+    if selection is None:
+        return {}
+    wanted = selection.wanted
+    kinds = None if wanted.kinds is None else sorted(wanted.kinds)
+    return {
+        "key": wanted.key,
+        "key_prefix": wanted.key_prefix,
+        "kind": kinds,
+        "scope": wanted.scope,
+        "where": selection.where,
+    }
+
+
+def live_filters(filters: dict[str, Any]) -> dict[str, Any]:
+    """The same as they travel."""
+    where = filters.get("where")
+    return {**filters, "kind": filters.get("kind") or [], "where": None if where is None else where.text}

@@ -16,7 +16,8 @@ from penstock.entity.projection.projection import Projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
-from penstock.journal.topic import _checked_settings, _filter
+from penstock.journal.following.selection import event_filter, select
+from penstock.journal.topic import _checked_settings
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_whole
@@ -130,6 +131,7 @@ class RemoteTopic(TopicElsewhere):
         *,
         through: int | None = None,
         key: str | None = None,
+        key_prefix: str | None = None,
         kind: str | Sequence[str] | None = None,
         scope: str | None = None,
         since: datetime | None = None,
@@ -144,7 +146,7 @@ class RemoteTopic(TopicElsewhere):
         check_limit(limit)
         if through is not None:
             check_position(through, "through")
-        chosen = _filter(key, kind, scope)
+        chosen = event_filter(key, kind, scope, key_prefix)
         if since is not None:
             to_ms(since, "since")
         if limit == 0 or (chosen.kinds is not None and not chosen.kinds):
@@ -153,6 +155,7 @@ class RemoteTopic(TopicElsewhere):
             after=after,
             through=through,
             key=key,
+            key_prefix=chosen.key_prefix,
             kind=[] if chosen.kinds is None else sorted(chosen.kinds),
             scope=scope,
             since=None if since is None else since.isoformat(),
@@ -255,11 +258,17 @@ class RemoteTopic(TopicElsewhere):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> RemoteSubscription:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
         if after != "latest":
             check_position(after, "after")
-        return RemoteSubscription(self, after, buffer=buffer, on_lag=on_lag)
+        selection = select(key, key_prefix, kind, scope, where)
+        return RemoteSubscription(self, after, buffer=buffer, on_lag=on_lag, selection=selection)
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:
@@ -306,12 +315,20 @@ class RemoteTopic(TopicElsewhere):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Worker:
         """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it."""
         from penstock.remote.worker import RemoteTopicWorker
 
         check_consumer(consumer)
-        worker = RemoteTopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        selection = select(key, key_prefix, kind, scope, where)
+        worker = RemoteTopicWorker(
+            self, consumer, handler, batch=batch, idle=idle, restarts=restarts, selection=selection
+        )
         self.journal._workers.add(worker)
         return worker
 

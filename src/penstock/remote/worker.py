@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.clock import Seconds
 from penstock.events import Event
+from penstock.journal.following.selection import Selection
 from penstock.journal.worker import TopicWorker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.remote.subscription import filters_of
 
 if TYPE_CHECKING:
     from penstock.journal.topic import BaseTopic
@@ -30,23 +32,32 @@ class RemoteTopicWorker(TopicWorker):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
+        selection: Selection | None = None,
     ) -> None:
-        super().__init__(cast("BaseTopic", topic), consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        super().__init__(
+            cast("BaseTopic", topic), consumer, handler, batch=batch, idle=idle, restarts=restarts, selection=selection
+        )
         self._remote = topic
 
     def _work(self) -> None:
         topic = self._remote
         start = topic.cursor(self._consumer) or 0
-        with topic.subscribe(start, buffer=max(self._batch, 128)) as subscription:
+        filters = filters_of(self._selection)
+        committed = start
+        with topic.subscribe(start, buffer=max(self._batch, 128), **filters) as subscription:
             while not self._stopping.is_set():
                 first = subscription.next(GLANCE)
                 if first is None:
+                    if subscription.position > committed:  # past events that were not chosen
+                        committed = subscription.position
+                        topic.commit(self._consumer, committed)
                     continue
                 events = [first]
                 while len(events) < self._batch and (more := subscription.ready()) is not None:
                     events.append(more)
                 self._handle(events)
-                topic.commit(self._consumer, events[-1].seq)
+                committed = events[-1].seq
+                topic.commit(self._consumer, committed)
 
     def _nudge(self) -> None:
         """It looks up often enough by itself."""

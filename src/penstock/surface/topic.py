@@ -86,6 +86,7 @@ class Topic(ABC):
         *,
         through: int | None = None,
         key: str | None = None,
+        key_prefix: str | None = None,
         kind: str | Sequence[str] | None = None,
         scope: str | None = None,
         since: datetime | None = None,
@@ -130,7 +131,10 @@ class Topic(ABC):
     def subscribe(
         self, after: int | Literal["latest"] = 0, *, buffer: int = SUBSCRIPTION_BUFFER, on_lag: OnLag = "catch_up"
     ) -> Subscription:
-        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam."""
+        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
+
+        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`. What is left out counts as seen.
+        """
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
@@ -166,11 +170,19 @@ class Topic(ABC):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Worker:
         """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
 
         A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
         worker give up, which `penstock check` says until it is started again.
+
+        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`; the cursor moves past the others
+        too.
         """
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -33,6 +33,8 @@ from penstock.server.service import Service
 if TYPE_CHECKING:
     from penstock.api import LocalJournal, LocalTopic
 
+PASS_SECONDS = 1.0
+"""After how long without an event that it chose a listener is told how far the topic was read for it."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -229,7 +231,7 @@ async def follow(service: Service, name: str, position: int, selection: ReadFilt
                 told = position
                 yield data
             elif position >= live.position:
-                await live.wait(PING_SECONDS)
+                await live.wait(PING_SECONDS if told == position else PASS_SECONDS)
                 if position >= live.position and not service.closing.is_set():
                     # An id without data moves the client's place past what it did not want to see.
                     yield b": still here\n\n" if told == position else b"id: %d\n\n" % position

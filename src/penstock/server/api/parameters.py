@@ -55,6 +55,7 @@ class ReadFilter:
     def __init__(self, query: FilterQuery) -> None:
         self.kinds = frozenset(query.kind)
         self.key = query.key
+        self.key_prefix = query.key_prefix or None
         self.scope = query.scope
         self.where = Where(query.where) if query.where and query.where.strip() else None
 
@@ -63,19 +64,22 @@ class ReadFilter:
         """What a page's form asks for; it sends empty fields along."""
         query = request.query_params
         kinds = [kind for kind in query.getlist("kind") if kind]
-        return cls(
-            FilterQuery(
-                kind=kinds, key=query.get("key") or None, scope=query.get("scope") or None, where=query.get("where")
-            )
-        )
+        given = {name: query.get(name) or None for name in ("key", "key_prefix", "scope", "where")}
+        return cls(FilterQuery(kind=kinds, **given))
 
     @property
     def everything(self) -> bool:
-        return not self.kinds and self.key is None and self.scope is None and self.where is None
+        return (
+            not self.kinds
+            and self.key is None
+            and self.key_prefix is None
+            and self.scope is None
+            and self.where is None
+        )
 
     def read(self) -> dict[str, Any]:
         """As the keyword arguments of `Topic.read`; `where` remains to be asked."""
-        chosen: dict[str, Any] = {"key": self.key, "scope": self.scope}
+        chosen: dict[str, Any] = {"key": self.key, "key_prefix": self.key_prefix, "scope": self.scope}
         if self.kinds:
             chosen["kind"] = sorted(self.kinds)
         return chosen
@@ -84,6 +88,7 @@ class ReadFilter:
         return (
             (not self.kinds or event.kind in self.kinds)
             and (self.key is None or event.key == self.key)
+            and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
             and (self.scope is None or event.scope == self.scope)
             and (self.where is None or self.where.matches(event))
         )

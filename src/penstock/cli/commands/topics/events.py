@@ -116,9 +116,11 @@ def tail(
         from penstock.cli.commands.topics.following import follow_topics
 
         patterns = [name for name in topics if _is_pattern(name)]
-        for event in follow_topics(journal, positions, lambda name: any(fnmatchcase(name, one) for one in patterns)):
-            if not chosen.wants(event):
-                continue
+
+        def wanted(name: str) -> bool:
+            return any(fnmatchcase(name, one) for one in patterns)
+
+        for event in follow_topics(journal, positions, wanted, chosen.filters()):
             context.event(event, payload_only=payload, topic=several)
             context.flush()
             left = None if left is None else left - 1

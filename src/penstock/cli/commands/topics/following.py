@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 
@@ -18,8 +18,10 @@ LOOK_FOR_TOPICS = 0.5
 """Seconds between two looks for topics that were made meanwhile."""
 
 
-def follow_topics(journal: Journal, positions: dict[str, int], wanted: Callable[[str], bool]) -> Iterator[Event]:
-    """Events after the topics' positions as they come, and all of topics made meanwhile whose name is wanted."""
+def follow_topics(
+    journal: Journal, positions: dict[str, int], wanted: Callable[[str], bool], filters: dict[str, Any]
+) -> Iterator[Event]:
+    """Chosen events after the topics' positions as they come, and all of topics made meanwhile whose name is wanted."""
     arrived: SimpleQueue[Event | PenstockError] = SimpleQueue()
     subscriptions: dict[str, Subscription] = {}
     threads: list[threading.Thread] = []
@@ -32,7 +34,7 @@ def follow_topics(journal: Journal, positions: dict[str, int], wanted: Callable[
             arrived.put(error)
 
     def begin(name: str, after: int) -> None:
-        subscriptions[name] = journal.topic(name).subscribe(after)
+        subscriptions[name] = journal.topic(name).subscribe(after, **filters)
         threads.append(threading.Thread(target=pass_on, args=(subscriptions[name],), daemon=True))
         threads[-1].start()
 

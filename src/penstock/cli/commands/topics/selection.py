@@ -25,6 +25,7 @@ _OPTIONS = (
     click.option("--until", type=time, help="only events recorded before a time"),
     click.option("--kind", multiple=True, help="only events of this kind; may be given several times"),
     click.option("--key", help="only events of this entity"),
+    click.option("--key-prefix", help="only events whose key begins so"),
     click.option("--scope", help="only events of this scope"),
     click.option(
         "--where",
@@ -50,6 +51,7 @@ class EventSelection:
         until: datetime | None,
         kind: Sequence[str],
         key: str | None,
+        key_prefix: str | None,
         scope: str | None,
         where: Where | None,
     ) -> None:
@@ -57,6 +59,7 @@ class EventSelection:
         self.until = until
         self.kinds = set(kind)
         self.key = key
+        self.key_prefix = key_prefix
         self.scope = scope
         self.where = where
 
@@ -70,19 +73,12 @@ class EventSelection:
         reverse: bool = False,
     ) -> Iterator[Event]:
         """The chosen events of a topic."""
-        given: dict[str, Any] = {"key": self.key, "scope": self.scope, "since": self.since, "reverse": reverse}
-        if self.kinds:
-            given["kind"] = sorted(self.kinds)
         if self.until is not None:
             last = topic.position_at(self.until)
             through = last if through is None else min(last, through)
-        return topic.read(after, limit, through=through, where=self.where, **given)
+        return topic.read(after, limit, through=through, since=self.since, reverse=reverse, **self.filters())
 
-    def wants(self, event: Event) -> bool:
-        """Whether a live event is a chosen one."""
-        return (
-            (not self.kinds or event.kind in self.kinds)
-            and (self.key is None or event.key == self.key)
-            and (self.scope is None or event.scope == self.scope)
-            and (self.where is None or self.where.matches(event))
-        )
+    def filters(self) -> dict[str, Any]:
+        """As `Topic.read` and `Topic.subscribe` take them."""
+        given = {"key": self.key, "key_prefix": self.key_prefix, "scope": self.scope, "where": self.where}
+        return {**given, "kind": sorted(self.kinds) or None}

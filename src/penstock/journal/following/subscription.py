@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError, Lagged
 from penstock.events import Event
+from penstock.journal.following.selection import Selection
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
 from penstock.limits import SUBSCRIPTION_BUFFER
@@ -36,6 +37,7 @@ class LocalSubscription(Subscription):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
+        selection: Selection | None = None,
     ) -> None:
         if on_lag not in ("catch_up", "raise", "drop"):
             raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
@@ -48,6 +50,9 @@ class LocalSubscription(Subscription):
         self._ahead: deque[Event] = deque()
         self._live = after == "latest"
         self._position = topic.latest if after == "latest" else after
+        self._selection = selection
+        self._read_through = self._position
+        """How far the topic was read; events in between that nobody chose are behind."""
         self._closed = False
         self._turn = threading.Lock()
         self.missed = 0
@@ -106,6 +111,30 @@ class LocalSubscription(Subscription):
     def _refill(self) -> bool:
         if self._journal.closed:
             raise Closed("the journal was closed under this subscription")
+        return self._refill_all() if self._selection is None else self._refill_chosen(self._selection)
+
+    def _refill_chosen(self, selection: Selection) -> bool:
+        """Reads on until something is chosen."""
+        most = max(self._buffer, _READ_AHEAD)
+        while not self._ahead and not self._closed:
+            start = max(self._position, self._read_through)
+            found, through = selection.look(self._topic, start, most, self._begin)
+            if through == start:
+                self._live = True
+                return False
+            self._ahead.extend(found)
+            self._read_through = through
+            if not found:
+                self._position = through
+        return bool(self._ahead)
+
+    def _begin(self, view: TopicView) -> int:
+        """Where a search goes on: later when the subscriber may lag no further."""
+        if self._on_lag != "catch_up" and self._live:
+            self._mind_the_lag(view)
+        return self._position
+
+    def _refill_all(self) -> bool:
         with self._journal._engine.read() as snap:
             view = TopicView.open(snap, self._topic.name, self._journal.clock.now_ms())
             if view is None:

@@ -1,0 +1,96 @@
+"""Which events a reader or follower wants: by key, kind, scope, and by a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.events import Event
+from penstock.journal.index.lookup import Lookup, entity_events
+from penstock.journal.reading import EventFilter, TopicView
+
+if TYPE_CHECKING:
+    from penstock.documents.conditions import Where
+    from penstock.journal.topic import BaseTopic
+
+SEARCHED = 4096
+"""Fewer positions than this are read block by block also for one entity: its index would cost more."""
+STEP = 65_536
+"""Positions that one snapshot is searched through: none is held long, however few events are chosen."""
+
+
+def event_filter(
+    key: str | None, kind: str | Sequence[str] | None, scope: str | None, key_prefix: str | None = None
+) -> EventFilter:
+    """A caller's wishes, checked."""
+    for text, what in ((key, "key"), (scope, "scope"), (key_prefix, "key_prefix")):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    if key is not None and key_prefix is not None:
+        raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
+    if kind is None:
+        return EventFilter(key, None, scope, key_prefix or None)
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
+    for one in kinds:
+        if not isinstance(one, str):
+            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
+    return EventFilter(key, frozenset(kinds), scope, key_prefix or None)
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What a follower wants of a topic."""
+
+    wanted: EventFilter
+    where: Where | None
+
+    def look(
+        self, topic: BaseTopic, after: int, limit: int, begin: Callable[[TopicView], int] | None = None
+    ) -> tuple[list[Event], int]:
+        """The next chosen events after a position, and how far that went: one step of a search.
+
+        `begin` may say, once the topic is seen, that the search begins later.
+        """
+        journal = topic.journal
+        lookup = None if self.wanted.key is None else journal._index.lookup(topic.name)
+        with journal._engine.read() as snap:
+            view = TopicView.open(snap, topic.name, journal.clock.now_ms())
+            latest = 0 if view is None else view.latest()
+            if view is None or after >= latest:
+                return [], after
+            if begin is not None:
+                after = max(after, begin(view))
+            view.check_not_trimmed(after)
+            through = latest if lookup is not None else min(latest, after + STEP)
+            events = list(self._events(view, after, through, limit, lookup))
+        return events, events[-1].seq if len(events) == limit else through
+
+    def _events(self, view: TopicView, after: int, through: int, limit: int, lookup: Lookup | None) -> Iterator[Event]:
+        """The chosen events between two positions; blocks that cannot hold one are not decoded."""
+        found: Iterator[Event]
+        if lookup is not None and through - after > SEARCHED:
+            found = entity_events(lookup.open(view), self.wanted, after, None, through, reverse=False)
+        else:
+            found = view.events(after, through, None, self.wanted)
+        return islice(found if self.where is None else filter(self.where, found), limit)
+
+
+def select(
+    key: str | None,
+    key_prefix: str | None,
+    kind: str | Sequence[str] | None,
+    scope: str | None,
+    where: Where | str | None,
+) -> Selection | None:
+    """A follower's wishes, checked; None for everything."""
+    wanted = event_filter(key, kind, scope, key_prefix)
+    if wanted.kinds is not None and not wanted.kinds:
+        raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
+    if wanted.everything and where is None:
+        return None
+    from penstock.documents.conditions import Where
+
+    return Selection(wanted, where if where is None or isinstance(where, Where) else Where(where))
