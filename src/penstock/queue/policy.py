@@ -47,6 +47,9 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How many messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
     rate_per_key: str | None = None
     """The same for the messages of one ordering key; those of other keys pass them."""
+    fair_by: str | None = None
+    """What messages are told apart by so that all get their share: a header ("tenant"), the key ("key"), or the part
+    of the key before a text ("key:/"). None waits because another has a million messages."""
     throttle: float | None = None
     """Of pushes with one key within so many seconds the first becomes a message; the others get its receipt."""
     debounce: float | None = None

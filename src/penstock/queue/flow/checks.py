@@ -8,6 +8,7 @@ from penstock.clock import seconds
 from penstock.errors import ConfigError
 from penstock.names import check_whole
 from penstock.queue.flow.rate import LONGEST_PERIOD, check_rate
+from penstock.queue.flow.turns import check_fair_by
 
 if TYPE_CHECKING:
     from penstock.queue.policy import QueuePolicy
@@ -26,6 +27,8 @@ def check_flow(fields: dict[str, Any]) -> None:
             fields[name] = seconds(fields[name], name, minimum=0.001)
             if fields[name] > LONGEST_PERIOD:
                 raise ConfigError(f"{name} must be at most a year, not {fields[name]:g} s")
+    if "fair_by" in fields:
+        fields["fair_by"] = check_fair_by(fields["fair_by"])
     if "max_in_flight_per_key" in fields:
         most = check_whole(fields["max_in_flight_per_key"], "max_in_flight_per_key")
         if most > MOST_PER_KEY:
@@ -38,6 +41,10 @@ def check_flow_together(policy: QueuePolicy, queue: str) -> None:
         raise ConfigError(f"queue {queue!r}: the first push wins (throttle) or the newest one (debounce), not both")
     if policy.debounce_limit is not None and (policy.debounce is None or policy.debounce_limit < policy.debounce):
         raise ConfigError(f"queue {queue!r}: debounce_limit= goes with debounce=, and is not shorter")
+    if policy.priority and policy.fair_by is not None:
+        raise ConfigError(
+            f"queue {queue!r}: the highest priority goes first, or all have their turn (fair_by), not both"
+        )
     if policy.priority:
         by_key = {
             "rate_per_key": policy.rate_per_key is not None,
@@ -61,4 +68,5 @@ def shapes_takes(policy: QueuePolicy) -> bool:
         or policy.rate is not None
         or policy.rate_per_key is not None
         or policy.breaker is not None
+        or policy.fair_by is not None
     )

@@ -1,7 +1,7 @@
 """Where flow control keeps its state: rows of a group that a purge leaves alone, because a limit goes on counting.
 
 q  the window of the queue's own rate          r<key>  the window of a key's rate
-    k  the circuit breaker
+    k  the circuit breaker                             t<lane> the turn of a lane's next message
 
 and of the queue (under the group `EVERYBODY`), because pushes are everybody's:
 

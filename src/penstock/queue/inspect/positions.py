@@ -170,6 +170,12 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
     for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"y")):
         priority, seq = keys.split_ready(key)
         ranked.append((-priority, seq))
+    if group.record.ready > len(ranked):  # those that wait for their lane's turn go after the others
+        turned = [keys.tail_seq(key) for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"z"))]
+        for seq in [*(seq for _, seq in sorted(ranked)), *turned]:
+            if seq > overdue:
+                yield seq
+        ranked.clear()
     low, _ = keys.rows(group.topic, group.number, b"w")
     for key, _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)):
         message = group.message(snap, keys.tail_seq(key))

@@ -114,6 +114,9 @@ def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int, 
     for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"y")), READY_SAMPLE):
         if keys.tail_seq(key) > overdue:
             seqs.append(keys.tail_seq(key))
+    for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"z")), READY_SAMPLE):
+        if keys.tail_seq(key) > overdue:
+            seqs.append(keys.tail_seq(key))
     if not seqs:
         return None
     event = BlockCache(state.name, state.topic).event(snap, min(seqs))

@@ -19,6 +19,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.flow.limiter import limiter_for
+from penstock.queue.flow.sorting import sort_in
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
@@ -98,6 +99,8 @@ class Choice:
             behind = self._wake() or behind
         if record.absorbed < self.queue.traits.special:
             behind = self._absorb() or behind
+        if self.queue.record.policy.fair_by is not None and not behind:
+            sort_in(self.commit, self.queue, group, self.latest, STEP)
         return behind
 
     def _wake(self) -> bool:
@@ -182,6 +185,11 @@ class Choice:
 
     def newest(self, limit: int) -> None:
         """From the other end: by position backwards, the lowest priority first."""
+        if self.queue.record.policy.fair_by is not None:
+            raise ConfigError(
+                f"queue {self.queue.name!r} has fair_by, and its lanes take turns from the front: "
+                "take(newest=True) would ignore them"
+            )
         ready: list[tuple[int, int]] = []
         while limit > 0 and self.walked < STEP:
             if self.group.record.ready and not ready:
@@ -199,7 +207,13 @@ class Choice:
         """Priorities and positions of the ready messages at one end, the next one last."""
         group = self.group
         rows = self.commit.tx.scan(*keys.rows(group.topic, group.number, b"y"), reverse=reverse)
-        found = [keys.split_ready(key) for key, _ in islice(rows, limit)]
+        # What this very commit pushes has its row, but its event is not written yet.
+        visible = (one for one in (keys.split_ready(key) for key, _ in rows) if one[1] <= self.latest)
+        found = list(islice(visible, limit))
+        if len(found) < limit and len(found) < group.record.ready:
+            turns = self.commit.tx.scan(*keys.rows(group.topic, group.number, b"z"))
+            seqs = (keys.tail_seq(key) for key, _ in turns)
+            found += [(1, seq) for seq in islice((seq for seq in seqs if seq <= self.latest), limit - len(found))]
         found.reverse()
         return found
 
@@ -249,6 +263,7 @@ class Choice:
             return 0
         if self._must_wait(message):
             return 0
+        group.record.turn = max(group.record.turn, message.turn)
         self.messages.append((message, event))
         return 1
 

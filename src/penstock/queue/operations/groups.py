@@ -13,7 +13,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
-from penstock.queue.flow.rows import flow_of_group
+from penstock.queue.flow.rows import flow_of_group, flow_rows
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
@@ -254,7 +254,7 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
                 under_way.append(message.seq)
                 state = READY if state == HELD else state
         due = message.due if state == WAITING else 0
-        group.place(commit, msgspec.structs.replace(message, state=state, due=due))
+        group.place(commit, msgspec.structs.replace(message, state=state, due=due, turn=0))
     for key, seqs in occupied.items():
         group.occupy(commit, key, seqs)
 
@@ -285,8 +285,9 @@ def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
 def _clear(commit: Commit, group: Group) -> None:
     """Removes every row of a group but its leases."""
     commit.touch(group)
-    for tag in (b"b", b"e", b"f", b"h", b"p", b"t", b"v", b"w", b"y"):
+    for tag in (b"b", b"e", b"f", b"h", b"p", b"t", b"v", b"w", b"y", b"z"):
         commit.tx.delete_range(*keys.rows(group.topic, group.number, tag))
+    commit.tx.delete_range(*flow_rows(group.topic, group.number, b"t"))
     old = group.record
     group.record = GroupRecord(
         in_flight=old.in_flight,

@@ -19,6 +19,7 @@ from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind, is_whole
 from penstock.queue.flow.merging import Throttle, count_replaced, debounce
+from penstock.queue.flow.sorting import give_turns
 from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
@@ -105,6 +106,8 @@ def push(
     receipts = commit.append(queue.name, batch)
     if options is not None:
         _grant(commit, queue, receipts, options)
+    if policy.fair_by is not None and (options is None or not options.due) and not debounced:
+        give_turns(commit, queue, receipts, batch.columns, policy.fair_by)
     if debounced:
         _debounce(commit, queue, receipts, batch.columns.key or [])
     return receipts if throttle is None else throttle.receipts(receipts)

@@ -10,7 +10,7 @@ from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
-from penstock.queue.flow.rows import flow_of_queue
+from penstock.queue.flow.rows import flow_of_queue, flow_rows
 from penstock.queue.inspect.positions import flying_in, has_failed, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
 from penstock.queue.operations.groups import group_for
@@ -138,6 +138,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
     count = _count(commit, state, latest)
     for group in state.everyone(commit.tx):
         commit.tx.delete_range(*keys.group_range(state.topic, group.number))
+        commit.tx.delete_range(*flow_rows(state.topic, group.number, b"t"))
         old = group.record
         fresh = Group(
             state,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.commit import Commit
+from penstock.queue.flow.turns import lane_of, take_turn
 from penstock.queue.state import keys, runs
 from penstock.queue.state.records import (
     FAILED,
@@ -130,10 +131,13 @@ class Group:
             return rows
         return heapq.merge(rows, (seq for seq, _ in runs.members(snap, self, through)))
 
-    def place(self, commit: Commit, message: MessageRow) -> None:
-        """Puts a message where its state says; its position must be at or below the frontier, or covered."""
+    def place(self, commit: Commit, message: MessageRow, lane: str | None = None) -> None:
+        """Puts a message where its state says; its position must be at or below the frontier, or covered. `lane`: the
+        one it has in a queue with fair share, where its event is not written yet."""
         commit.touch(self)
         tx, topic, number, record = commit.tx, self.topic, self.number, self.record
+        if message.state == READY and not message.turn and self.queue.record.policy.fair_by is not None:
+            self._give_turn(commit, message, lane)
         tx.put(keys.message_key(topic, number, message.seq), encode(message))
         tx.put(self._index_key(message), b"")
         if message.state == READY:
@@ -149,6 +153,14 @@ class Group:
             record.held += 1
         else:
             record.failed += 1
+
+    def _give_turn(self, commit: Commit, message: MessageRow, lane: str | None) -> None:
+        """Gives a message that becomes ready its place among the lanes of a queue with fair share."""
+        fair_by = self.queue.record.policy.fair_by
+        if lane is None and fair_by is not None:
+            event = self.queue.blocks.event(commit.tx, message.seq)
+            lane = lane_of(fair_by, message.key, None if event is None else event.headers)
+        message.turn = take_turn(commit, self, lane or "")
 
     def remove(self, commit: Commit, message: MessageRow) -> None:
         """Takes a placed message out again."""
@@ -171,6 +183,8 @@ class Group:
 
     def _index_key(self, message: MessageRow) -> bytes:
         if message.state == READY:
+            if message.turn:
+                return keys.turn_key(self.topic, self.number, message.turn, message.seq)
             return keys.ready_key(self.topic, self.number, message.priority, message.seq)
         if message.state == WAITING:
             return keys.waiting_key(self.topic, self.number, message.due, message.seq)
@@ -293,11 +307,11 @@ class Group:
         self.occupy(commit, key, occupants)
         return len(occupants) > before
 
-    def seat(self, commit: Commit, message: MessageRow) -> None:
+    def seat(self, commit: Commit, message: MessageRow, lane: str | None = None) -> None:
         """Places a message that comes back, ready or waiting; of a key's untried messages the first goes first."""
         key = message.key
         if key is None:
-            self.place(commit, message)
+            self.place(commit, message, lane)
             return
         occupants = self.occupants(commit.tx, key)
         if message.seq in occupants:
@@ -316,7 +330,7 @@ class Group:
             else:
                 self._shift(commit, current, HELD)
                 self.occupy(commit, key, [message.seq if one == last else one for one in occupants])
-        self.place(commit, message)
+        self.place(commit, message, lane)
 
     def _first_held(self, commit: Commit, key: str) -> MessageRow | None:
         if self.record.held:

@@ -128,6 +128,10 @@ def waiting_key(topic: int, group: int, due: int, seq: int) -> bytes:
     return _row_due.pack(_GROUP, topic, group, b"w", due, seq)
 
 
+def turn_key(topic: int, group: int, turn: int, seq: int) -> bytes:
+    return _row_due.pack(_GROUP, topic, group, b"z", turn, seq)
+
+
 def busy_key(topic: int, group: int, key: str) -> bytes:
     text = key.encode()
     return _row.pack(_GROUP, topic, group, b"b") + _length.pack(len(text)) + text

@@ -88,6 +88,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     settle_times: dict[int, int] = {}
     """How many messages took how long from delivery to acknowledgement: under n those that took less than 2**n
     milliseconds, and at least half of that."""
+    turn: int = 0
+    """Whose turn it is, in a queue with fair share: that of the message handed out last."""
 
 
 class MessageRow(msgspec.Struct, array_like=True):
@@ -108,6 +110,8 @@ class MessageRow(msgspec.Struct, array_like=True):
     """Why its last attempt failed."""
     traced: bool = False
     """Whether there is a row with that error's traceback."""
+    turn: int = 0
+    """When it is its lane's turn, in a queue with fair share; 0: it goes by priority and position."""
 
 
 class Lease(msgspec.Struct, array_like=True):

@@ -57,6 +57,7 @@ def retry(text: str) -> Retry | None:
 @click.option("--max-in-flight-per-key", type=number, help="messages of one key a group may have in flight")
 @click.option("--rate", type=or_none(str), metavar="RATE", help="messages a group is given, like 100/s (none: any)")
 @click.option("--rate-per-key", type=or_none(str), metavar="RATE", help="the same for each key (none: any)")
+@click.option("--fair-by", type=or_none(str), metavar="HEADER|key|key:/", help="what takes turns (none: nothing)")
 @click.option("--throttle", type=or_none(duration), help="the first push of a key within this wins (none: all do)")
 @click.option("--debounce", type=or_none(duration), help="the newest push of a key within this wins (none: all do)")
 @click.option("--debounce-limit", type=or_none(duration), help="and is delivered at the latest after this")

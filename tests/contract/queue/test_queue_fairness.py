@@ -1,0 +1,237 @@
+"""Fair share: lanes take turns, whatever each of them has waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from journals import DEADLINE, Place, eventually, on
+
+from penstock import Draft, Journal, ManualClock, Queue
+from penstock.errors import ConfigError
+from penstock.journal.commit.writer import WriteRequest
+
+Start = Callable[..., threading.Thread]
+Reopen = Callable[[Journal], Journal]
+
+
+def payloads(queue: Queue, limit: int = 100, **options: str) -> list[object]:
+    return [delivery.payload for delivery in queue.take_many(limit, **options)]
+
+
+def push(queue: Queue, tenant: str, count: int, **options: str) -> None:
+    queue.push_many([f"{tenant}{number}" for number in range(count)], headers={"tenant": tenant}, **options)
+
+
+def test_lanes_take_turns(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "a", 5)
+    push(queue, "b", 2)
+    push(queue, "c", 1)
+    queue.push("nobody's")
+    assert [event.payload for event in queue.peek(5)] == ["a0", "b0", "c0", "nobody's", "a1"]
+    assert payloads(queue, 4) == ["a0", "b0", "c0", "nobody's"]
+    assert payloads(queue) == ["a1", "b1", "a2", "a3", "a4"]
+
+
+def test_a_tenant_that_comes_late_is_next(journal: Journal, reopen: Reopen) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "big", 3000)
+    assert len(payloads(queue, 500)) == 500
+    push(queue, "late", 2)
+    assert payloads(queue, 2) == ["late0", "big500"]
+    queue = reopen(journal).queue("jobs")
+    assert payloads(queue, 2) == ["late1", "big501"]
+    assert queue.stats().ready == 3002 - 504
+
+
+def test_a_lane_does_not_save_up_turns_while_it_has_nothing(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "a", 100)
+    assert len(payloads(queue, 90)) == 90
+    push(queue, "b", 100)
+    found = payloads(queue, 20)
+    assert sum(str(one).startswith("a") for one in found) == 10
+
+
+def test_lanes_by_key_and_by_the_beginning_of_the_key(journal: Journal) -> None:
+    whole = journal.queue("whole", fair_by="key", max_in_flight_per_key=10)
+    part = journal.queue("part", fair_by="key:/")
+    for queue in (whole, part):
+        for key in ("x/1", "x/2", "x/3", "y/1"):
+            queue.push(key, key=key)
+    assert payloads(whole, 2) == ["x/1", "x/2"]
+    assert payloads(part, 2) == ["x/1", "y/1"]
+    assert payloads(part) == ["x/2", "x/3"]
+
+
+def test_ordering_keys_keep_their_order_within_a_lane(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "a", 3, key="k")
+    push(queue, "b", 2)
+    push(queue, "a", 1)
+    first = queue.take()
+    assert first.payload == "a0"
+    assert payloads(queue) == ["b0", "b1", "a0"]  # the second a0 has no key; a1 and a2 wait for theirs
+    first.ack()
+    (second,) = queue.take_many(10)
+    assert second.payload == "a1"
+    second.nack()
+    assert payloads(queue) == ["a1"]
+
+
+def test_retries_delays_and_ended_leases_come_back_into_their_lane(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", lease=5)
+    push(queue, "a", 3)
+    queue.push("b later", headers={"tenant": "b"}, delay=1)
+    queue.take().nack()
+    assert queue.take().payload == "a0"
+    clock.advance(6)
+    assert payloads(queue) == ["a0", "b later", "a1", "a2"]
+
+
+def test_every_group_has_turns_of_its_own(journal: Journal) -> None:
+    queue = journal.queue("news", mode="fanout", fair_by="tenant")
+    queue.add_group("one")
+    push(queue, "a", 3)
+    push(queue, "b", 1)
+    assert payloads(queue, 2, group="one") == ["a0", "b0"]
+    assert payloads(queue, group="late") == ["a0", "b0", "a1", "a2"]
+    assert payloads(queue, group="one") == ["a1", "a2"]
+
+
+def test_messages_from_before_the_policy_and_from_the_topic_get_their_turns(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    push(queue, "a", 3)
+    push(queue, "b", 1)
+    assert queue.take().payload == "a0"
+    queue.configure(fair_by="tenant")
+    journal.topic("jobs").append("message", "c0", headers={"tenant": "c"})
+    assert payloads(queue, 3) == ["a1", "b0", "c0"]
+    queue.configure(fair_by=None)
+    push(queue, "d", 1)
+    assert payloads(queue) == ["a2", "d0"]
+    assert len(queue) == 6
+
+
+def test_moved_messages_and_letters_sent_back_have_their_turns(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", max_attempts=1, dead_letter="dead")
+    other = journal.queue("other")
+    push(queue, "a", 1)
+    queue.take().nack()
+    push(queue, "b", 2)
+    push(other, "c", 1)
+    assert queue.redrive() == 1
+    assert other.move(queue) == 1
+    assert payloads(queue) == ["b0", "c0", "b1", "a0"]
+
+
+def test_a_rolled_back_push_has_no_turn(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", max_size=3)
+    with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
+        tx.push("jobs", "lost", headers={"tenant": "a"})
+        raise ZeroDivisionError
+    with journal.transaction() as tx:
+        tx.push("jobs", "a", headers={"tenant": "a"})
+        tx.push("jobs", "a", headers={"tenant": "a"})
+        tx.push("jobs", "b", headers={"tenant": "b"})
+    assert payloads(queue) == ["a", "b", "a"]
+
+
+def test_a_mode_change_and_a_purge_begin_the_turns_anew(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    queue.add_group("g")
+    push(queue, "a", 3)
+    push(queue, "b", 1)
+    queue.configure(mode="fanout")
+    assert payloads(queue, 2, group="g") == ["a0", "b0"]
+    queue.configure(mode="work")
+    assert payloads(queue) == ["a1", "a2"]
+    queue.purge()
+    push(queue, "a", 2)
+    push(queue, "b", 1)
+    assert payloads(queue) == ["a0", "b0", "a1"]
+
+
+def test_a_batch_of_many_lanes_dedup_keys_and_rates(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", rate="2/s")
+    drafts = [Draft("m", number, headers={"tenant": "ab"[number % 2]}, dedup=f"d{number}") for number in range(4)]
+    queue.push_many(drafts)
+    assert all(receipt.duplicate for receipt in queue.push_many(drafts))
+    assert payloads(queue) == [0, 1]
+    clock.advance(1)
+    assert payloads(queue) == [2, 3]
+    assert queue.take() is None
+
+
+def test_messages_past_their_ttl_have_no_turn_any_more(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", ttl=10)
+    push(queue, "a", 3)
+    clock.advance(11)
+    push(queue, "b", 1)
+    assert len(queue) == 1
+    assert payloads(queue) == ["b0"]
+
+
+def test_lanes_are_forgotten_when_their_turns_are_over(journal: Journal) -> None:
+    from penstock.queue.flow.rows import flow_rows
+
+    queue = journal.queue("jobs", fair_by="tenant")
+    for number in range(20):
+        push(queue, f"t{number}", 1)
+    push(queue, "t0", 5)
+    queue.ack_many(queue.take_many(25))
+    queue._registry.upkeep.keep("jobs")
+    with journal._engine.read() as snap:
+        assert sum(1 for _ in snap.scan(*flow_rows(queue._number, 0, b"t"))) <= 1
+
+
+def test_long_and_odd_names_of_lanes(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "x" * 5000, 1)
+    push(queue, "\x00ü€", 1)
+    assert len(payloads(queue)) == 2
+
+
+@on("sqlite", "lmdb")
+def test_two_processes_share_the_turns(place: Place, clock: ManualClock) -> None:
+    first = place.open(clock=clock, durability="process").queue("jobs", fair_by="tenant")
+    second = place.open(clock=clock, durability="process").queue("jobs")
+    push(first, "a", 3)
+    push(second, "b", 1)
+    assert payloads(first, 1) + payloads(second, 1) + payloads(first, 1) == ["a0", "b0", "a1"]
+
+
+@pytest.mark.parametrize("policy", [{"fair_by": "tenant"}, {"priority": True}])
+def test_what_shares_a_commit_with_a_take_is_delivered_by_the_next_one(
+    journal: Journal, in_threads: Start, policy: dict[str, object]
+) -> None:
+    """A push and a take that wait for the writer together are committed together."""
+    queue = journal.queue("jobs", **policy)
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begun.set()
+        go.wait(DEADLINE)
+
+    holder = in_threads(lambda: journal._writer.run(WriteRequest(hold)))
+    assert begun.wait(DEADLINE)
+    ticket = queue.submit("x", priority=1 if "priority" in policy else 0)
+    got: list[object] = []
+    taker = in_threads(lambda: got.append(queue.take()))
+    eventually(lambda: len(journal._writer._pending) == 2, "both wait")
+    go.set()
+    holder.join(DEADLINE)
+    taker.join(DEADLINE)
+    ticket.result(DEADLINE)
+    left = [delivery.payload for delivery in (*got, queue.take()) if delivery is not None]
+    assert left == ["x"]
+
+
+def test_what_contradicts_fair_share_is_refused(journal: Journal) -> None:
+    for policy in ({"fair_by": ""}, {"fair_by": 5}, {"fair_by": "key:"}, {"fair_by": "tenant", "priority": True}):
+        with pytest.raises(ConfigError, match="fair_by"):
+            journal.queue("jobs", **policy)
+    with pytest.raises(ConfigError, match="newest"):
+        journal.queue("jobs", fair_by="tenant").take(newest=True)
