@@ -47,6 +47,20 @@ def test_a_command_does_not_end_the_writer_unless_told_to(cli: Cli, url: str) ->
     assert cli("read", "t", "--json").out.count("\n") == 3
 
 
+def test_check_knows_the_lease_the_size_and_the_objects(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("t").append("k", 1)
+        said = json.loads(cli("check", "--json").out)
+        assert said["status"] == "OK" and f"process {os.getpid()}" in said["written_by"]
+        assert said["objects"] >= 3 and said["size"] > 100 and said["unstored"] == 0
+        assert f"written by process {os.getpid()}" in cli("check").out
+    crowded = cli("check", "--objects", "1:1000000", code=None)
+    assert crowded.code == 1 and "objects" in crowded.out and "written by" not in crowded.out
+    large = cli("check", "--size", "1:10", code=None)
+    assert large.code == 2 and "the journal has" in large.out
+    assert json.loads(cli("info", "--json").out)["objects"] >= 3
+
+
 def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -> None:
     words = [sys.executable, "-m", "penstock.cli", "serve", "--url", url, "--port", "0", "--json"]
     first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

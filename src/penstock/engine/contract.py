@@ -131,8 +131,19 @@ class Engine(ABC):
         return None
 
     def requests(self) -> dict[str, dict[str, int]]:
-        """Requests that something bills, since the store was opened: cause → kind → number; none for local files."""
+        """Requests that something bills, since the store was opened: cause → kind → number; none for local files.
+
+        The kind `bytes` is what they brought into the store.
+        """
         return {}
+
+    def objects(self) -> dict[str, int]:
+        """How many objects an object store holds of this one, by what they are for; none for local files."""
+        return {}
+
+    def unstored_seconds(self) -> float:
+        """For how long the oldest commit that nobody waited for is in this process's memory only; 0 when none is."""
+        return 0.0
 
     @abstractmethod
     def backup(self, destination: str | os.PathLike[str]) -> None:

@@ -85,7 +85,11 @@ class Description(msgspec.Struct, frozen=True):
     writer_capacity: int
     gates: dict[str, list[str]] = {}
     requests: dict[str, dict[str, int]] = {}
-    """Requests to an object store since it was opened: cause → kind → number."""
+    """Requests to an object store since it was opened: cause → kind → number; the kind `bytes` is what they brought."""
+    objects: dict[str, int] = {}
+    """How many objects an object store holds of the journal, by what they are for."""
+    unstored_seconds: float = 0.0
+    """For how long a commit that nobody waited for is in this process's memory only."""
     writer: str | None = None
     """Who holds the lease of a journal in an object store."""
     paused: list[str] = []
@@ -195,6 +199,8 @@ class BaseJournal:
             self.queues(),
             self._writer.capacity,
             requests=engine.requests(),
+            objects=engine.objects(),
+            unstored_seconds=engine.unstored_seconds(),
             writer=engine.writer(),
         )
 

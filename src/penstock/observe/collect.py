@@ -69,6 +69,8 @@ def take_sample(journal: LocalJournal) -> Sample:
         journal._writer.measures.operations,
         disk_free=free,
         disk_total=total,
+        requests=journal._engine.requests(),
+        unstored_seconds=journal._engine.unstored_seconds(),
     )
     sample.flows = flows_of(journal, topics)
     sample.workers = _workers_of(journal, topics)
@@ -237,6 +239,19 @@ def _gave_up(sample: Sample) -> Values:
         yield (worker.worker,), 1.0
 
 
+def _requests(sample: Sample) -> Values:
+    for cause, kinds in sample.requests.items():
+        for kind, number in kinds.items():
+            if kind != "bytes":
+                yield (cause, kind), number
+
+
+def _stored_bytes(sample: Sample) -> Values:
+    for cause, kinds in sample.requests.items():
+        if "bytes" in kinds:
+            yield (cause,), kinds["bytes"]
+
+
 def _one(pick: Callable[[Sample], float]) -> Callable[[Sample], Values]:
     def values(sample: Sample) -> Values:
         yield (), pick(sample)
@@ -298,6 +313,19 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...]
         "1 for a worker that failed too often and was not started again; `penstock workers` says why",
         ("worker",),
         _gave_up,
+    ),
+    (
+        "store.requests",
+        "requests to the object store since the journal was opened, by cause (log, database, lease …) and kind",
+        ("cause", "kind"),
+        _requests,
+    ),
+    ("store.bytes", "bytes put into the object store since the journal was opened", ("cause",), _stored_bytes),
+    (
+        "store.unstored_seconds",
+        "for how long a commit that nobody waited for is in the writer's memory only",
+        (),
+        _one(lambda sample: sample.unstored_seconds),
     ),
     ("writer.queued", "submissions that wait for the writer", (), _one(lambda sample: sample.queued)),
     (

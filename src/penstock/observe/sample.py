@@ -86,6 +86,10 @@ class Sample(msgspec.Struct):
     disk_free: int | None = None
     """Bytes that are free where the journal lies; None when it lies in no file system."""
     disk_total: int | None = None
+    requests: dict[str, dict[str, int]] = {}
+    """Requests to an object store since the journal was opened, by cause and kind."""
+    unstored_seconds: float = 0.0
+    """For how long a commit that nobody waited for is in the writer's memory only."""
     flows: list[FlowStatus] = []
     """How the flows of pipelines stand."""
     workers: list[WorkerFailure] = []

@@ -38,6 +38,14 @@ class JournalDocument(msgspec.Struct):
     gates: dict[str, list[str]] = {}
     paused: list[str] = []
     """Queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""
+    requests: dict[str, dict[str, int]] = {}
+    """Of a journal in an object store: requests since it was opened, cause → kind → number."""
+    objects: dict[str, int] = {}
+    """How many objects the store holds of it, by what they are for."""
+    unstored_seconds: float = 0.0
+    """For how long a commit that nobody waited for is in the writer's memory only."""
+    writer: str | None = None
+    """Who holds its lease."""
     role: Role = "read"
     """What the sender's token may do."""
 

@@ -124,6 +124,10 @@ class RemoteJournal(JournalElsewhere):
             about.queues,
             about.writer_capacity,
             about.gates,
+            requests=about.requests,
+            objects=about.objects,
+            unstored_seconds=about.unstored_seconds,
+            writer=about.writer,
             paused=about.paused,
         )
 

@@ -28,6 +28,12 @@ _TABLES = sl.FlushOptions(flush_type=sl.FlushType.MEM_TABLE)
 
 
 _COUNT = "slatedb.object_store.request_count"
+_BYTES = {
+    "log": "slatedb.wal.wal_flush_bytes",
+    "database": "slatedb.db.l0_flush_bytes",
+    "compaction": "slatedb.compactor.bytes_compacted",
+}
+"""Cause → SlateDB's counter of the bytes it has put into the store for it."""
 _CAUSES = {"db": "database", "compactor": "compaction", "gc": "collection", "reader": "reading"}
 _KINDS = {"list_with_offset": "list", "list_with_delimiter": "list", "get_range": "get", "get_ranges": "get"}
 
@@ -120,7 +126,10 @@ def _seconds(value: float) -> str:
 
 
 def count_requests(recorder: sl.DefaultMetricsRecorder | None) -> dict[str, Counter[str]]:
-    """SlateDB's own requests since it was opened: cause → kind (put, get, head, list, delete) → number."""
+    """SlateDB's own requests since it was opened: cause → kind (put, get, head, list, delete, and bytes) → number.
+
+    A put of the log is the database's to SlateDB; it is told apart here, because a commit is one.
+    """
     found: dict[str, Counter[str]] = {}
     for metric in recorder.metrics_by_name(_COUNT) if recorder is not None else ():
         labels = {label.key: label.value for label in metric.labels}
@@ -130,4 +139,12 @@ def count_requests(recorder: sl.DefaultMetricsRecorder | None) -> dict[str, Coun
             kind = "put" if api.startswith("multipart") else _KINDS.get(api, api)
             cause = _CAUSES.get(labels["component"], labels["component"])
             found.setdefault(cause, Counter())[kind] += number
+    if recorder is None:
+        return found
+    for cause, name in _BYTES.items():
+        if number := sum(metric.value[0] for metric in recorder.metrics_by_name(name)):
+            found.setdefault(cause, Counter())["bytes"] += number
+    if logged := sum(metric.value[0] for metric in recorder.metrics_by_name("slatedb.wal.wal_buffer_flushes")):
+        found.setdefault("log", Counter())["put"] += logged
+        found["database"]["put"] -= logged
     return found

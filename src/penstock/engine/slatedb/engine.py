@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,17 @@ from penstock.limits import TABLE_COMMITS
 FORMAT = b"penstock slatedb 1"
 FORMAT_KEY = b"\xff" * 505
 """Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
+
+
+_PURPOSES = {
+    "wal": "log",
+    "compacted": "tables",
+    "manifest": "manifests",
+    "compactions": "compactions",
+    "gc": "collection",
+    "penstock": "lease",
+}
+"""What the objects of a store are for, by the folder they lie in."""
 
 
 class SlatedbEngine(BaseEngine):
@@ -77,7 +89,7 @@ class SlatedbEngine(BaseEngine):
         self._broken: PenstockError | None = None
         self._version = 0
         self._logged = max(0, TABLE_COMMITS - 16)  # opening replays up to as many objects: a table soon
-        self._log_puts = 0
+        self._relaxed_since, self._newest = 0.0, 0
         self._tabling: threading.Thread | None = None
         self._lease: WriterLease | None = None
         self._database: sl.Db | None = None
@@ -220,7 +232,10 @@ class SlatedbEngine(BaseEngine):
         self._foreign = True
         try:
             if batch is not None:
-                call(self._database.write(batch), max(0.0, deadline - time.monotonic()))
+                written = call(self._database.write(batch), max(0.0, deadline - time.monotonic()))
+                if relaxed and self._database.status().durable_seq >= self._newest:
+                    self._relaxed_since = time.monotonic()
+                self._newest = written.seqnum()
             if not relaxed:
                 self._put_log(deadline)
             self._take_snapshot()
@@ -255,7 +270,6 @@ class SlatedbEngine(BaseEngine):
         """One PUT with everything written so far; returns only while nobody can have taken the lease."""
         assert self._database is not None and self._lease is not None
         self._logged += 1
-        self._log_puts += 1
         if self._logged >= TABLE_COMMITS and (self._tabling is None or not self._tabling.is_alive()):
             self._logged = 0
             self._tabling = threading.Thread(target=self._make_table, name="penstock-table", daemon=True)
@@ -304,7 +318,10 @@ class SlatedbEngine(BaseEngine):
         return None if holder is None or holder.released else holder.who()
 
     def requests(self) -> dict[str, dict[str, int]]:
-        """Requests to the object store since it was opened: cause → kind → number; nothing for a folder."""
+        """Requests to the object store since it was opened: cause → kind → number; nothing for a folder.
+
+        Causes are log (commits), database (tables, opening, reading), compaction, collection, lease, following.
+        """
         if self._recorder is None:
             return {}
         found: dict[str, dict[str, int]] = {
@@ -312,7 +329,6 @@ class SlatedbEngine(BaseEngine):
         }
         if self._lease is not None:
             found["lease"] = {"put": self._lease.renewals + 1}
-            found.setdefault("database", {})["log"] = self._log_puts
         if self._follower is not None:
             found["following"] = {"head": self._follower.looks}
         return found
@@ -331,6 +347,20 @@ class SlatedbEngine(BaseEngine):
         """Bytes of all objects, also of those that wait for collection."""
         self._check_usable()
         return sum(size for _, size in self._place.objects.sizes())
+
+    def objects(self) -> dict[str, int]:
+        self._check_usable()
+        found: Counter[str] = Counter()
+        for path, _ in self._place.objects.sizes():
+            found[_PURPOSES.get(path.partition("/")[0], "other")] += 1
+        return dict(found)
+
+    def unstored_seconds(self) -> float:
+        if self._database is None or self._closed or not self._unflushed:
+            return 0.0
+        if self._database.status().durable_seq >= self._newest:  # SlateDB has put it into the log by itself
+            return 0.0
+        return time.monotonic() - self._relaxed_since
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a copy into a folder; or, given a url in the same bucket, makes a store there.

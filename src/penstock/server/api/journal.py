@@ -45,6 +45,10 @@ def describe_journal(call: Call[None, None]) -> JournalDocument:
         pressure=PressureDocument(pressure.queued, pressure.capacity),
         gates=described.gates,
         paused=described.paused,
+        requests=described.requests,
+        objects=described.objects,
+        unstored_seconds=described.unstored_seconds,
+        writer=described.writer,
         role=call.request.state.role,
     )
 

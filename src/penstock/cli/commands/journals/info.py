@@ -25,6 +25,7 @@ def info(context: CommandContext) -> None:
             "queues": len(described.queues),
             "writer capacity": described.writer_capacity,
             "writer queued": pressure.queued,
+            **({"objects": sum(described.objects.values())} if described.objects else {}),
             **({"written by": described.writer} if described.writer else {}),
         }
     )

@@ -11,8 +11,9 @@ from penstock.cli.command import command
 from penstock.cli.commands.operate.watching import sampler_of
 from penstock.cli.context import CommandContext
 from penstock.cli.values import duration, number, queue_names, several, topic_names
+from penstock.cli.values import size as bytes_of
 from penstock.errors import ConfigError, PenstockError
-from penstock.units import show_duration
+from penstock.units import show_duration, show_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
@@ -57,6 +58,9 @@ def share(text: str) -> float:
 @_limit("--batch-time", duration, "how long any flow's newest batch may have taken")
 @_limit("--restarts", number, "how often any flow may have been started again")
 @_limit("--pressure", share, "how full the writer may be")
+@_limit("--size", bytes_of, "bytes the journal may have")
+@_limit("--objects", number, "objects a journal may have in an object store")
+@_limit("--unstored", duration, "how long a commit may be in the memory of an object store's writer only")
 @several("--topic", shell_complete=topic_names, help="look at this topic only")
 @several("--queue", shell_complete=queue_names, help="look at this queue only")
 def check(
@@ -70,6 +74,9 @@ def check(
     batch_time: Threshold | None,
     restarts: Threshold | None,
     pressure: Threshold | None,
+    size: Threshold | None,
+    objects: Threshold | None,
+    unstored: Threshold | None,
     topic: tuple[str, ...],
     queue: tuple[str, ...],
 ) -> int:
@@ -79,10 +86,13 @@ def check(
     queues, messages that waited for half their time to live, pipelines that failed, restart or fell silent, workers
     that gave up, a disk that is nearly full, and a writer that is more than 75% full (critical above 95%). What is
     wrong comes first in the one line it prints.
+
+    Of a journal in an object store it also says who holds the lease.
     """
     try:
         with context.journal(read_only=True) as journal:
             sample = sampler_of(journal)()
+            described = journal.describe()
     except ConfigError as error:
         return _verdict(context, UNKNOWN, [(UNKNOWN, str(error))], {})
     except (PenstockError, OSError) as error:
@@ -121,8 +131,13 @@ def check(
     judged = ("dead", "failed", "lag")
     found += [(WARNING, one.says) for one in sample.findings if one.kind not in judged]
     _judge(found, worst, "pressure", not_too_full, sample.pressure, f"the writer is {sample.pressure:.0%} full")
+    _judge(found, worst, "size", size, described.size_bytes, f"the journal has {show_size(described.size_bytes)}")
+    if described.objects:
+        count, late = sum(described.objects.values()), described.unstored_seconds
+        _judge(found, worst, "objects", objects, count, f"the object store holds {count:,} objects")
+        _judge(found, worst, "unstored", unstored, late, f"a commit is not stored since {show_duration(late)}")
     code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
-    return _verdict(context, code, found, worst)
+    return _verdict(context, code, found, worst, described.writer)
 
 
 def _judge(
@@ -134,13 +149,22 @@ def _judge(
         found.append((severity, says))
 
 
-def _verdict(context: CommandContext, code: int, found: list[tuple[int, str]], worst: dict[str, Any]) -> int:
+def _verdict(
+    context: CommandContext,
+    code: int,
+    found: list[tuple[int, str]],
+    worst: dict[str, Any],
+    writer: str | None = None,
+) -> int:
     name = ("OK", "WARNING", "CRITICAL", "UNKNOWN")[code]
     found.sort(key=lambda one: -(FINE, WARNING, UNKNOWN, CRITICAL).index(one[0]))
     if context.json:
-        context.document({"status": name, "code": code, "problems": [says for _, says in found], **worst})
+        lease = {} if writer is None else {"written_by": writer}
+        context.document({"status": name, "code": code, "problems": [says for _, says in found], **worst, **lease})
         return code
     said = "; ".join(says for _, says in found) or "all is well"
+    if writer is not None:
+        said += f"; written by {writer}"
     measured = " ".join(f"{key}={value:g}" for key, value in sorted(worst.items()))
     context.line(f"PENSTOCK {name} - {said}" + (f" | {measured}" if measured else ""))
     return code
