@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
+from sys import modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from penstock.journal.upkeep.compaction import CompactReport, compact, compact_b
 from penstock.journal.worker import TopicWorker
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_whole
+from penstock.observe.spans import sending
 from penstock.surface.subscription import OnLag
 from penstock.surface.worker import Worker
 from penstock.ticket import Ticket
@@ -55,17 +57,28 @@ class BaseTopic:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
-        if draft or self.journal._guards:
-            batch = self._prepare(kind, payload, draft)
-        else:
-            batch = prepare_one(kind, payload)
-        return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))[0]
+        span = sending(self.name, "append", None, draft.get("headers")) if "opentelemetry.trace" in modules else None
+        try:
+            if draft or self.journal._guards:
+                batch = self._prepare(kind, payload, draft)
+            else:
+                batch = prepare_one(kind, payload)
+            return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))[0]
+        finally:
+            if span is not None:
+                span.end()
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
-        batch = self._prepare_many(drafts)
-        self.journal._indexer.make_room(self.name)
-        return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
+        rows = list(drafts)
+        span = sending(self.name, "append", len(rows)) if "opentelemetry.trace" in modules else None
+        try:
+            batch = self._prepare_many(rows)
+            self.journal._indexer.make_room(self.name)
+            return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
+        finally:
+            if span is not None:
+                span.end()
 
     def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from sys import modules
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.clock import Seconds, seconds
@@ -12,6 +13,7 @@ from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
+from penstock.observe.spans import handling
 from penstock.surface.worker import Worker, finished
 
 if TYPE_CHECKING:
@@ -100,9 +102,15 @@ class TopicWorker(Worker):
             self._move_cursor(self._passed)
 
     def _handle(self, events: list[Event]) -> None:
-        outcome = self._handler(events)
-        if isinstance(outcome, Awaitable):
-            self._wait_for(outcome)
+        # A batch has many senders and one span: it goes on with the trace of its first event.
+        span = handling(self._topic.name, events[0]) if "opentelemetry.trace" in modules else None
+        try:
+            outcome = self._handler(events)
+            if isinstance(outcome, Awaitable):
+                self._wait_for(outcome)
+        finally:
+            if span is not None:
+                span.end()
 
     def _wait_for(self, outcome: Any) -> Any:
         """What an asynchronous handler's awaitable gives."""

@@ -5,6 +5,7 @@ health      what is wrong, in words
 history     the last week in numbers, kept in the journal
 collect     taking a sample of a whole journal
 metrics     counters, gauges and histograms of this process
+spans       OpenTelemetry spans of sends, takes and handlers
 tracing     W3C trace context in event headers
 pipelines   what running Spark pipelines report of themselves in the journal
 logs        loggers that import `logging` when there is something to say

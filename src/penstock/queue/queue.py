@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from sys import modules
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from penstock.journal.commit.writer import WriteRequest
 from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
+from penstock.observe.spans import sending
 from penstock.queue.control import pausing
 from penstock.queue.control.hastening import run_now
 from penstock.queue.control.pausing import Pause
@@ -81,10 +83,15 @@ class LocalQueue(QueueCore, Queue):
         `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
         message's receipt again. `max_attempts`: its own retry budget.
         """
-        batch, delivery = self._prepare(
-            payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
-        )
-        receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
+        span = sending(self.name, "push", None, headers) if "opentelemetry.trace" in modules else None
+        try:
+            batch, delivery = self._prepare(
+                payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
+            )
+            receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
+        finally:
+            if span is not None:
+                span.end()
         self._counters.pushed.inc()
         return receipts[0]
 
@@ -99,8 +106,14 @@ class LocalQueue(QueueCore, Queue):
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
         """
-        batch, delivery = self._prepare_many(payloads, options)
-        receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
+        rows = list(payloads)
+        span = sending(self.name, "push", len(rows)) if "opentelemetry.trace" in modules else None
+        try:
+            batch, delivery = self._prepare_many(rows, options)
+            receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
+        finally:
+            if span is not None:
+                span.end()
         self._counters.pushed.inc(len(receipts))
         return receipts
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
+from sys import modules
 from typing import TYPE_CHECKING
 
 from penstock.clock import SystemClock
 from penstock.errors import Closed
 from penstock.journal.commit.writer import WriteRequest
+from penstock.observe.spans import received
 from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, LocalDelivery, release_in
 from penstock.queue.operations.choice import Request, Taken
@@ -70,10 +72,13 @@ def take_waiting(
     """Looks until there is something, or the time is up, or the journal is closed."""
     signal = queue._signal
     budget: WaitBudget | None = None
+    began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
     while True:
         seen = signal.version
         taken = queue._writer.run(WriteRequest(take_in, 0, (queue, request), True))
         if taken.deliveries:
+            if began_ns:
+                received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
             return taken.deliveries if budget is None else _woken(taken, budget)
         if taken.more:
             continue
@@ -96,10 +101,13 @@ async def take_waiting_async(
     """`take_waiting` for an event loop: the looks are committed by the writer's own thread."""
     signal = queue._signal
     budget: WaitBudget | None = None
+    began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
     while True:
         seen = signal.version
         taken = await _look_async(queue, request)
         if taken.deliveries:
+            if began_ns:
+                received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
             return taken.deliveries if budget is None else _woken(taken, budget)
         if taken.more:
             continue

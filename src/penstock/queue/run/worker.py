@@ -9,12 +9,14 @@ from __future__ import annotations
 import queue as stdlib_queue
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, SystemClock
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
 from penstock.names import check_whole
 from penstock.observe.logs import Log
+from penstock.observe.spans import ActiveSpan, handling
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.policy import duration
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
@@ -144,9 +146,14 @@ class QueueWorker(Worker):
     def _handle(self, delivery: LocalDelivery) -> None:
         try:
             self._enter(delivery)
-            result = self._handler(delivery)
-            if isinstance(result, Awaitable):  # of a function that is no coroutine function, and gives one's outcome
-                result = self._wait_for(result)
+            span = self._span(delivery)
+            try:
+                result = self._handler(delivery)
+                if isinstance(result, Awaitable):  # of a function that is no coroutine function, and gives one
+                    result = self._wait_for(result)
+            finally:
+                if span is not None:
+                    span.end()
         except Exception as error:
             self._failed(delivery, error)
         except BaseException:  # the process is ending, which is not the message's fault
@@ -266,7 +273,12 @@ class QueueWorker(Worker):
 
         try:
             self._enter(delivery)
-            result = await self._call(delivery)
+            span = self._span(delivery)
+            try:
+                result = await self._call(delivery)
+            finally:
+                if span is not None:
+                    span.end()
         except Exception as error:
             await asyncio.to_thread(self._failed, delivery, error)
         except BaseException:
@@ -283,6 +295,11 @@ class QueueWorker(Worker):
         import asyncio
 
         return await asyncio.wrap_future(self._in_callers_loop(self._handler(delivery)))
+
+    def _span(self, delivery: LocalDelivery) -> ActiveSpan | None:
+        if "opentelemetry.trace" not in modules:
+            return None
+        return handling(self.queue.name, delivery.event, delivery.attempt)
 
     # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
     def _enter(self, delivery: LocalDelivery) -> None:
