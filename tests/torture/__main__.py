@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 
-PARTS = ["cuts", "kills"]
+PARTS = ["cuts", "kills", "damage"]
 WITH_ENGINES = ("cuts", "kills")
 
 

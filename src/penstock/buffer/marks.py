@@ -72,7 +72,7 @@ class Marks:
 def _parse(data: Any, path: str) -> dict[str, _StoredMark]:
     try:
         found = msgspec.json.decode(bytes(data), type=_MarksDocument)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(
             f"the marks of removed entries cannot be read: {error}. Delete the object to go on; a query whose last "
             "batch was cut off may then write it twice",

@@ -116,7 +116,7 @@ def event_document(event: Event) -> EventDocument:
             payload = _is_json(raw)
             if b"\n" in raw:  # documents are lines
                 payload = msgspec.Raw(_encode(event.payload))
-        except (msgspec.DecodeError, PoisonMessage):
+        except (msgspec.DecodeError, UnicodeDecodeError, PoisonMessage):
             payload, binary, poison = base64_json(raw), True, True
     return EventDocument(
         event.seq,

@@ -14,7 +14,7 @@ def read_cursor(snap: Snapshot, number: int, consumer: str) -> int | None:
 
 
 def read_cursors(snap: Snapshot, number: int) -> dict[str, int]:
-    return {key[5:].decode(): keys.unpack_seq(value) for key, value in snap.scan(*keys.cursor_range(number))}
+    return {keys.stored_name(key[5:]): keys.unpack_seq(value) for key, value in snap.scan(*keys.cursor_range(number))}
 
 
 def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bool) -> None:

@@ -144,7 +144,7 @@ class BaseJournal:
             return StoreRecord(FORMAT, "", 0)
         try:
             record = msgspec.msgpack.decode(value, type=StoreRecord)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._engine.location} holds no penstock journal: {error}") from error
         if record.format != FORMAT:
             raise ConfigError(
@@ -164,7 +164,7 @@ class BaseJournal:
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         with self._engine.read() as snap:
-            return [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
+            return [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""

@@ -227,6 +227,8 @@ class TopicView:
 
     def _check_is_end(self, first: int, through: int) -> None:
         """Where no block holds first … through, the topic must end before `first`."""
+        if first <= (last := min(through, self.latest())):
+            raise self._missing(first, last)  # found from its end, and not on the way there: a key was changed
         if first > through or through >= keys.MAX_SEQ:
             return
         for key, _ in self.snap.scan(
@@ -328,7 +330,7 @@ def find_event(snap: Snapshot, id: str) -> Event | None:
     if number is None:
         return None
     for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
-        view = TopicView.open(snap, key[1:].decode())
+        view = TopicView.open(snap, keys.stored_name(key[1:]))
         found = view.find(number) if view else None
         if found is not None:
             return found

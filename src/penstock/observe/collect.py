@@ -48,7 +48,7 @@ def take_sample(journal: LocalJournal) -> Sample:
     topics = {}
     with journal._engine.read() as snap:
         for key, _ in list(snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))):
-            name = key[1:].decode()
+            name = keys.stored_name(key[1:])
             view = TopicView.open(snap, name)
             if view is None:
                 continue

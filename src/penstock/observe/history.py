@@ -345,7 +345,7 @@ class History:
                 self._numbers = {name: number for number, name in enumerate(self._names)}
                 for number in range(len(TIERS)):
                     self._tiers[number].extend(self._stored(snap, number))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 # Numbers that cannot be read are not worth refusing to serve for: the ring begins anew.
                 self._names, self._numbers = [], {}
 

@@ -128,7 +128,7 @@ def _status_of(event: Event) -> FlowStatus | None:
     """What an event reports; None for one that does not (anybody may append to a topic)."""
     try:
         found = msgspec.convert(event.payload, FlowStatus)
-    except (PoisonMessage, msgspec.ValidationError):
+    except (PoisonMessage, msgspec.ValidationError, UnicodeDecodeError):
         return None
     found.reported_at = event.recorded_at
     return found

@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.storage.keys import stored_name
 from penstock.names import check_name
 from penstock.queue.policy import checked, refuse_mismatch
 from penstock.queue.run.schedule import Scheduler
@@ -48,7 +49,7 @@ class QueueRegistry:
         with self.journal._engine.read() as snap:
             start = keys.QUEUE
             found = snap.scan(start, start[:-1] + bytes([start[-1] + 1]))
-            return [key[len(start) :].decode() for key, _ in found]
+            return [stored_name(key[len(start) :]) for key, _ in found]
 
     def paused(self) -> list[str]:
         """The names of queues that are paused, and QUEUE/GROUP where only a group is; sorted."""
@@ -56,7 +57,7 @@ class QueueRegistry:
         with self.journal._engine.read() as snap:
             start = keys.QUEUE
             for key, value in snap.scan(start, start[:-1] + bytes([start[-1] + 1])):
-                name = key[len(start) :].decode()
+                name = stored_name(key[len(start) :])
                 found += [f"{name}/{group}" if group else name for group in read_queue(value, name).paused]
         return sorted(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import penstock
 from penstock import Journal, Projection
 from penstock import on as handles
 from penstock.entity.copying import exporting
-from penstock.errors import ConfigError, FenceActive
+from penstock.errors import ConfigError, Corrupt, FenceActive
 
 Reopen = Callable[[Journal], Journal]
 FORMATS = ["jsonl", "parquet"]
@@ -100,35 +101,56 @@ def test_running_either_again_changes_nothing_and_goes_on(
 def test_an_interrupted_export_is_finished(
     journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(journal)
-    file = tmp_path / "copy" / "orders.jsonl"
-    journal.export(tmp_path / "copy")
-    whole = file.read_bytes()
-    for cut in (len(whole) - 1, len(whole) - 25, len(whole) // 2, 10, 0):
-        file.write_bytes(whole[:cut])
-        journal.export(tmp_path / "copy")
-        assert file.read_bytes() == whole
+    """A run that was interrupted left lines, or a part, of which the manifest does not know."""
     monkeypatch.setattr(exporting, "_PART_EVENTS", 16)
-    journal.export(tmp_path / "parts", format="parquet")
-    parts = sorted(path.name for path in (tmp_path / "parts" / "orders").iterdir())
-    assert len(parts) == 4
-    (tmp_path / "parts" / "orders" / parts[-1]).unlink()
-    (tmp_path / "parts" / "orders" / ".partial").write_bytes(b"half")
-    journal.export(tmp_path / "parts", format="parquet")
-    other.import_(tmp_path / "parts")
+    topic, places = journal.topic("orders"), {"jsonl": tmp_path / "copy", "parquet": tmp_path / "parts"}
+    for number in range(30):
+        topic.append("e", number)
+    manifests = {}
+    for format, place in places.items():
+        journal.export(place, format=format)  # type: ignore[arg-type]
+        manifests[format] = (place / "export.json").read_bytes()
+    fill(journal)
+    journal.export(places["jsonl"])
+    whole = (places["jsonl"] / "orders.jsonl").read_bytes()
+    known = json.loads(manifests["jsonl"])["topics"]["orders"]["synced"]
+    for cut in (len(whole) - 1, len(whole) - 25, known + 10, known):
+        (places["jsonl"] / "orders.jsonl").write_bytes(whole[:cut])
+        (places["jsonl"] / "export.json").write_bytes(manifests["jsonl"])
+        assert other.import_(places["jsonl"]).topics == 1 and other.topic("orders").latest == 30
+        journal.export(places["jsonl"])
+        assert (places["jsonl"] / "orders.jsonl").read_bytes() == whole
+    journal.export(places["parquet"], format="parquet")
+    (places["parquet"] / "orders" / ".partial").write_bytes(b"half")
+    (places["parquet"] / "export.json").write_bytes(manifests["parquet"])
+    journal.export(places["parquet"], format="parquet")
+    assert not (places["parquet"] / "orders" / ".partial").exists()
+    other.import_(places["parquet"])
     assert everything(other) == everything(journal)
 
 
 @on("memory")
-def test_a_torn_line_is_imported_when_it_is_whole(journal: Journal, other: Journal, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_an_export_that_was_cut_or_changed_is_corrupt_and_not_gone_on_with(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any
+) -> None:
     fill(journal)
-    journal.export(tmp_path / "copy")
-    file = tmp_path / "copy" / "orders.jsonl"
+    journal.export(tmp_path / "copy", format=format)
+    (file,) = [path for path in (tmp_path / "copy").rglob("*orders*") if path.is_file()] or list(
+        (tmp_path / "copy" / "orders").iterdir()
+    )
     whole = file.read_bytes()
-    file.write_bytes(whole[:-30])
-    assert other.import_(tmp_path / "copy").imported == 119
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 1
+    for data in (whole[:-1], whole[:10], b"", bytes(changed), None):
+        file.unlink() if data is None else file.write_bytes(data)
+        for use in (lambda: other.import_(tmp_path / "copy"), lambda: journal.export(tmp_path / "copy", format=format)):
+            with pytest.raises(Corrupt) as caught:
+                use()
+            assert caught.value.file == str(file)
     file.write_bytes(whole)
-    assert other.import_(tmp_path / "copy").imported == 1
+    assert "orders" not in other.topics() or other.topic("orders").latest == 0
+    other.import_(tmp_path / "copy")
     assert everything(other) == everything(journal)
 
 
@@ -203,8 +225,11 @@ def test_what_is_no_export_is_refused(journal: Journal, other: Journal, tmp_path
         journal.export(tmp_path / "copy", format="parquet")
     manifest = tmp_path / "copy" / "export.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"penstock": 1', '"penstock": 9'))
+    manifest.write_text(text.replace('"penstock": 2', '"penstock": 9'))
     with pytest.raises(ConfigError, match="format 9"):
+        other.import_(tmp_path / "copy")
+    manifest.write_text(text.replace('"through": ', '"through": 1'))
+    with pytest.raises(Corrupt, match="checksum"):
         other.import_(tmp_path / "copy")
     manifest.write_text("{")
     with pytest.raises(ConfigError, match="manifest"):
@@ -223,7 +248,7 @@ def test_a_broken_line_is_named_and_what_came_before_is_kept(
     with (tmp_path / "copy" / "orders.jsonl").open("ab") as file:
         file.write(broken)
     with pytest.raises(ConfigError, match="line 61"):
-        other.import_(tmp_path / "copy")
+        other.import_(tmp_path / "copy" / "orders.jsonl", topics=["orders"])
 
 
 @on("memory")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.engine.lmdb import pages
 from penstock.engine.lmdb.engine import LmdbEngine
 from penstock.engine.lmdb.environment import explain
 from penstock.errors import ConfigError, Corrupt, PenstockError, StorageError
@@ -87,3 +88,27 @@ def test_a_full_disk_is_said_to_be_full_although_lmdb_calls_it_an_io_error(
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     told: PenstockError = explain(error, f"lmdb:{tmp_path}")
     assert isinstance(told, StorageError) and told.retryable and "is full" in str(told)
+
+
+def test_a_file_that_others_commit_to_while_it_is_checked_is_not_called_damaged(tmp_path: Path) -> None:
+    """What the check saw may be of two moments; only what stays as it is can be wrong."""
+    with penstock.open(f"lmdb:{tmp_path / 'store'}") as journal:
+        journal.topic("t").append("k", "x" * 10_000)
+    path = tmp_path / "store" / "data.mdb"
+    whole = path.read_bytes()
+    looks: list[int] = []
+
+    def racing(place: Path) -> None:
+        looks.append(len(looks))
+        if len(looks) < 3:  # another process commits meanwhile
+            path.write_bytes(whole[:8000] + bytes([len(looks)]) + whole[8001:])
+            raise Corrupt("of two moments")
+        path.write_bytes(whole)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "_check", racing)
+        pages.check_file(tmp_path / "store")
+        assert len(looks) == 3
+        patch.setattr(pages, "_check", lambda place: (_ for _ in ()).throw(Corrupt("and it stays")))
+        with pytest.raises(Corrupt, match="stays"):
+            pages.check_file(tmp_path / "store")

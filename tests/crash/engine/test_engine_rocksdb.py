@@ -89,6 +89,32 @@ def test_a_torn_end_of_the_manifest_is_cut_only_while_the_log_it_would_replace_i
     engine.close()
 
 
+def test_a_changed_length_in_the_manifest_is_corrupt_and_no_file_is_removed(tmp_path: Path) -> None:
+    """RocksDB takes a record that is longer than its manifest for one that was cut off, and forgets what it names."""
+    engine = RocksdbEngine(str(tmp_path / "store"))
+    with engine.write() as tx:
+        tx.put(b"key", b"value")
+    engine.close()
+    manifest = tmp_path / "store" / (tmp_path / "store" / "CURRENT").read_text().strip()
+    whole, files = manifest.read_bytes(), sorted(path.name for path in (tmp_path / "store").glob("*.sst"))
+    assert files
+    at, refused = 0, 0
+    while at + 7 <= len(whole):
+        length = int.from_bytes(whole[at + 4 : at + 6], "little")
+        manifest.write_bytes(whole[: at + 5] + bytes([whole[at + 5] ^ 0xFF]) + whole[at + 6 :])
+        if at + 7 + length < len(whole):
+            with pytest.raises(Corrupt):
+                RocksdbEngine(str(tmp_path / "store"))
+            refused += 1
+            assert sorted(path.name for path in (tmp_path / "store").glob("*.sst")) == files
+        else:  # the last one says nothing new, and is like one that was cut off
+            engine = RocksdbEngine(str(tmp_path / "store"))
+            assert state(engine) == {b"key": b"value"}
+            engine.close()
+        at += 7 + length
+    assert refused > 4
+
+
 FORK = """
 import os, sys
 import penstock

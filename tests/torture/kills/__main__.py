@@ -17,14 +17,12 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import penstock
+from torture.children import PATIENCE, ended, forked, import_ahead
 from torture.kills.check import problems, read_oracle
 from torture.kills.worker import Oracle, Worker, set_up, work
 
@@ -33,60 +31,17 @@ SHARED = ("sqlite", "lmdb")
 """Engines that several processes may write at once."""
 ROUNDS = 6
 """Checks of one store before the next one is begun: what is checked grows with every round."""
-PATIENCE = 60.0
 MEMORY = Path("/dev/shm")
 """Where it is there, stores lie here: a kill takes nothing from the system's cache, and syncs only cost time."""
 
 
-def forked(body: Callable[[], None]) -> int:
-    """Runs something in a child, which ends with 0, or 1 and a traceback; returns its process id."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        body()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def ended(pid: int) -> int:
-    """Waits for a child, with a limit; its code, or minus the signal it died of."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return -1000
-        time.sleep(0.002)
-
-
-def import_ahead(scheme: str) -> None:
-    """Imports what workers and checks will import, before the forks, so that each begins at once."""
-    folder = Path(tempfile.mkdtemp())
+def look(scheme: str, folder: Path) -> None:
+    """Does everything once, unharmed."""
     (folder / "oracle").mkdir()
-
-    def look() -> None:
-        with penstock.open(f"{scheme}:{folder / 'store'}") as journal:
-            set_up(journal, random.Random(1))
-            Worker(journal, Oracle(folder / "oracle" / "a"), folder, "a", random.Random(1)).all_once()
-        problems(f"{scheme}:{folder / 'store'}", folder)
-        (folder / "modules").write_text(json.dumps(sorted(sys.modules)))
-
-    if code := ended(forked(look)):
-        raise SystemExit(f"a worker that nobody killed ended with {code}")
-    for name in json.loads((folder / "modules").read_text()):
-        with suppress(ImportError):
-            import_module(name)
-    shutil.rmtree(folder)
+    with penstock.open(f"{scheme}:{folder / 'store'}") as journal:
+        set_up(journal, random.Random(1))
+        Worker(journal, Oracle(folder / "oracle" / "a"), folder, "a", random.Random(1)).all_once()
+    problems(f"{scheme}:{folder / 'store'}", folder)
 
 
 class Siege:
@@ -170,7 +125,7 @@ class Siege:
 def besiege(scheme: str, seed: int, kills: int, ends: float) -> tuple[int, list[str]]:
     """Kills until there were so many, or the time is up; how many there were, and what was found."""
     done = 0
-    import_ahead(scheme)
+    import_ahead(partial(look, scheme))
     while done < kills and time.monotonic() < ends:
         folder = Path(tempfile.mkdtemp(prefix=f"penstock-kills-{scheme}-", dir=MEMORY if MEMORY.is_dir() else None))
         siege = Siege(scheme, folder, seed)

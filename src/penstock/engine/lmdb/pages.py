@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -25,13 +26,41 @@ NODE = struct.Struct("<HHHH")
 BRANCH, LEAF, BIG_VALUE = 1, 2, 1
 
 
+ATTEMPTS = 100
+"""How often a file that changes under the check is looked at again; one that others go on committing to is in use."""
+
+
 def check_file(folder: Path) -> None:
-    """Refuses a data file that LMDB must not map: `Corrupt` for a damaged one, ConfigError for another program's."""
+    """Refuses a data file that LMDB must not map: `Corrupt` for a damaged one, ConfigError for another program's.
+
+    Nothing stops another process from committing meanwhile, and from using pages again that were looked at: what is
+    found wrong counts only while the file is as it was before.
+    """
     path = folder / "data.mdb"
+    for _ in range(ATTEMPTS):
+        before = _fingerprint(path)
+        try:
+            _check(path)
+            return
+        except Corrupt:
+            if _fingerprint(path) == before:
+                raise
+        time.sleep(0.001)
+
+
+def _fingerprint(path: Path) -> tuple[bytes, int]:
+    """What every commit changes: the meta pages, of whatever size pages are here, and the size of the file."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == 0:
+            return file.read(1 << 17), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return b"", 0
+
+
+def _check(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
                 return  # LMDB makes it
             first = _meta(file.read(META.size), path, 0)
             page_bytes = first[0]
@@ -44,6 +73,7 @@ def check_file(folder: Path) -> None:
             for root in roots:
                 if root != NO_PAGE and not 2 <= root <= last:
                     raise Corrupt(f"a meta page names page {root} of {last + 1}; restore a backup", file=str(path))
+            size = os.fstat(file.fileno()).st_size  # after the meta pages: pages are written before those name them
             if size < (last + 1) * page_bytes:
                 _check_reach(file, path, page_bytes, size, last, roots)
     except FileNotFoundError:

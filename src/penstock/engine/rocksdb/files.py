@@ -12,7 +12,7 @@ from typing import Any
 import rocksdict
 
 from penstock.engine.rocksdb.log import vouched
-from penstock.engine.rocksdb.manifest import cut_torn_end
+from penstock.engine.rocksdb.manifest import check_end, cut_torn_end
 from penstock.errors import Corrupt
 
 WRITE_BUFFER_BYTES = 16 << 20
@@ -26,6 +26,7 @@ def open_database(folder: Path) -> Any:
     Only commits that were not synced may be behind the point it comes back to: where a record in the log shows that
     more was on disk, what is missing was damaged, and `Corrupt` says so and leaves everything as it is.
     """
+    check_end(folder)
     try:
         return _open_database(folder)
     except Exception as error:

@@ -4,6 +4,9 @@ RocksDB syncs each record of its manifest before it acts on it, and refuses a ma
 that record the database is as it was just before: the files and the log it replaced are still there, because they are
 removed only after the record was synced. That is checked before anything is cut; where it does not hold, the record was
 on disk and was damaged later.
+
+A record that is longer than the rest of its manifest RocksDB passes over as cut off, with all the files it names, and
+removes those: where a changed length does that, `Corrupt` is raised before RocksDB is let near.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from pathlib import Path
 
 from penstock.durable import sync_folder
 from penstock.engine.rocksdb.log import BLOCK_BYTES, HEAD, is_sound
+from penstock.errors import Corrupt
 
+KINDS = range(1, 9)
+"""The types of a piece of a record."""
 LAST = (1, 4)
 """The types of a whole record, and of the last piece of one."""
 NUMBERS = {2: "log", 3: "next file", 4: "last sequence", 9: "previous log", 10: "oldest log", 203: "column families"}
@@ -22,12 +28,43 @@ TEXTS = (1, 201, 8193)
 """Those that a text follows."""
 
 
+SCANNED_BYTES = 4096
+"""How far behind a torn record every byte is tried as the beginning of another one; its own length may be wrong."""
+
+
+def check_end(folder: Path) -> None:
+    """Corrupt when a database's manifest ends within a record, and not because a crash tore it off."""
+    try:
+        path = folder / (folder / "CURRENT").read_text().strip()
+        data = path.read_bytes()
+    except (OSError, UnicodeDecodeError):
+        return  # RocksDB says what is wrong
+    end = _chain_end(data)
+    if end < len(data) and not cut_torn_end(folder):
+        raise Corrupt("the manifest of a rocksdb store is damaged; restore a backup", file=str(path), offset=end)
+
+
+def _chain_end(data: bytes) -> int:
+    """Where the records end, each found by the length of the one before it; checksums are RocksDB's to check."""
+    at = 0
+    while at + HEAD.size <= len(data):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < HEAD.size:
+            at += left
+            continue
+        _, length, kind = HEAD.unpack_from(data, at)
+        if kind == 0 or HEAD.size + length > min(left, len(data) - at):
+            break
+        at += HEAD.size + length
+    return at
+
+
 def cut_torn_end(folder: Path) -> bool:
     """Cuts a torn last record off a database's manifest; False, and nothing done, when that could lose something."""
     try:
         path = folder / (folder / "CURRENT").read_text().strip()
         data = path.read_bytes()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False
     records, end = _read(data)
     if end >= len(data) or not records or _has_sound_record(data, end):
@@ -79,6 +116,9 @@ def _read(data: bytes) -> tuple[list[bytes], int]:
 
 def _has_sound_record(data: bytes, begin: int) -> bool:
     """Whether anything sound lies behind a place: then what is torn there was not the end."""
+    for near in range(begin + 1, min(begin + SCANNED_BYTES, len(data) - HEAD.size)):
+        if data[near + HEAD.size - 1] in KINDS and is_sound(data, near):
+            return True
     at = begin
     while at + HEAD.size <= len(data):
         _, length, kind = HEAD.unpack_from(data, at)

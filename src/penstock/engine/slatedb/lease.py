@@ -293,7 +293,7 @@ def read_lease(store: LeaseStore, name: str) -> LeaseRecord | None:
 def _decode(found: Stored, name: str) -> LeaseRecord:
     try:
         return msgspec.json.decode(bytes(found.data), type=LeaseRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(
             f"the lease of {name} ({LEASE_PATH}) is damaged: {error}. When no writer runs, delete that object"
         ) from error

@@ -1,6 +1,6 @@
 """Topics to files: a folder with a manifest and, for each topic, JSON Lines or Parquet parts; or one topic to one file.
 
-    export.json               the manifest: format, and each topic's settings and what compaction had removed
+    export.json               the manifest: format, and each topic's settings, what compaction had removed, checksums
     orders.jsonl              a topic as JSON Lines, one event's document a line, in order
     orders/1-262144.parquet   a topic as Parquet: parts named by the positions they cover
 
@@ -12,6 +12,7 @@ part is there whole or not at all. A path that ends with .jsonl, .parquet, .arro
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import msgspec
 from penstock.documents.events import event_json
 from penstock.durable import like, make_folder, replace_file, settle, sync_folder
 from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format, part_schema, write_file
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
 from penstock.journal.commit.catalog import Settings, load_state
 from penstock.journal.reading import TopicView
@@ -36,12 +37,19 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "export.json"
-FORMAT = 1
+FORMAT = 2
 _PART_EVENTS = 262_144
 _SYNC_BYTES = 8 << 20
 
 
-class TopicEntry(msgspec.Struct, omit_defaults=True):
+class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a manifest says of a Parquet part: its bytes, and their CRC-32."""
+
+    size: int
+    crc: int
+
+
+class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """What a manifest says of a topic."""
 
     settings: Settings = Settings()
@@ -49,14 +57,23 @@ class TopicEntry(msgspec.Struct, omit_defaults=True):
     through: int = 0
     synced: int = 0
     """How many bytes of its lines are on disk; what an interrupted run wrote after them is written again."""
+    crc: int = 0
+    """The CRC-32 of these."""
+    parts: dict[str, PartEntry] = {}
+    """Its Parquet parts by name; one that is not here was not finished, and is written again."""
 
 
-class ExportManifest(msgspec.Struct):
+class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
     """What an export is."""
 
     penstock: int = FORMAT
     format: str = "jsonl"
     topics: dict[str, TopicEntry] = {}
+    check: int = 0
+    """The CRC-32 of the manifest with a 0 here."""
+
+    def crc(self) -> int:
+        return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, check=0)))
 
 
 class ExportReport(msgspec.Struct, frozen=True):
@@ -105,11 +122,8 @@ def export(
         meter = _Meter(progress, total)
         for name, view in found:
             state = load_state(snap, view.number, name)
-            before = manifest.topics.get(name)
-            entry = TopicEntry(
-                view.record.settings, state.trimmed, view.latest(), before.synced if before is not None else 0
-            )
-            manifest.topics[name] = entry
+            entry = manifest.topics.setdefault(name, TopicEntry())
+            entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
 
             def save() -> None:
                 save_manifest(folder, manifest, store)
@@ -146,14 +160,17 @@ def load_manifest(folder: Path) -> ExportManifest | None:
         return None
     try:
         manifest = msgspec.json.decode(text, type=ExportManifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{folder / MANIFEST} is not an export's manifest: {error}") from error
     if manifest.penstock != FORMAT:
         raise ConfigError(f"{folder} was exported in format {manifest.penstock}; this version reads format {FORMAT}")
+    if manifest.check != manifest.crc():
+        raise Corrupt("an export's manifest fails its checksum", file=str(folder / MANIFEST))
     return manifest
 
 
 def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = None) -> None:
+    manifest.check = manifest.crc()
     replace_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     like(store, folder / MANIFEST)
 
@@ -182,14 +199,16 @@ def _manifest(folder: Path, format: str) -> ExportManifest:
 # ── JSON Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _write_lines(target: _Target, view: TopicView, meter: _Meter) -> None:
     path = target.folder / f"{view.name}.jsonl"
-    after = _cut_unsynced(path, target.entry.synced)
+    after = _cut_unsynced(path, target.entry)
     meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
     with path.open("ab", buffering=1 << 20) as out:
         like(target.store, path)
         sync_folder(target.folder)
         for block in view.blocks(after, keys.MAX_SEQ):
             rows = range(block.row_after(after), block.count)
-            out.writelines(event_json(Event(block, row)) + b"\n" for row in rows)
+            lines = b"".join([event_json(Event(block, row)) + b"\n" for row in rows])
+            out.write(lines)
+            target.entry.crc = zlib.crc32(lines, target.entry.crc)
             meter.add(len(rows))
             if out.tell() - target.entry.synced >= _SYNC_BYTES:
                 _sync_lines(out, target)
@@ -203,13 +222,15 @@ def _sync_lines(out: BinaryIO, target: _Target) -> None:
     target.save()
 
 
-def _cut_unsynced(path: Path, synced: int) -> int:
+def _cut_unsynced(path: Path, entry: TopicEntry) -> int:
     """Removes what may not be on disk, or not as it was written; returns the position of the last line before it."""
+    if entry.synced:
+        check_file(path, PartEntry(entry.synced, entry.crc))
+    entry.crc = entry.crc if entry.synced else 0
     if not path.exists():
         return 0
     with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        end = min(end, synced)
+        end = entry.synced
         file.truncate(end)
         start, tail = end, b""
         while start and tail.count(b"\n") < 2:
@@ -224,8 +245,23 @@ def _cut_unsynced(path: Path, synced: int) -> int:
         return 0
     try:
         return msgspec.json.decode(line, type=_ExportPosition).seq
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} does not end with an event's line: {error}; export to another place") from error
+
+
+def check_file(path: Path, known: PartEntry) -> None:
+    """Corrupt when the beginning of a file is not what the manifest says."""
+    crc, left = 0, known.size
+    try:
+        with path.open("rb") as file:
+            while left and (piece := file.read(min(left, 1 << 20))):
+                crc, left = zlib.crc32(piece, crc), left - len(piece)
+    except FileNotFoundError as error:
+        raise Corrupt("a file of an export is missing", file=str(path)) from error
+    if left:
+        raise Corrupt(f"a file of an export has {left:,} bytes too few", file=str(path))
+    if crc != known.crc:
+        raise Corrupt("a file of an export fails its checksum", file=str(path))
 
 
 class _ExportPosition(msgspec.Struct):
@@ -233,13 +269,14 @@ class _ExportPosition(msgspec.Struct):
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def parts_of(folder: Path) -> list[tuple[int, int, Path]]:
-    """A topic's Parquet parts in order: first and last position, and the file."""
+def parts_of(folder: Path, entry: TopicEntry) -> list[tuple[int, int, Path]]:
+    """A topic's finished Parquet parts in order: first and last position, and the file."""
     found = []
-    for path in folder.glob("*.parquet"):
-        first, _, last = path.stem.partition("-")
-        if first.isdigit() and last.isdigit() and path.stat().st_size:  # an empty one is what a power cut left
-            found.append((int(first), int(last), path))
+    for name in entry.parts:
+        first, _, last = name.removesuffix(".parquet").partition("-")
+        if not (first.isdigit() and last.isdigit()):
+            raise Corrupt(f"an export names {name!r} as a part", file=str(folder))
+        found.append((int(first), int(last), folder / name))
     return sorted(found)
 
 
@@ -247,7 +284,12 @@ def _write_parts(target: _Target, view: TopicView, meter: _Meter) -> None:
     own = target.folder / view.name
     make_folder(own)
     like(target.store, own)
-    parts = parts_of(own)
+    parts = parts_of(own, target.entry)
+    for _, _, path in parts:
+        check_file(path, target.entry.parts[path.name])
+    for path in own.iterdir():
+        if path.name not in target.entry.parts:
+            path.unlink()  # not finished
     after = parts[-1][1] if parts else 0
     meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
     gathered: list[Block] = []
@@ -256,13 +298,13 @@ def _write_parts(target: _Target, view: TopicView, meter: _Meter) -> None:
         gathered.append(block)
         count += block.count
         if count >= _PART_EVENTS:
-            _write_part(own, gathered, after, meter, target.store)
+            _write_part(target, own, gathered, after, meter)
             after, gathered, count = block.last, [], 0
     if gathered:
-        _write_part(own, gathered, after, meter, target.store)
+        _write_part(target, own, gathered, after, meter)
 
 
-def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter, store: str | None) -> None:
+def _write_part(target: _Target, folder: Path, blocks: list[Block], after: int, meter: _Meter) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -276,8 +318,15 @@ def _write_part(folder: Path, blocks: list[Block], after: int, meter: _Meter, st
             first = first or block.seq(rows[0])
             writer.write_batch(_part_batch(block, rows, schema))
             meter.add(len(rows))
-    like(store, partial)
-    settle(partial, folder / f"{first}-{last}.parquet")
+    like(target.store, partial)
+    with partial.open("rb") as file:
+        size, crc = 0, 0
+        while piece := file.read(1 << 20):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    name = f"{first}-{last}.parquet"
+    settle(partial, folder / name)
+    target.entry.parts[name] = PartEntry(size, crc)
+    target.save()
 
 
 def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:

@@ -111,7 +111,7 @@ def _write_parquet(batches: Iterator[list[Event]], out: BinaryIO) -> None:
     import pyarrow.parquet as pq
 
     schema = part_schema()
-    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
         for batch in batches:
             writer.write_batch(_event_batch(batch, schema))
 

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.clock import to_ms
 from penstock.documents.events import EventDocument, decode_binary
-from penstock.entity.copying.exporting import ExportManifest, TopicEntry, load_manifest, parts_of
+from penstock.entity.copying.exporting import ExportManifest, PartEntry, TopicEntry, check_file, load_manifest, parts_of
 from penstock.entity.copying.files import CopyFormat, Progress, file_format
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
@@ -150,26 +150,36 @@ def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
 
 
 def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]:
+    entry = manifest.topics[name]
     if manifest.format == "parquet":
-        for _, _, path in parts_of(folder / name):
+        for _, _, path in parts_of(folder / name, entry):
+            check_file(path, entry.parts[path.name])
             with path.open("rb") as part:
                 yield from _arrow_rows(part, "parquet", str(path), name)
         return
     path = folder / f"{name}.jsonl"
-    if path.exists():
+    if entry.synced:
+        check_file(path, PartEntry(entry.synced, entry.crc))
         with path.open("rb", buffering=1 << 20) as lines:
-            yield from _line_rows(lines, str(path), name)
+            yield from _line_rows(_up_to(lines, entry.synced), str(path), name)
+
+
+def _up_to(lines: BinaryIO, size: int) -> Iterator[bytes]:
+    """The lines of a file's first bytes; what an interrupted export wrote after them comes with its next run."""
+    for line in lines:
+        size -= len(line)
+        if size < 0:
+            return
+        yield line
 
 
 def _line_rows(lines: Iterable[bytes], place: str, topic: str | None) -> Iterator[Copies]:
     for number, line in enumerate(lines, 1):
-        if topic is not None and not line.endswith(b"\n"):
-            return  # torn off: the export will be finished, and imported, later
         if not line.strip():
             continue
         try:
             yield _row(_decode(line), topic)
-        except (msgspec.MsgspecError, ConfigError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             raise ConfigError(f"{place}, line {number}: {error}") from error
 
 
@@ -207,14 +217,14 @@ def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) ->
 
     try:
         if format == "parquet":
-            batches = pq.ParquetFile(source).iter_batches(batch_size=_BATCH_EVENTS)
+            batches = pq.ParquetFile(source, page_checksum_verification=True).iter_batches(batch_size=_BATCH_EVENTS)
         else:
             reader = pa.ipc.open_file(source)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
         for batch in batches:
             for row in batch.to_pylist():
                 yield _row(_copy_of(row), topic)
-    except (pa.ArrowException, KeyError) as error:
+    except (pa.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError) as error:
         raise ConfigError(f"{place} is not what an export writes: {error}") from error
 
 

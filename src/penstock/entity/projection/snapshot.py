@@ -57,7 +57,7 @@ def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) 
         return None
     try:
         return _decode(memoryview(value)[:-4])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -129,7 +129,7 @@ def _unpacked(projection: type[P], saved: Saved) -> P | None:
     """A saved state, or None when the projection can no longer read it: then it is folded anew."""
     try:
         return unpack_state(projection, saved.state)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

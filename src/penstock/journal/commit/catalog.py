@@ -6,7 +6,7 @@ forgotten and read again in the next transaction.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     settings: Settings = Settings()
 
 
@@ -93,7 +93,7 @@ def save_state(tx: WriteTx, number: int, state: TopicState) -> None:
 def _checked(decode: Any, value: bytes, name: str) -> Any:
     try:
         return decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the record of topic {name!r} does not decode: {error}", topic=name) from error
 
 

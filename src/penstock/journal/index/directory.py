@@ -76,7 +76,7 @@ def load_directory(snap: Snapshot, topic: int, name: str) -> Directory:
         return NOTHING
     try:
         return _decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the directory of the entity index does not decode: {error}", topic=name) from error
 
 

@@ -255,7 +255,7 @@ def read_marks(value: bytes, topic: str) -> list[bytes]:
         raise Corrupt("the index of causes is damaged; topic.reindex() builds it anew", topic=topic)
     try:
         return _decode_marks(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the index of causes does not decode: {error}", topic=topic) from error
 
 

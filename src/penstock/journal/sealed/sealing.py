@@ -287,7 +287,7 @@ class _Sealing:
                 found = msgspec.json.decode(file.read(), type=_Marker)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StorageError(f"{shown_url(self.lake)}/{self.topic}/{_MARKER} cannot be read: {error}") from error
         if (found.journal, found.topic) != (self.journal._record.id, self.topic):
             raise ConfigError(

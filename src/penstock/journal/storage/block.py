@@ -252,7 +252,7 @@ def read_block(value: bytes | memoryview, topic: str) -> Block:
         raise Corrupt("a block fails its checksum", topic=topic)
     try:
         wire = _decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
     if wire.format != FORMAT:
         raise Corrupt(f"a block has format {wire.format}; this version reads {FORMAT}", topic=topic)

@@ -181,7 +181,7 @@ def _check_json(payload: Any, data: Any, bounds: Any) -> None:
     for start, stop in pairwise(starts):
         try:
             _values.decode(data[start:stop])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             shown = bytes(data[start : min(stop, start + 60)]).decode(errors="replace")
             raise ConfigError(
                 f"a payload is not JSON: {shown!r} ({error}). Write it with to_json, give the column payload as a "
@@ -208,5 +208,5 @@ def _all_objects(payload: Any, data: Any, bounds: Any) -> bool:
     try:
         decoder = _objects if (firsts == 123).all() else _values
         return len(decoder.decode_lines(lines[0].as_buffer())) == count
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False

@@ -26,6 +26,7 @@ import struct
 from collections.abc import Callable
 from functools import partial
 
+from penstock.errors import Corrupt
 from penstock.limits import MAX_POSITION
 
 STORE = b"m"
@@ -101,7 +102,7 @@ def dedup_key(topic: int, bucket: int, dedup: str) -> bytes:
 
 def dedup_text(key: bytes) -> str:
     """The dedup key in a key."""
-    return key[_dedup.size :].decode()
+    return stored_name(key[_dedup.size :])
 
 
 def dedup_range(topic: int, stop_bucket: int) -> tuple[bytes, bytes]:
@@ -118,7 +119,17 @@ def pack_seq(seq: int) -> bytes:
 
 
 def unpack_seq(value: bytes) -> int:
+    if len(value) != 8:
+        raise Corrupt(f"a stored position has {len(value)} bytes, and should have 8")
     return _seq.unpack(value)[0]  # type: ignore[no-any-return]
+
+
+def stored_name(raw: bytes) -> str:
+    """The name in a key; Corrupt when it is no text, which only damage makes of it."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"a stored name is no text: {raw[:80]!r}") from error
 
 
 def prefix_end(prefix: bytes) -> bytes:

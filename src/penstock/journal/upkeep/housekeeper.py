@@ -112,7 +112,7 @@ class Housekeeper:
     def begin(self) -> None:
         """Finds the topics that need a look also when nobody appends to them."""
         with self._engine.read() as snap:
-            aged = [key[1:].decode() for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
+            aged = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
         for topic in aged:
             self._aged.add(topic)
             self.request(topic)

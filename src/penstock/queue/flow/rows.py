@@ -60,7 +60,7 @@ def read_row(snap: Snapshot, key: bytes, kind: type[T], queue: str) -> T | None:
 def decode_row(value: bytes, kind: type[T], queue: str) -> T:
     try:
         return msgspec.msgpack.decode(value, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a record of queue {queue!r} does not decode: {error}", topic=queue) from error
 
 

@@ -193,7 +193,7 @@ def _stored(snap: Snapshot, topic: int, queue: str) -> list[tuple[str, ScheduleR
 def _read(value: bytes, queue: str) -> ScheduleRecord:
     try:
         return _decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a schedule of queue {queue!r} does not decode: {error}", topic=queue) from error
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.commit import Commit
+from penstock.journal.storage.keys import stored_name
 from penstock.queue.flow.turns import lane_of, take_turn
 from penstock.queue.state import keys, runs
 from penstock.queue.state.records import (
@@ -196,7 +197,7 @@ class Group:
     def traceback(self, snap: Snapshot, message: MessageRow) -> str | None:
         """Where a message's last attempt failed. A row of its own: leases hold messages, and are written often."""
         value = snap.get(keys.traceback_key(self.topic, self.number, message.seq)) if message.traced else None
-        return None if value is None else value.decode()
+        return None if value is None else stored_name(value)
 
     def keep_traceback(self, commit: Commit, seq: int, text: str | None) -> None:
         """Writes a message's traceback, or removes it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from penstock.journal.storage.keys import stored_name
+
 QUEUE = b"qr"
 
 _shared = struct.Struct(">2sIc")
@@ -55,7 +57,7 @@ def schedule_range(topic: int) -> tuple[bytes, bytes]:
 
 
 def schedule_name(key: bytes) -> str:
-    return key[_shared.size :].decode()
+    return stored_name(key[_shared.size :])
 
 
 def presence_key(topic: int, group: int, consumer: str) -> bytes:
@@ -68,7 +70,7 @@ def presence_range(topic: int) -> tuple[bytes, bytes]:
 
 def split_presence(key: bytes) -> tuple[int, str]:
     """The group's number and the consumer's name."""
-    return struct.unpack_from(">I", key, _shared.size)[0], key[_shared.size + 4 :].decode()
+    return struct.unpack_from(">I", key, _shared.size)[0], stored_name(key[_shared.size + 4 :])
 
 
 def shared_range(topic: int) -> tuple[bytes, bytes]:

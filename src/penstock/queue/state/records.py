@@ -228,5 +228,5 @@ def read_lease(value: bytes, name: str) -> Lease:
 def _read(decode: Any, value: bytes, name: str) -> Any:
     try:
         return decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a record of queue {name!r} does not decode: {error}", topic=name) from error

@@ -91,7 +91,7 @@ class ActCall:
             return None
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"the {name} is no JSON: {error}") from error
 
     # ── what they name ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -53,7 +53,7 @@ def payload_of(event: Event) -> EventPayload:
         return EventPayload(raw[:65_536].decode("utf-8", "replace"), size, "text", True)
     try:
         return EventPayload(msgspec.json.format(raw, indent=2).decode("utf-8", "replace"), size, "json")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return EventPayload(raw.decode("utf-8", "replace"), size, "text")
 
 

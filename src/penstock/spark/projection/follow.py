@@ -92,7 +92,7 @@ class StreamFold:
             )
         try:
             return Folded(key, unpack_state(projection, saved.state), saved.generation, saved.first)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"the state of {key!r} that this stream has saved cannot be read by projection {projection.__name__} "
                 f"any more ({error}): start it with a new checkpoint"

@@ -219,7 +219,7 @@ def _listed(given: Mapping[str, str], name: str) -> tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         return tuple(msgspec.json.decode(text, type=list[str]))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f'{name} is a list like a,b or ["a", "b"]; {text!r} is not: {error}') from error
 
 
