@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from sys import modules
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import msgspec
 
 from penstock.clock import Seconds, seconds, to_ms
+from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings, TopicRecord, load_record, mark_aged, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
-from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare, prepare_one
+from penstock.journal.commit.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
 from penstock.journal.following.selection import event_filter, select
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.documents.conditions import Where
     from penstock.journal.journal import BaseJournal
+    from penstock.surface.arguments import DraftArguments, SettingsArguments
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ class BaseTopic:
         return f"<topic {self.name!r} of {self.journal!r}>"
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+    def append(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
         span = sending(self.name, "append", None, draft.get("headers")) if "opentelemetry.trace" in modules else None
         try:
@@ -80,7 +82,7 @@ class BaseTopic:
             if span is not None:
                 span.end()
 
-    def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+    def submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
         return self._submit_one(self._prepare(kind, payload, draft), patient=True)
 
@@ -88,7 +90,7 @@ class BaseTopic:
         """Hands a batch over: `append_many` with a ticket."""
         return self._submit_many(self._prepare_many(drafts), patient=True)
 
-    def try_submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+    def try_submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
         return self._submit_one(self._prepare(kind, payload, draft), patient=False)
 
@@ -103,16 +105,16 @@ class BaseTopic:
         return self._writer.submit(WriteRequest(Commit.append, batch.size, (self.name, batch)), patient=patient)
 
     def _prepare(
-        self, kind: Any, payload: Any, draft: dict[str, Any], find_cause: FindCause | None = None
+        self, kind: Any, payload: Any, draft: Mapping[str, Any], find_cause: FindCause | None = None
     ) -> PreparedBatch:
         """Checks and encodes one event, and asks the gates and fences that may refuse it."""
         journal = self.journal
         if journal._guards:
-            made = Draft(kind, payload, **draft)
+            made = make_draft(kind, payload, draft)
             for guard in journal._guards:
                 guard(self.name, (made,))
         if draft:
-            return prepare((Draft(kind, payload, **draft),), self.name, find_cause or journal._find_cause)
+            return prepare((make_draft(kind, payload, draft),), self.name, find_cause or journal._find_cause)
         return prepare_one(kind, payload)
 
     def _prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> PreparedBatch:
@@ -326,14 +328,14 @@ class BaseTopic:
         """What the topic keeps and for how long."""
         return self._lookup(lambda view: view.record.settings, Settings())
 
-    def configure(self, **changes: Any) -> Settings:
+    def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
-        changes = _checked_settings(changes)
+        wanted = _checked_settings(changes)
         name = self.name
 
         def apply(commit: Commit) -> Settings:
             head = commit.ensure(name)
-            settings = msgspec.structs.replace(head.settings, **changes)
+            settings = msgspec.structs.replace(head.settings, **wanted)
             _check_together(name, head.settings, settings)
             if settings != head.settings:
                 save_record(commit.tx, name, TopicRecord(head.number, settings))
@@ -416,12 +418,10 @@ def _check_together(topic: str, before: Settings, settings: Settings) -> None:
         load_blake3()
 
 
-def _checked_settings(changes: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(changes) - set(Settings.__struct_fields__)
+def _checked_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(changes) - set(Settings.__struct_fields__))
     if unknown:
-        raise ConfigError(
-            f"a topic has no setting {sorted(unknown)[0]!r}; there are {', '.join(sorted(Settings.__struct_fields__))}"
-        )
+        raise ConfigError(f"a topic has no setting {unknown[0]!r}{nearest(unknown[0], Settings.__struct_fields__)}")
     checked = dict(changes)
     for name in ("max_age", "dedup_window"):
         if checked.get(name) is not None:

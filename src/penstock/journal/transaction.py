@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, StorageError
@@ -24,6 +24,7 @@ from penstock.names import check_consumer, check_limit, check_name, check_positi
 if TYPE_CHECKING:
     from penstock.journal.commit.exclusive import Exclusive
     from penstock.journal.journal import BaseJournal
+    from penstock.surface.arguments import DraftArguments
     from penstock.surface.topic import Topic
 
 T = TypeVar("T")
@@ -95,7 +96,9 @@ class BaseTransaction:
         finally:
             exclusive.release()
 
-    def append(self, topic: BaseTopic | Topic | str, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+    def append(
+        self, topic: BaseTopic | Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]
+    ) -> Receipt:
         """Appends an event; its position is final if the transaction commits."""
         self._open()
         handle = self._topic(topic)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds
+from penstock.documents.decoding import nearest
 from penstock.errors import Closed, ConfigError, PenstockError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
@@ -47,7 +48,7 @@ class QueueCore:
         return push(commit, self._cache.state(commit, self.name), batch, delivery)
 
     def _prepare_with(
-        self, payload: Any, options: dict[str, Any], find_cause: FindCause | None = None
+        self, payload: Any, options: Mapping[str, Any], find_cause: FindCause | None = None
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
         return self._prepare(payload, **_push_options(options), find_cause=find_cause)
 
@@ -80,7 +81,7 @@ class QueueCore:
         return self._topic._prepare(kind, payload, fields, find_cause), delivery
 
     def _prepare_many(
-        self, payloads: Iterable[Any], options: dict[str, Any], find_cause: FindCause | None = None
+        self, payloads: Iterable[Any], options: Mapping[str, Any], find_cause: FindCause | None = None
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
         given = _push_options(options)
         if given["dedup"] is not None:
@@ -211,9 +212,9 @@ _PUSH_DEFAULTS: dict[str, Any] = {
 }
 
 
-def _push_options(given: dict[str, Any]) -> dict[str, Any]:
+def _push_options(given: Mapping[str, Any]) -> dict[str, Any]:
     options = {**_PUSH_DEFAULTS, **given}
     if len(options) != len(_PUSH_DEFAULTS):
         unknown = sorted(set(options) - set(_PUSH_DEFAULTS))[0]
-        raise ConfigError(f"a push has no option {unknown!r}; there are {', '.join(sorted(_PUSH_DEFAULTS))}")
+        raise ConfigError(f"a push has no option {unknown!r}{nearest(unknown, _PUSH_DEFAULTS)}")
     return options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.queue.delivery import LocalDelivery
     from penstock.queue.queue import LocalQueue
+    from penstock.surface.arguments import PolicyArguments, PushArguments
     from penstock.surface.delivery import Delivery
     from penstock.surface.queue import Queue
 
@@ -30,13 +31,15 @@ class QueueJournal(BaseJournal):
         super().__init__(*args, **options)
         self._registry = QueueRegistry(self)
 
-    def queue(self, name: str, **policy: Any) -> LocalQueue:
+    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> LocalQueue:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
+
+        `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
         A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
         """
         self._check_open()
-        return self._registry.queue(name, policy)
+        return self._registry.queue(name, policy, create=create)
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -71,14 +74,14 @@ class QueueTransaction(BaseTransaction):
                 _reopen(settling)
             raise
 
-    def push(self, queue: Queue | str, payload: Any, **options: Any) -> Receipt:
+    def push(self, queue: Queue | str, payload: Any, **options: Unpack[PushArguments]) -> Receipt:
         """Pushes a message; nobody is woken, and nobody sees it, before the transaction commits."""
         self._open()
         handle = self._queue(queue)
         batch, delivery = handle._prepare_with(payload, options, self._find_cause)
         return self._change(lambda commit: handle._push_in(commit, batch, delivery)[0])
 
-    def push_many(self, queue: Queue | str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    def push_many(self, queue: Queue | str, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Pushes several messages at consecutive positions."""
         self._open()
         handle = self._queue(queue)

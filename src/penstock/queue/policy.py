@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.clock import Seconds, seconds
+from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.names import check_limit, check_name, check_whole, is_number
 from penstock.queue.flow.checks import check_flow, check_flow_together
@@ -76,11 +78,11 @@ FIELDS = QueuePolicy.__struct_fields__
 DEFAULT = QueuePolicy()
 
 
-def checked(given: dict[str, Any], queue: str) -> dict[str, Any]:
+def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
     """The fields of a policy as a caller gave them, in their stored form; ConfigError names the first bad one."""
-    unknown = set(given) - set(FIELDS)
+    unknown = sorted(set(given) - set(FIELDS))
     if unknown:
-        raise ConfigError(f"a queue has no policy {sorted(unknown)[0]!r}; there are {', '.join(sorted(FIELDS))}")
+        raise ConfigError(f"a queue has no policy {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
     fields = dict(given)
     if "mode" in fields and fields["mode"] not in ("work", "fanout"):
         raise ConfigError(f'mode is "work" or "fanout", not {fields["mode"]!r}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from sys import modules
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import msgspec
 
@@ -46,6 +46,7 @@ from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.api import LocalJournal
+    from penstock.surface.arguments import PolicyArguments, PushArguments
 
 
 class LocalQueue(QueueCore, Queue):
@@ -95,13 +96,13 @@ class LocalQueue(QueueCore, Queue):
         self._counters.pushed.inc()
         return receipts[0]
 
-    def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
+    def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
         batch, delivery = self._prepare_with(payload, options)
         self._counters.pushed.inc()
         return self._writer.submit(WriteRequest(lambda commit: self._push_in(commit, batch, delivery)[0], batch.size))
 
-    def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    def push_many(self, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
@@ -367,7 +368,7 @@ class LocalQueue(QueueCore, Queue):
             WriteRequest(lambda commit: run_now(commit, self._cache.state(commit, self.name), wanted, name))
         )
 
-    def configure(self, **policy: Any) -> QueuePolicy:
+    def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
         changes = checked(policy, self.name)
 

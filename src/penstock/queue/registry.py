@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -61,14 +62,14 @@ class QueueRegistry:
                 found += [f"{name}/{group}" if group else name for group in read_queue(value, name).paused]
         return sorted(found)
 
-    def queue(self, name: str, policy: dict[str, Any]) -> LocalQueue:
+    def queue(self, name: str, policy: Mapping[str, Any], *, create: bool = True) -> LocalQueue:
         """The handle of a queue; the queue is made when it is not there."""
         check_name(name, "queue")
         wanted = checked(policy, name)
         record = self.record(name)
         if record is None:
-            if self.journal._engine.read_only:
-                raise unknown_queue(name)
+            if not create or self.journal._engine.read_only:
+                raise unknown_queue(name, self.names())
             record = self.journal._writer.run(WriteRequest(lambda commit: self._make(commit, name, wanted)))
         refuse_mismatch(name, record.policy, wanted)
         return self.handle(name, record.topic)
@@ -77,7 +78,7 @@ class QueueRegistry:
         """The handle of a queue that must be there."""
         record = self.record(check_name(name, "queue"))
         if record is None:
-            raise unknown_queue(name)
+            raise unknown_queue(name, self.names())
         return self.handle(name, record.topic)
 
     def record(self, name: str) -> QueueRecord | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from penstock.clock import Clock, SystemClock
 from penstock.documents.events import DraftDocument
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.entity.causality.graph import GraphFormat
     from penstock.observe.sample import Sample
+    from penstock.surface.arguments import DraftArguments, PolicyArguments
     from penstock.surface.topic import Topic
     from penstock.surface.worker import Worker
 
@@ -77,12 +78,15 @@ class RemoteJournal(JournalElsewhere):
         """The names of all topics, sorted."""
         return self._client.call(LIST_TOPICS).topics
 
-    def queue(self, name: str, **policy: Any) -> RemoteQueue:
-        """A queue; it is made on first use. A policy other than the stored one raises PolicyMismatch."""
+    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> RemoteQueue:
+        """A queue; it is made on first use, unless `create` is False: then one that is not there is UnknownQueue.
+
+        A policy other than the stored one raises PolicyMismatch.
+        """
         check_name(name, "queue")
         handle = self._queues.get(name)
-        if handle is None or policy:
-            handle = RemoteQueue.open(self, name, policy)
+        if handle is None or policy or not create:
+            handle = RemoteQueue.open(self, name, policy, create=create)
             handle = self._queues.setdefault(name, handle)
         return handle
 
@@ -208,7 +212,7 @@ class RemoteOutbox(Outbox):
     def __len__(self) -> int:
         return len(self._staged)
 
-    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
+    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is sent yet."""
         self._staged.append(stage(self._journal, topic, kind, payload, draft))
         return len(self._staged) - 1

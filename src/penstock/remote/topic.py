@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import msgspec
 from urllib3.exceptions import HTTPError
@@ -16,6 +16,7 @@ from penstock.entity.projection.projection import Projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
+from penstock.journal.commit.prepare import make_draft
 from penstock.journal.following.selection import event_filter, select
 from penstock.journal.topic import _checked_settings
 from penstock.journal.upkeep.compaction import CompactReport
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from penstock.entity.projection.states import Freshness
     from penstock.remote.journal import RemoteJournal
+    from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.worker import Worker
 
 P = TypeVar("P", bound=Projection)
@@ -79,17 +81,17 @@ class RemoteTopic(TopicElsewhere):
         return self._client.call(operations.READ_TOPIC, self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+    def append(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
-        return self.append_many((Draft(kind, payload, **draft),))[0]
+        return self.append_many((make_draft(kind, payload, draft),))[0]
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         return self._send(self._documents(drafts))
 
-    def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+    def submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once."""
-        documents = self._documents((Draft(kind, payload, **draft),))
+        documents = self._documents((make_draft(kind, payload, draft),))
         return self.journal._submit(lambda: self._send(documents)[0])
 
     def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
@@ -338,7 +340,7 @@ class RemoteTopic(TopicElsewhere):
         """What the topic keeps and for how long."""
         return self._document().settings
 
-    def configure(self, **changes: Any) -> Settings:
+    def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings."""
         self.journal._check_writable()
         fields = SettingsFields(**_checked_settings(changes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 if TYPE_CHECKING:
     from penstock.api import Transaction
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.events import Event
     from penstock.journal.journal import Description, Pressure
     from penstock.observe.sample import Sample
+    from penstock.surface.arguments import PolicyArguments
     from penstock.surface.outbox import Outbox
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
@@ -45,8 +46,10 @@ class Journal(ABC):
         """The names of all topics, sorted."""
 
     @abstractmethod
-    def queue(self, name: str, **policy: Any) -> Queue:
+    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
+
+        `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
         A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
         """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 if TYPE_CHECKING:
     from penstock.events import Receipt
+    from penstock.surface.arguments import DraftArguments
     from penstock.surface.topic import Topic
     from penstock.ticket import Ticket
 
@@ -21,7 +22,7 @@ class Outbox(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
+    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
 
     @abstractmethod

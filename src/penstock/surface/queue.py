@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.run.middleware import Middleware
     from penstock.queue.run.schedule import Schedule
+    from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
     from penstock.surface.delivery import Delivery
     from penstock.surface.journal import Journal
-    from penstock.surface.receiving import Receiver, TakeArguments
+    from penstock.surface.receiving import Receiver
     from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
@@ -70,11 +71,11 @@ class Queue(ABC):
         """
 
     @abstractmethod
-    def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
+    def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
 
     @abstractmethod
-    def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    def push_many(self, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
@@ -278,7 +279,7 @@ class Queue(ABC):
         """
 
     @abstractmethod
-    def configure(self, **policy: Any) -> QueuePolicy:
+    def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
     from penstock.clock import Seconds
+    from penstock.surface.arguments import TakeArguments
     from penstock.surface.delivery import Delivery
     from penstock.surface.queue import Queue
 
 LONG = 3600.0
 """Seconds that one take of a receiver without an end waits."""
-
-
-class TakeArguments(TypedDict, total=False):
-    """For whom messages are taken, and for how long."""
-
-    group: str
-    consumer: str | None
-    lease: Seconds | None
-    newest: bool
 
 
 class Receiver:

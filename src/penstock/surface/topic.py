@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.commit.catalog import Settings
     from penstock.journal.upkeep.compaction import CompactReport
+    from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import OnLag, Subscription
     from penstock.surface.worker import Worker
@@ -38,7 +39,7 @@ class Topic(ABC):
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
-    def append(self, kind: Any, payload: Any = None, **draft: Any) -> Receipt:
+    def append(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
 
     @abstractmethod
@@ -46,7 +47,7 @@ class Topic(ABC):
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
 
     @abstractmethod
-    def submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+    def submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
 
     @abstractmethod
@@ -54,7 +55,7 @@ class Topic(ABC):
         """Hands a batch over: `append_many` with a ticket."""
 
     @abstractmethod
-    def try_submit(self, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+    def try_submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
 
     @abstractmethod
@@ -192,7 +193,7 @@ class Topic(ABC):
         """What the topic keeps and for how long."""
 
     @abstractmethod
-    def configure(self, **changes: Any) -> Settings:
+    def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
 
     @abstractmethod

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
+from journals import on
 
 import penstock
 from penstock import Journal, ManualClock, Queue, QueuePolicy, Retry
-from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull
+from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
 
 Reopen = Callable[[Journal], Journal]
 
@@ -390,3 +392,37 @@ def test_the_dedup_window_follows_the_policy(journal: Journal, clock: ManualCloc
     queue.push(2, dedup="e")
     clock.advance(11)
     assert not queue.push(2, dedup="e").duplicate
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@on("memory", "sqlite")
+def test_a_queue_is_not_made_where_the_caller_says_so(journal: Journal) -> None:
+    with pytest.raises(UnknownQueue, match="there is no queue 'mails': make it"):
+        journal.queue("mails", create=False)
+    assert journal.queues() == []
+    journal.queue("mail", max_attempts=5)
+    with pytest.raises(UnknownQueue, match="there is no queue 'mails'; did you mean 'mail'"):
+        journal.queue("mails", create=False)
+    assert journal.queues() == ["mail"]
+    assert journal.queue("mail", create=False, max_attempts=5).policy.max_attempts == 5
+    with pytest.raises(PolicyMismatch):
+        journal.queue("mail", create=False, max_attempts=6)
+
+
+@on("memory")
+def test_a_misspelt_argument_is_named_with_the_nearest_that_is_known(journal: Journal) -> None:
+    topic, queue = journal.topic("orders"), journal.queue("mail")
+    misspelt: list[tuple[Callable[..., Any], tuple[Any, ...], str, str]] = [
+        (journal.queue, ("other",), "max_atempts", "max_attempts"),
+        (queue.configure, (), "leese", "lease"),
+        (queue.submit, (1,), "priorty", "priority"),
+        (queue.push_many, ([1],), "delays", "delay"),
+        (topic.append, ("placed",), "kye", "key"),
+        (topic.submit, ("placed",), "dedupe", "dedup"),
+        (topic.configure, (), "max_ages", "max_age"),
+        (journal.outbox().stage, ("orders", "placed"), "correlatoin", "correlation"),
+    ]
+    for call, given, wrong, right in misspelt:
+        with pytest.raises(ConfigError, match=f"{wrong!r}; did you mean {right!r}"):
+            call(*given, **{wrong: 1})
+    assert len(queue) == 0 and topic.latest == 0 and journal.queues() == ["mail"]

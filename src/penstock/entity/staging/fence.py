@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.entity.journal import EntityJournal
     from penstock.journal.journal import BaseJournal
     from penstock.journal.topic import BaseTopic
+    from penstock.surface.arguments import DraftArguments
 
 State = Literal["open", "committing", "committed", "cancelled"]
 
@@ -211,7 +212,9 @@ class Fence:
     def __repr__(self) -> str:
         return f"<fence of {self._journal!r}, {self.state}>"
 
-    def submit(self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Any) -> Ticket[Receipt]:
+    def submit(
+        self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]
+    ) -> Ticket[Receipt]:
         """Adds a hidden event; the ticket resolves when the fence commits, and raises FenceCancelled when it does not.
 
         An integer `cause` counts the events submitted through this fence, from 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.events import Receipt
@@ -12,6 +12,7 @@ from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
+    from penstock.surface.arguments import DraftArguments
     from penstock.surface.topic import Topic
 
 
@@ -28,7 +29,7 @@ class LocalOutbox(Outbox):
     def __repr__(self) -> str:
         return f"<outbox with {len(self._staged)} drafts for {self._journal!r}>"
 
-    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Any) -> int:
+    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
         self._staged.append(stage(self._journal, topic, kind, payload, draft))
         return len(self._staged) - 1

@@ -8,7 +8,7 @@ was before the batch, and so that a refusal changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import PreparedBatch, prepare
+from penstock.journal.commit.prepare import PreparedBatch, make_draft, prepare
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
@@ -30,16 +30,13 @@ Staged = tuple[str, Draft]
 
 
 def stage(
-    journal: BaseJournal | Journal, topic: BaseTopic | Topic | str, kind: Any, payload: Any, draft: dict[str, Any]
+    journal: BaseJournal | Journal, topic: BaseTopic | Topic | str, kind: Any, payload: Any, draft: Mapping[str, Any]
 ) -> Staged:
     """A draft and where it goes; ConfigError when the topic cannot be used."""
     name = check_name(topic) if isinstance(topic, str) else topic.name
     if not isinstance(topic, str) and topic.journal is not journal:
         raise ConfigError(f"topic {name!r} belongs to another journal")
-    try:
-        return name, Draft(kind, payload, **draft)
-    except TypeError as error:
-        raise ConfigError(f"a draft cannot be made: {error}") from None
+    return name, make_draft(kind, payload, draft)
 
 
 def ask_guards(guards: Iterable[Guard], staged: Sequence[Staged]) -> None:

@@ -6,7 +6,7 @@ causes within the batch) stays beside the columns for the commit to decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import modules
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from penstock.clock import to_ms
+from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.storage.block import Columns
@@ -42,6 +43,18 @@ class PreparedBatch(msgspec.Struct, eq=False, weakref=False):
 
 
 _known_kinds: set[str] = set()
+
+
+def make_draft(kind: Any, payload: Any, fields: Mapping[str, Any]) -> Draft:
+    """A draft from a call's arguments; ConfigError names one that is misspelt, and the nearest that is known."""
+    try:
+        return Draft(kind, payload, **fields)
+    except TypeError as error:
+        known = [name for name in Draft.__struct_fields__ if name not in ("kind", "payload")]
+        unknown = next((name for name in fields if name not in known), None)
+        if unknown is None:
+            raise ConfigError(f"a draft cannot be made: {error}") from None
+        raise ConfigError(f"an event has no {unknown!r}{nearest(unknown, known)}") from None
 
 
 def prepare_one(kind: Any, payload: Any) -> PreparedBatch:

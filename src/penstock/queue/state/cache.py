@@ -6,6 +6,7 @@ has committed, the writer's epoch changes and everything here is read again; not
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -255,5 +256,10 @@ class QueueCache:
         self._states.pop(name, None)
 
 
-def unknown_queue(name: str) -> UnknownQueue:
-    return UnknownQueue(f"there is no queue {name!r}: make it with journal.queue({name!r})")
+def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
+    """The error that a queue is not there, with the nearest name of those that are."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(names), 1)
+    meant = f"; did you mean {close[0]!r}? Else" if close else ":"
+    return UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")

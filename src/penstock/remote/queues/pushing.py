@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ _SHARED = ("priority", "delay", "not_before", "max_attempts")
 """What all messages of a request have in common; the rest is each draft's own."""
 
 
-def push_request(queue: str, items: Iterable[Any], options: dict[str, Any], *, many: bool) -> PushRequest | None:
+def push_request(queue: str, items: Iterable[Any], options: Mapping[str, Any], *, many: bool) -> PushRequest | None:
     """The request that pushes some payloads or drafts; None when there is nothing to push."""
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:

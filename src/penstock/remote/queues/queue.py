@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import msgspec
 
@@ -49,7 +49,7 @@ from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
 from penstock.queue.inspect.messages import MessageState, QueueMessage, check_state
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import Redriven
-from penstock.queue.policy import QueuePolicy, checked, duration
+from penstock.queue.policy import QueuePolicy, checked, duration, refuse_mismatch
 from penstock.queue.run.schedule import Schedule
 from penstock.remote.events import event_of, events_of, payload_fields, receipt_of
 from penstock.remote.local_only import refused
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from penstock.queue.run.middleware import Middleware
     from penstock.remote.journal import RemoteJournal
     from penstock.remote.queues.worker import RemoteQueueWorker
+    from penstock.surface.arguments import PolicyArguments, PushArguments
 
 A = TypeVar("A")
 
@@ -83,12 +84,13 @@ class RemoteQueue(Queue):
         self._client = journal._client
 
     @classmethod
-    def open(cls, journal: RemoteJournal, name: str, policy: dict[str, Any]) -> RemoteQueue:
+    def open(cls, journal: RemoteJournal, name: str, policy: Mapping[str, Any], *, create: bool) -> RemoteQueue:
         """The queue, made at the server when it is not there (and this journal may write)."""
-        fields = _policy(policy, name)
+        wanted = checked(policy, name)
+        fields = policy_fields(wanted)
         queue = cls(journal, name)
-        if journal._read_only:
-            queue._document()
+        if journal._read_only or not create:
+            refuse_mismatch(name, policy_of(queue._document().policy), wanted)
         else:
             queue._change(operations.OPEN_QUEUE, body=fields)
         return queue
@@ -137,14 +139,14 @@ class RemoteQueue(Queue):
         }
         return self._push(push_request(self.name, [payload], options, many=False))[0]
 
-    def submit(self, payload: Any, **options: Any) -> Ticket[Receipt]:
+    def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once."""
         self.journal._check_writable()
         # Made here: the caller's trace context does not follow into another thread.
         request = push_request(self.name, [payload], options, many=False)
         return self.journal._submit(lambda: self._push(request)[0])
 
-    def push_many(self, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    def push_many(self, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
         return self._push(push_request(self.name, payloads, options, many=True))
 
@@ -426,7 +428,7 @@ class RemoteQueue(Queue):
         self.journal._queues.pop(self.name, None)
         return self._change(operations.DROP_QUEUE).removed
 
-    def configure(self, **policy: Any) -> QueuePolicy:
+    def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
         return policy_of(self._change(operations.CONFIGURE_QUEUE, body=_policy(policy, self.name)))
 
@@ -506,7 +508,7 @@ class RemoteQueue(Queue):
         return worker
 
 
-def _policy(policy: dict[str, Any], queue: str) -> PolicyFields:
+def _policy(policy: Mapping[str, Any], queue: str) -> PolicyFields:
     """A policy, checked here as a queue in this process would, as it travels."""
     return policy_fields(checked(policy, queue))
 

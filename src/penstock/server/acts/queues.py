@@ -95,11 +95,11 @@ def make_queue(call: ActCall) -> str:
     if name in call.journal.queues():
         raise ConfigError(f"there is a queue {name!r} already: its page changes its policy")
     given = {field: value for field, value in _policy(call).items() if value is not None}
-    checked({**given, "mode": mode}, name)
+    wanted = checked({**given, "mode": mode}, name)
     if call.preview:
         held = call.journal.topic(name).latest if name in call.journal.topics() else 0
         return f"{name} is a topic with {counted(held, 'event')}. Make it a queue as well?" if held else ""
-    call.journal.queue(name, mode=mode, **given)
+    call.journal.queue(name, **wanted)
     return f"the queue {name} was made"
 
 

@@ -35,6 +35,7 @@ from penstock.protocol.queues import (
 )
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.run.schedule import Schedule
+from penstock.queue.state.cache import unknown_queue
 from penstock.server.api.binding import Call, serves
 from penstock.server.service import Service
 
@@ -48,10 +49,9 @@ def queue_of(request: Request, service: Service) -> LocalQueue:
 
 
 def existing_queue(service: Service, name: str) -> LocalQueue:
-    if name not in service.journal.queues():
-        raise UnknownQueue(
-            f"there is no queue {name!r}: make it with journal.queue({name!r}), or PUT /v1/queues/{name}"
-        )
+    names = service.journal.queues()
+    if name not in names:
+        raise UnknownQueue(f"{unknown_queue(name, names).args[0]}, or PUT /v1/queues/{name}")
     return service.journal.queue(name)
 
 
