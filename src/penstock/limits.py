@@ -56,6 +56,8 @@ FOLLOW_SECONDS: Final = 0.4
 """How often a reader looks for new objects of the log while something happens; the pause grows to the next one."""
 FOLLOW_IDLE_SECONDS: Final = 0.7
 """The longest pause of a reader."""
+SPARK_HOLD_SECONDS: Final = 3600.0
+"""For how long a Spark task's tables in an object store are kept from collection: more than a task should take."""
 FOLLOW_BYTES: Final = 16 << 20
 """Bytes of the log's newest rows a reader keeps over its tables before it opens newer tables."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import slatedb.uniffi as sl
 from object_homes import Home
 
+from penstock.api import open_local
 from penstock.engine.slatedb import follower
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.engine.slatedb.options import ObjectOptions
 from penstock.errors import ReadOnly
 
 DEADLINE = 60.0
@@ -129,6 +132,38 @@ def _collect_log(engine: SlatedbEngine) -> None:
         compactions_options=None, detach_options=None,
     )  # fmt: skip
     call(admin.run_gc_once(options), DEADLINE)
+
+
+def test_a_named_checkpoint_keeps_a_readers_tables_while_it_reads(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(follower, "FOLLOW_BYTES", 1000)
+    writer = home.open()
+    engine: Any = writer._engine
+    for number in range(3):
+        writer.topic("t").append("k", {"number": number, "text": "x" * 500})
+    engine.reclaim()
+    writer.topic("t").append("k", {"number": 3, "text": "only in the log"})
+    options = ObjectOptions(hold=3600, store=home.options)
+    reader = open_local(home.url, read_only=True, options=options)
+    try:
+        (first,) = _checkpoints(engine)
+        assert str(os.getpid()) in first.name and first.expire_time_secs is not None
+        assert [event.payload["number"] for event in reader.topic("t").read()] == [0, 1, 2, 3]
+        for number in range(4, 8):  # more than the reader keeps over its tables: it opens newer ones
+            writer.topic("t").append("k", {"number": number, "text": "x" * 500})
+        engine.reclaim()
+        eventually(lambda: reader.topic("t").latest == 8 and [one.id for one in _checkpoints(engine)] != [first.id])
+        eventually(lambda: reader.topic("t").latest == 8 and len(_checkpoints(engine)) == 1)
+        assert [event.payload["number"] for event in reader.topic("t").read()] == list(range(8))
+    finally:
+        reader.close()
+    assert _checkpoints(engine) == []
+
+
+def _checkpoints(engine: Any) -> list[Any]:
+    """Those of readers: the compactor has some of its own."""
+    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+    return [one for one in call(admin.list_checkpoints(None), DEADLINE) if (one.name or "").startswith("penstock")]
 
 
 def test_a_reader_follows_from_one_writer_to_the_next(home: Home) -> None:

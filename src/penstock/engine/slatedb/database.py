@@ -66,9 +66,13 @@ def open_database(
 
 
 def open_reader(
-    place: Place, cache: sl.DbCache, recorder: sl.DefaultMetricsRecorder | None, timeout: float
+    place: Place,
+    cache: sl.DbCache,
+    recorder: sl.DefaultMetricsRecorder | None,
+    timeout: float,
+    checkpoint: str | None = None,
 ) -> sl.DbReader:
-    """The newest tables, standing still: without the log, and without writing a checkpoint."""
+    """The tables of a checkpoint, or the newest ones, standing still and without the log."""
     builder = sl.DbReaderBuilder(place.path, place.store)
     builder.with_options(
         sl.ReaderOptions(
@@ -81,7 +85,8 @@ def open_reader(
     builder.with_db_cache(cache, 1)
     if recorder is not None:
         builder.with_metrics_recorder(recorder)
-    builder.with_reader_mode(sl.ReaderMode.FOLLOW_LATEST())
+    pinned = checkpoint is not None
+    builder.with_reader_mode(sl.ReaderMode.CHECKPOINT(checkpoint) if pinned else sl.ReaderMode.FOLLOW_LATEST())
     return call(builder.build(), timeout)
 
 

@@ -133,7 +133,7 @@ class SlatedbEngine(BaseEngine):
 
     def _open_to_read(self) -> None:
         check_store(self._place, LEASE_PATH, writing=False)
-        self._follower = Follower(self._place, self._name, make_cache(), self._recorder, self._timeout)
+        self._follower = Follower(self._place, self._name, make_cache(), self._recorder, self.options)
         self._follower.open()
         self._check_format(self._follower.view())
 

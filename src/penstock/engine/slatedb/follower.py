@@ -9,6 +9,8 @@ rows they hold leave the map. What is read is always the state after some commit
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 import weakref
@@ -19,6 +21,7 @@ from penstock.engine.memory.sorted_map import SortedMap
 from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, open_reader
 from penstock.engine.slatedb.errors import explain
+from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
 from penstock.engine.slatedb.view import LayeredView, SlatedbView
 from penstock.errors import ConfigError, StorageError
@@ -30,6 +33,8 @@ MANIFEST_SECONDS = 30.0
 """How often a reader that finds nothing new makes sure that it has not missed what was collected meanwhile."""
 RENEW_SECONDS = SNAPSHOT_SECONDS / 3
 """How old the tables may be before newer ones are opened, if there are any."""
+HOLD_TIMEOUT = 5.0
+"""How long a reader waits for a checkpoint before it goes without."""
 LOG_PATH = "wal/{:020d}.sst"
 _ROW_OVERHEAD = 120
 
@@ -38,13 +43,20 @@ class Follower:
     """Follows the writer of a journal, wherever it is."""
 
     def __init__(
-        self, place: Place, name: str, cache: sl.DbCache, recorder: sl.DefaultMetricsRecorder | None, timeout: float
+        self,
+        place: Place,
+        name: str,
+        cache: sl.DbCache,
+        recorder: sl.DefaultMetricsRecorder | None,
+        options: ObjectOptions,
     ) -> None:
         self._place = place
         self._name = name
         self._cache = cache
         self._recorder = recorder
-        self._timeout = timeout
+        self._timeout = options.timeout
+        self._hold = options.hold
+        self._checkpoint: str | None = None
         self._admin = sl.AdminBuilder(place.path, place.store).build()
         self._log = sl.SlateDbWalReader(place.path, place.store)
         self._lock = threading.Lock()
@@ -55,7 +67,7 @@ class Follower:
         self._pause = 0.0
         self._looked = self._manifest_read = self._based = float("-inf")
         self._manifest = -1
-        self._retired: list[tuple[weakref.ref[SlatedbView], sl.DbReader]] = []
+        self._retired: list[tuple[weakref.ref[SlatedbView], sl.DbReader, str | None]] = []
         self._reader: sl.DbReader | None = None
         self._base: SlatedbView
         self._view: LayeredView
@@ -110,9 +122,11 @@ class Follower:
         full = self._bytes > FOLLOW_BYTES and now - self._manifest_read > MANIFEST_SECONDS / 10
         if full or now - self._manifest_read > MANIFEST_SECONDS:
             self._look_at_manifest(now)
-        for view, reader in [pair for pair in self._retired if pair[0]() is None]:
-            self._retired.remove((view, reader))
+        for retired in [one for one in self._retired if one[0]() is None]:
+            self._retired.remove(retired)
+            _, reader, checkpoint = retired
             call(reader.shutdown(), self._timeout)
+            self._delete_checkpoint(checkpoint)
 
     def _look_at_manifest(self, now: float) -> None:
         manifest = call(self._admin.read_manifest(None), self._timeout)
@@ -127,11 +141,12 @@ class Follower:
 
     def _open_tables(self, manifest: sl.VersionedManifest) -> None:
         """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
-        reader = open_reader(self._place, self._cache, self._recorder, self._timeout)
+        checkpoint, manifest = self._make_checkpoint(manifest)
+        reader = open_reader(self._place, self._cache, self._recorder, self._timeout, checkpoint)
         self._held = reader.status().durable_seq
         if self._reader is not None:
-            self._retired.append((weakref.ref(self._base), self._reader))
-        self._reader = reader
+            self._retired.append((weakref.ref(self._base), self._reader, self._checkpoint))
+        self._reader, self._checkpoint = reader, checkpoint
         self._base = SlatedbView(reader, self._name, self._timeout)
         kept: SortedMap[bytes | None] = SortedMap()
         numbers: dict[bytes, int] = {}
@@ -147,6 +162,28 @@ class Follower:
         self._manifest = manifest.id
         self._based = self._manifest_read = time.monotonic()
         self._publish()
+
+    def _make_checkpoint(self, manifest: sl.VersionedManifest) -> tuple[str | None, sl.VersionedManifest]:
+        """A checkpoint with this process's name that keeps the newest tables for `hold` seconds, and its manifest."""
+        if not self._hold:
+            return None, manifest
+        name = f"penstock reader {socket.gethostname()} {os.getpid()}"
+        options = sl.CheckpointOptions(lifetime_ms=round(self._hold * 1000), source=None, name=name)
+        try:
+            made = call(self._admin.create_detached_checkpoint(options), min(self._timeout, HOLD_TIMEOUT))
+            found = call(self._admin.read_manifest(made.manifest_id), self._timeout)
+        except (sl.Error, TimedOut) as error:  # a reader's credentials need not allow writing
+            log.warning("tables of %s are read without a checkpoint that keeps them: %s", self._name, error)
+            return None, manifest
+        return made.id, found or manifest
+
+    def _delete_checkpoint(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        try:
+            call(self._admin.delete_checkpoint(checkpoint), min(self._timeout, HOLD_TIMEOUT))
+        except (sl.Error, TimedOut) as error:
+            log.info("a checkpoint of %s expires by itself: %s", self._name, error)
 
     def _read_log(self) -> bool:
         """Takes in every object the log has gained; each one whole, so that no reader sees half a commit."""
@@ -187,15 +224,16 @@ class Follower:
 
     def close(self) -> None:
         """Lets go of the tables."""
-        readers = [reader for _, reader in self._retired]
+        readers = [(reader, checkpoint) for _, reader, checkpoint in self._retired]
         if self._reader is not None:
-            readers.append(self._reader)
+            readers.append((self._reader, self._checkpoint))
         self._retired, self._reader = [], None
-        for reader in readers:
+        for reader, checkpoint in readers:
             try:
                 call(reader.shutdown(), self._timeout)
             except (sl.Error, TimedOut) as error:
                 log.warning("a reader of %s did not close: %s", self._name, error)
+            self._delete_checkpoint(checkpoint)
 
 
 def _size(key: bytes, value: bytes | None) -> int:

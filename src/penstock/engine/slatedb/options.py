@@ -25,11 +25,13 @@ class ObjectOptions:
     """Takes the lease from a writer that still holds it."""
     standby: bool = False
     """Waits for as long as another writer holds the lease."""
+    hold: float = 0.0
+    """Seconds for which a checkpoint keeps the tables a reader has opened from collection; 0: none is made."""
     store: Mapping[str, Any] = field(default_factory=dict)
     """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
 
     def __post_init__(self) -> None:
-        for name, least in (("linger", 0.0), ("timeout", 0.01), ("lease", LEASE_SECONDS_LEAST)):
+        for name, least in (("linger", 0.0), ("hold", 0.0), ("timeout", 0.01), ("lease", LEASE_SECONDS_LEAST)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
                 raise ConfigError(f"{name} must be a number of seconds of at least {least:g}, not {value!r}")

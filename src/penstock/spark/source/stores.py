@@ -13,13 +13,17 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.api import LocalJournal, open_local
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.errors import ConfigError
+from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.spark.source.place import is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
+
+if TYPE_CHECKING:
+    from penstock.engine.slatedb.options import ObjectOptions
 
 REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
 """Schemes of journals that every machine can reach."""
@@ -57,9 +61,18 @@ def _opened(url: str) -> LocalJournal:
         del _kept[other]  # the parent's: not ours to close
     while len(_kept) >= _KEPT:
         _kept.pop(next(iter(_kept))).journal.close()
-    journal = open_local(url, read_only=True)
+    journal = open_local(url, read_only=True, options=_options(url))
     _kept[slot] = _OpenJournal(journal, _identity(journal))
     return journal
+
+
+def _options(url: str) -> ObjectOptions | None:
+    """In an object store a task's tables are kept for it by a checkpoint, however long compaction has replaced them."""
+    if parse_url(url)[0] not in OBJECT_SCHEMES:
+        return None
+    from penstock.engine.slatedb.options import ObjectOptions
+
+    return ObjectOptions(hold=SPARK_HOLD_SECONDS)
 
 
 @contextmanager
