@@ -72,6 +72,12 @@ BLOCK_EVENTS: Final = 65_536
 """The most events in one block."""
 SETTLED_BYTES: Final = 64 << 10
 """A block of at least this size is never merged again."""
+INLINE_BYTES: Final = 4 << 20
+"""Up to this size a batch of blocks is appended in one commit; a larger one is staged first, in steps."""
+STEP_BYTES: Final = 2 << 20
+"""Payload bytes of one such step: what everybody else waits behind."""
+STAGED_SECONDS: Final = 7 * 24 * 3600.0
+"""After this time a batch that was staged and never published is removed."""
 MERGE_FAN_IN: Final = 64
 """How many small neighbouring blocks make a merge worth its writes."""
 SMALL_BYTES: Final = 6 << 10

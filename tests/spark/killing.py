@@ -33,6 +33,7 @@ from penstock.spark.buffer.stream import BufferStreamReader as BufferReader
 from penstock.spark.sink import sink
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stream import StreamReader
+from penstock.transfer import publishing
 
 STAGES = ("planned", "reading", "writing", "publishing", "published")
 _PATIENCE_SECONDS = 600
@@ -144,14 +145,18 @@ class KillsWriting:
 
 class KillsAppending(KillsWriting):
     def publishing(self) -> contextlib.AbstractContextManager[None]:
-        append = sink.append_wires
+        def killing(old: Callable[..., Any]) -> Callable[..., Any]:
+            def replaced(*args: Any, **options: Any) -> Any:
+                done = old(*args, **options)
+                reach(self.kill, "publishing")
+                return done
 
-        def killing(commit: Any, topic: str, wires: Any) -> range:
-            done = append(commit, topic, wires)
-            reach(self.kill, "publishing")
-            return done
+            return replaced
 
-        return _replaced(sink, "append_wires", killing)
+        stack = contextlib.ExitStack()
+        for name in ("append_wires", "publish"):  # of a small commit, and of one that was staged in steps
+            stack.enter_context(_replaced(publishing, name, killing(getattr(publishing, name))))
+        return stack
 
 
 class KillsUploading(KillsWriting):

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 import penstock
+import penstock.spark.served.connection as connection
 from penstock import Draft
 from penstock.errors import ConfigError, Denied, PenstockError, PositionTrimmed
 from penstock.spark.sealing import seal
@@ -196,7 +197,8 @@ def test_a_server_that_starts_again_is_waited_for(journal: penstock.Journal, tmp
     assert rows == [100]
 
 
-def test_a_wrong_address_is_found_at_once(tmp_path: Path) -> None:
+def test_a_wrong_address_is_an_error_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_PATIENCE", 0.1)
     with pytest.raises(PenstockError, match="does not answer"):
         source("http://127.0.0.1:9").reader(COLUMNS).partitions()
     for url, said in (

@@ -150,7 +150,7 @@ class TopicView:
         """The newest block that begins at or before a position."""
         low, _ = keys.block_range(self.number)
         for key, value in self.snap.scan(low, keys.block_key(self.number, seq + 1), reverse=True):
-            return open_block(key, value, self.name)
+            return open_block(self.snap, key, value, self.name)
         state = load_state(self.snap, self.number, self.name)
         if state.trimmed < seq <= state.sealed:
             return sealed_block_holding(self.snap, self.number, self.name, seq, state.trimmed)
@@ -170,7 +170,7 @@ class TopicView:
         yield from self.hot_blocks(after, through, state, open_block)
 
     def hot_blocks(
-        self, after: int, through: int, state: TopicState, open: Callable[[bytes, bytes, str], S]
+        self, after: int, through: int, state: TopicState, open: Callable[[Snapshot, bytes, bytes, str], S]
     ) -> Iterator[S]:
         """What `open` makes of the blocks in the store itself (their keys and values): all but the sealed ones."""
         start = after + 1
@@ -178,7 +178,7 @@ class TopicView:
         first, _ = keys.block_range(self.number)
         if after:
             for key, value in self.snap.scan(first, keys.block_key(self.number, start + 1), reverse=True):
-                opening = open(key, value, self.name)
+                opening = open(self.snap, key, value, self.name)
                 if opening.last >= start:
                     yield opening
                 start = opening.last + 1
@@ -187,7 +187,7 @@ class TopicView:
         stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
         low = keys.block_key(self.number, start) if after else first
         for key, value in self.snap.scan(low, stop):
-            block = open(key, value, self.name)
+            block = open(self.snap, key, value, self.name)
             if block.first > whole + 1:
                 raise self._missing(whole + 1, block.first - 1)
             yield block
@@ -208,7 +208,7 @@ class TopicView:
         settled = max(after, state.trimmed, state.compacted)
         upper: int | None = None
         for key, value in self.snap.scan(low, stop, reverse=True):
-            block = open_block(key, value, self.name)
+            block = open_block(self.snap, key, value, self.name)
             if upper is None:
                 if max(block.last, settled) < through:
                     self._check_is_end(max(block.last, settled) + 1, through)

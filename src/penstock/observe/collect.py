@@ -23,6 +23,7 @@ from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.cursors import read_cursors
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import stored_size
 from penstock.observe.health import examine
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.observe.pipelines import TOPIC as PIPELINES
@@ -81,7 +82,7 @@ def take_sample(journal: LocalJournal) -> Sample:
 def _event_bytes(snap: Snapshot, topic: int) -> int:
     """The average size of the events of a topic's newest block."""
     for key, value in snap.scan(*keys.block_range(topic), reverse=True):
-        return len(value) // max(1, open_block(key, value, "").count)
+        return stored_size(value) // max(1, open_block(snap, key, value, "").count)
     return 0
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.errors import PositionTrimmed
-from penstock.protocol.operation import BLOCKS, Operation
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull
+from penstock.limits import MAX_KEY_BYTES
+from penstock.protocol.operation import BLOCKS, STAGED, Operation
 from penstock.protocol.topics import After, Count
 
 JOURNAL_HEADER = "X-Penstock-Journal"
@@ -65,6 +66,46 @@ class Correlations(msgspec.Struct):
     correlations: dict[str, str | None]
 
 
+class StageQuery(msgspec.Struct, omit_defaults=True):
+    job: Annotated[str, Meta(max_length=200, description="what the batch belongs to, for dropping it")] = ""
+
+
+class StagedDocument(msgspec.Struct):
+    """What was staged."""
+
+    events: int
+    size: int
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is published together: batches in order. A mark and its version make a repeat harmless.
+
+    `journal` is the id of the journal they were made for; `queue` says that they are pushed to it.
+    """
+
+    journal: str
+    batches: list[str]
+    mark: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)] | None = None
+    version: Count = 0
+    queue: str | None = None
+
+
+class CommitDocument(msgspec.Struct):
+    """Whether this request published them; false: it was done before."""
+
+    committed: bool
+
+
+class DropQuery(msgspec.Struct, omit_defaults=True):
+    job: Annotated[str, Meta(description="drop everything that was staged with it, by this token")] = ""
+
+
+class Dropped(msgspec.Struct):
+    """How many bytes were dropped."""
+
+    bytes: int
+
+
 READ_ENDS = Operation(
     "read_ends", "GET", "/ends", "Where topics begin and end", role="read", query=EndsQuery, answer=EndsDocument
 )
@@ -98,4 +139,44 @@ FIND_CORRELATIONS = Operation(
     answer=Correlations,
 )
 
-OPERATIONS: tuple[Operation[Any], ...] = (READ_ENDS, READ_CUTS, READ_BLOCKS, FIND_CORRELATIONS)
+STAGE_BLOCKS = Operation(
+    "stage_blocks",
+    "PUT",
+    "/staging/{batch}/{piece}",
+    "Keeps blocks of new events until a commit publishes them; a piece that is sent again takes the place of the first",
+    role="write",
+    query=StageQuery,
+    body=bytes,
+    takes=STAGED,
+    answer=StagedDocument,
+    errors=(Conflict,),
+)
+COMMIT_STAGED = Operation(
+    "commit_staged",
+    "POST",
+    "/commits",
+    "Publishes staged batches, all at once, in one transaction",
+    role="write",
+    body=CommitRequest,
+    answer=CommitDocument,
+    errors=(Conflict, FenceActive, QueueFull),
+)
+DROP_STAGED = Operation(
+    "drop_staged",
+    "DELETE",
+    "/staging",
+    "Drops what a job has staged and not published",
+    role="write",
+    query=DropQuery,
+    answer=Dropped,
+)
+
+OPERATIONS: tuple[Operation[Any], ...] = (
+    READ_ENDS,
+    READ_CUTS,
+    READ_BLOCKS,
+    FIND_CORRELATIONS,
+    STAGE_BLOCKS,
+    COMMIT_STAGED,
+    DROP_STAGED,
+)

@@ -26,6 +26,9 @@ BLOCKS = "application/vnd.penstock.blocks"
 """Stored blocks, each with its length (4 bytes, big-endian) before it."""
 PROBLEM = "application/problem+json"
 
+STAGED = "application/vnd.penstock.staged"
+"""Blocks of new events on their way to a journal: msgpack of [topic, block] pairs."""
+
 PREFIX = "/v1"
 """Where the operations are, below the server's address."""
 

@@ -22,7 +22,7 @@ from penstock.server.acts import act_routes
 from penstock.server.api import deliveries, live, messages, queues, reading, topics
 from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
-from penstock.server.bulk import blocks
+from penstock.server.bulk import blocks, staging
 from penstock.server.limits import Limits
 from penstock.server.pages import page_routes
 from penstock.server.pages.buffers import Buffers
@@ -68,7 +68,7 @@ class Secured:
         await self.app(scope, receive, secured)
 
 
-HANDLERS = (blocks, deliveries, live, messages, queues, reading, topics, whole_journal)
+HANDLERS = (blocks, deliveries, live, messages, queues, reading, staging, topics, whole_journal)
 """The modules that serve the table's operations; importing them binds their handlers."""
 
 

@@ -47,6 +47,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Bytes of a request's body."""
     max_held: int = 256 << 20
     """Bytes of bodies that arrive and answers that are sent, all requests together; above it the answer is 503."""
+    max_staged: int = 16 << 30
+    """Bytes that one token may have staged and not committed."""
     body_timeout: float = 30.0
     """Seconds for a request's body to arrive."""
     header_timeout: float = 30.0

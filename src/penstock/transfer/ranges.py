@@ -7,6 +7,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import sealed_start
 from penstock.journal.sealed.segments import load_segments
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import stored_size
 
 _UNPACKED = 3
 """How many bytes one of a Parquet file stands for, about."""
@@ -24,8 +25,8 @@ def range_size(view: TopicView, after: int, through: int) -> int:
     low, _ = keys.block_range(view.number)
     middle = (after + through + 1) // 2
     for key, value in view.snap.scan(low, keys.block_key(view.number, middle + 1), reverse=True):
-        count = open_block(key, value, view.name).count
-        return size + (through - after) * len(value) // count
+        count = open_block(view.snap, key, value, view.name).count
+        return size + (through - after) * stored_size(value) // count
     return size
 
 

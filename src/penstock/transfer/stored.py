@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import sealed_blocks
+from penstock.journal.storage.apart import whole_value
 from penstock.journal.storage.block import Block, read_block, seal
 from penstock.journal.storage.columns import unpack_signed
 
@@ -63,7 +65,8 @@ def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredB
     yield from view.hot_blocks(after, through, state, _stored)
 
 
-def _stored(key: bytes, value: bytes, topic: str) -> StoredBlock:
+def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
+    value = whole_value(snap, value, topic)
     try:
         found = _edges(memoryview(value)[:-4])
         last = found.first + found.count - 1 if found.seqs is None else unpack_signed(found.seqs, found.count)[-1]

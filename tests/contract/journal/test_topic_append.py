@@ -18,7 +18,7 @@ from journals import Place, contiguous, on, payloads, seqs
 import penstock.limits
 from penstock import Draft, Journal, ManualClock, Topic
 from penstock.errors import ConfigError, Conflict, InvalidName
-from penstock.journal.commit.bulk import append_wires
+from penstock.journal.bulk.appending import append_wires
 from penstock.journal.commit.copies import Copies, append_copies
 from penstock.journal.storage.block import Columns, build_wire
 

@@ -14,6 +14,7 @@ from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import Corrupt
 from penstock.journal.commit.recent import RecentBlocks
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import read_apart, reference_in
 from penstock.journal.storage.block import Block, read_block
 from penstock.limits import TOPIC_DEDUP_WINDOW
 
@@ -100,22 +101,23 @@ def _checked(decode: Any, value: bytes, name: str) -> Any:
 def last_block(snap: Snapshot, number: int, name: str) -> Block | None:
     """The newest block of a topic."""
     for key, value in snap.scan(*keys.block_range(number), reverse=True):
-        return open_block(key, value, name)
+        return open_block(snap, key, value, name)
     return None
 
 
 def first_block(snap: Snapshot, number: int, name: str) -> Block | None:
     """The oldest block of a topic."""
     for key, value in snap.scan(*keys.block_range(number)):
-        return open_block(key, value, name)
+        return open_block(snap, key, value, name)
     return None
 
 
-def open_block(key: bytes, value: bytes, topic: str) -> Block:
-    """A stored block, checked against the key it lies under."""
+def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
+    """A stored block, checked against the key it lies under; wherever it is stored."""
     first = keys.block_first(key)
     try:
-        block = read_block(value, topic)
+        found = reference_in(value, topic)
+        block = read_block(value, topic) if found is None else read_apart(snap, found, topic)
     except Corrupt as error:
         raise Corrupt(error.args[0].split(" (")[0], topic=topic, seq=first) from error
     if block.first != first:

@@ -113,7 +113,7 @@ class Lookup:
             newest = newest or seen
             if seen == self._newest:
                 break
-            block = open_block(key, value, view.name)
+            block = open_block(view.snap, key, value, view.name)
             if block.last <= self._limit:
                 break
             newer.append((block, block_size(block)))

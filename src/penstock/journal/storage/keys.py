@@ -11,6 +11,9 @@
     n name                    a mark: a named number that commits with a transaction
     y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)
     z topic last              a segment: a Parquet file of sealed events first … last
+    w batch                   a large batch that is being staged (journal.bulk.staging, msgpack)
+    v batch                   one that is published, with blocks that are stored apart (msgpack)
+    x batch piece index       a block that is stored apart
     u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)
@@ -42,11 +45,15 @@ SEALS = b"y"
 SEGMENT = b"z"
 HISTORY = b"h"
 COPYING = b"u"
+STAGED = b"w"
+PUBLISHED = b"v"
+APART = b"x"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")
 _dedup = struct.Struct(">cII")
 _seq = struct.Struct(">Q")
+_piece = struct.Struct(">II")
 
 MAX_SEQ = MAX_POSITION
 MAX_BUCKET = (1 << 32) - 1
@@ -112,6 +119,28 @@ def dedup_range(topic: int, stop_bucket: int) -> tuple[bytes, bytes]:
 
 def mark_key(name: str) -> bytes:
     return MARK + name.encode()
+
+
+def staged_key(batch: bytes) -> bytes:
+    """The record of a batch that is not published; its name is 16 bytes."""
+    return STAGED + batch
+
+
+def published_key(batch: bytes) -> bytes:
+    return PUBLISHED + batch
+
+
+def apart_key(batch: bytes, piece: int, index: int) -> bytes:
+    return APART + batch + _piece.pack(piece, index)
+
+
+def piece_range(batch: bytes, piece: int) -> tuple[bytes, bytes]:
+    return apart_key(batch, piece, 0), apart_key(batch, piece + 1, 0)
+
+
+def batch_range(batch: bytes) -> tuple[bytes, bytes]:
+    """Every block of a batch."""
+    return APART + batch, APART + batch + b"\xff" * 9
 
 
 def pack_seq(seq: int) -> bytes:

@@ -16,6 +16,7 @@ from penstock.journal.index.directory import trim_index
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.segments import drop_segments
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.columns import text_values
 from penstock.journal.storage.joining import select
 from penstock.journal.upkeep.thinning import ThinnedBlock, exchange, stored_blocks, without
@@ -96,7 +97,7 @@ def one_step(commit: Commit, topic: str, through: int) -> int:
     for count, (key, value) in enumerate(commit.tx.scan(low, keys.block_key(view.number, through + 1))):
         if count == RETENTION_BLOCKS or size > RETENTION_BYTES:
             return keys.block_first(key) - 1
-        size += len(value)
+        size += stored_size(value)
     return through
 
 
@@ -146,9 +147,9 @@ def _bytes_bound(view: TopicView, limit: int) -> int:
     total = 0
     for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
         newest = total == 0
-        total += len(value)
+        total += stored_size(value)
         if total > limit and not newest:
-            return open_block(key, value, view.name).last
+            return open_block(view.snap, key, value, view.name).last
     return 0
 
 
@@ -211,7 +212,7 @@ def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> di
                     for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True)
                     if key is not None
                 )
-                looked += len(value)
+                looked += stored_size(value)
                 after = block.last
     return newest
 
@@ -231,8 +232,8 @@ def _newest_only(
             for row, (key, seq) in enumerate(zip(text_values(block.wire.key, block.count), block.seqs, strict=True))
             if key is None or seq > through or seq >= newest.get(key, 0)
         ]
-        looked += len(stored[1])
+        looked += stored_size(stored[1])
         if len(kept) < block.count:
             thinned.append(without(stored, kept))
-            size += len(stored[1])
+            size += stored_size(stored[1])
     return thinned, through

@@ -23,6 +23,7 @@ from penstock.journal.upkeep.compaction import (
     retention_bound,
 )
 from penstock.journal.upkeep.merging import settle_tail
+from penstock.journal.upkeep.sweeping import sweep_staged
 from penstock.limits import MERGE_FAN_IN, RETENTION_SECONDS, SETTLED_BYTES, SMALL_BYTES
 from penstock.observe.logs import Log
 
@@ -92,6 +93,7 @@ class Housekeeper:
                 freed = freed or removed
             if self._writer.run(WriteRequest(lambda commit: self._wants_newest_only(commit, topic), relaxed=True)):
                 freed = compact_by_key(self._engine, self._writer, topic, self.holds) > 0 or freed
+            freed = sweep_staged(self._engine, self._writer) or freed
             if freed:
                 self._writer.reclaim()
             for chore in self.chores:

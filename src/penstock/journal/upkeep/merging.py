@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.engine.contract import Engine
+from penstock.engine.contract import Engine, Snapshot
 from penstock.journal.commit.catalog import load_record, open_block
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.joining import merge
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN
@@ -32,27 +33,28 @@ def settle_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_i
         if record is None:
             return 0
         for key, value in snap.scan(*keys.block_range(record.number), reverse=True):
-            if len(value) >= below or len(tail) == _TAIL_BLOCKS:
+            if stored_size(value) >= below or len(tail) == _TAIL_BLOCKS:
                 break
             tail.append((key, value))
-    if len(tail) < max(2, fan_in):
-        return 0
-    tail.reverse()
+        if len(tail) < max(2, fan_in):
+            return 0
+        tail.reverse()
+        chunks = list(_chunks(snap, tail, topic))
     merged = 0
-    for run, blocks in _chunks(tail, topic):
+    for run, blocks in chunks:
         joined = merge(blocks)
         if writer.run(WriteRequest(_Exchange(run, joined, noted), len(joined), relaxed=True)):
             merged += len(run)
     return merged
 
 
-def _chunks(run: list[_Stored], topic: str) -> Iterator[tuple[list[_Stored], list[Block]]]:
+def _chunks(snap: Snapshot, run: list[_Stored], topic: str) -> Iterator[tuple[list[_Stored], list[Block]]]:
     """Cuts a run where a merged block would grow past the usual size."""
     chunk: list[_Stored] = []
     blocks: list[Block] = []
     size = events = 0
     for key, value in run:
-        block = open_block(key, value, topic)
+        block = open_block(snap, key, value, topic)
         if chunk and (size + len(value) > BLOCK_BYTES or events + block.count > BLOCK_EVENTS):
             if len(chunk) > 1:
                 yield chunk, blocks

@@ -11,6 +11,7 @@ from penstock.journal.commit.catalog import load_state, open_block, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.index.directory import drop_index
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.joining import select
 from penstock.limits import EXCHANGE_BYTES
@@ -37,7 +38,7 @@ def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int
     low, _ = keys.block_range(number)
     low = next((key for key, _ in snap.scan(low, keys.block_key(number, start + 1), reverse=True)), low)
     for key, value in snap.scan(low, keys.block_key(number, stop + 1)):
-        block = open_block(key, value, topic)
+        block = open_block(snap, key, value, topic)
         if block.last >= start:
             yield key, value, block
 
@@ -55,7 +56,7 @@ def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
     size = 0
     for block in blocks:
         part.append(block)
-        size += len(block.value)
+        size += stored_size(block.value)
         if size >= EXCHANGE_BYTES:
             yield part
             part, size = [], 0

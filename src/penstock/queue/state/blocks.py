@@ -15,6 +15,7 @@ from penstock.events import Event
 from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
+from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.block import NO_HEADERS, Block, Columns, columns_of
 
 KEPT_BLOCKS = 128
@@ -154,14 +155,14 @@ class BlockCache:
             block = self._open(snap, key, value)
             self._keep(block)
             first = first or block
-            size += len(value)
+            size += stored_size(value)
             if size > KEPT_BYTES // 4:
                 break
         return first
 
     def _open(self, snap: Snapshot, key: bytes, value: bytes) -> Rows:
         try:
-            return open_block(key, value, self._topic)
+            return open_block(snap, key, value, self._topic)
         except Corrupt as error:
             first = keys.block_first(key)
             _, end = keys.block_range(self._number)

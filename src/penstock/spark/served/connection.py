@@ -23,6 +23,8 @@ TIMEOUT = 60.0
 """Seconds for a server to accept a connection, and to answer."""
 PATIENCE = 60.0
 """Seconds for which a server that was there is waited for when it is not."""
+FIRST_PATIENCE = 10.0
+"""Seconds for which a server is waited for that this process has not met yet: its address may be wrong."""
 _PAUSES = (0.05, 0.1, 0.25, 0.5, 1.0)
 _KEPT = 8
 """Servers a worker process stays connected with."""
@@ -44,9 +46,9 @@ def client_of(place: JournalPlace) -> Client:
     return client
 
 
-def patiently(ask: Callable[[], T], patience: float = PATIENCE) -> T:
+def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
     """What `ask` gives; asked again while the server does not answer, or has no room."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + (PATIENCE if patience is None else patience)
     tries = 0
     while True:
         try:
@@ -62,8 +64,9 @@ def _passing(error: PenstockError) -> bool:
     return error.retryable if isinstance(error, StorageError) else True
 
 
-def describe(place: JournalPlace, *, patience: float = 0.0) -> JournalDocument:
-    """What is served at a place."""
+def describe(place: JournalPlace, *, known: bool = False) -> JournalDocument:
+    """What is served at a place; `known`: a server was there when the work was planned."""
+    patience = PATIENCE if known else FIRST_PATIENCE
     return patiently(lambda: client_of(place).call(DESCRIBE_JOURNAL), patience)
 
 

@@ -29,7 +29,7 @@ from penstock.protocol.bulk import (
 )
 from penstock.protocol.operation import BLOCKS
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, CursorChange, PositionQuery
-from penstock.spark.served.connection import PATIENCE, check_same, client_of, describe, patiently
+from penstock.spark.served.connection import check_same, client_of, describe, patiently
 from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept
 from penstock.spark.source.place import JournalPlace
 from penstock.transfer.stored import blocks_of
@@ -41,7 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def served_journal(place: JournalPlace, id: str | None) -> ServedJournal:
     """The journal at a server; one that was planned with is waited for, a new one must be there."""
-    found = describe(place, patience=0.0 if id is None else PATIENCE).id
+    found = describe(place, known=id is not None).id
     check_same(place, found, id)
     return ServedJournal(place, found)
 

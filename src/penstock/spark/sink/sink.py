@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Self
 
 import msgspec
@@ -18,17 +17,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError, PenstockError, QueueFull
-from penstock.journal.commit.bulk import append_wires
-from penstock.journal.commit.commit import Commit
+from penstock.errors import ConfigError, PenstockError
 from penstock.journal.storage.block import Wire
 from penstock.journal.storage.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
-from penstock.queue.queue import LocalQueue
 from penstock.spark.sink.layout import SinkLayout
-from penstock.spark.sink.staging import StagedBlocks, StagingFolder, staging_root
+from penstock.spark.sink.staging import StagedShare, Staging, StagingFolder, staging_root
 from penstock.spark.source.options import WriteOptions, write_options
-from penstock.spark.source.stores import journal_id, writing
+from penstock.spark.source.stores import journal_id
 
 _GATHER_ROWS = 65_536
 
@@ -55,41 +51,6 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     return held[0] if len(held) == 1 else pa.concat_batches(held)
 
 
-def publish(options: WriteOptions, messages: Sequence[StagedBlocks], mark: str | None, version: int) -> bool:
-    """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
-    with writing(options.place.url, options.journal) as journal:
-        queue = journal.queue(options.topic or "") if options.queue else None
-
-        def apply(commit: Commit) -> bool:
-            if mark is not None:
-                done = commit.get_mark(mark)
-                if done is not None and done >= version:
-                    return False
-            if queue is not None:
-                _check_push(commit, queue, messages)
-            pieces = (piece for message in messages for piece in message.wires())
-            for topic, group in groupby(pieces, key=lambda piece: piece[0]):
-                append_wires(commit, topic, (wire for _, wire in group))
-            if mark is not None:
-                commit.set_mark(mark, version)
-            return True
-
-        return bool(journal.run(apply))
-
-
-def _check_push(commit: Commit, queue: LocalQueue, messages: Sequence[StagedBlocks]) -> None:
-    """Raises what pushing the messages one by one would raise; a push is otherwise nothing but its event."""
-    state = queue._cache.state(commit, queue.name)
-    if state.policy.priority and any(message.keyed for message in messages):
-        raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
-    most, held, more = state.policy.max_size, state.unsettled(commit), sum(message.events for message in messages)
-    if most is not None and held + more > most:
-        raise QueueFull(
-            f"queue {queue.name!r} holds {held} messages of at most {most}; {more} more do not fit: "
-            "take some, or raise max_size with configure"
-        )
-
-
 def mark_name(*parts: str) -> str:
     """The name under which a journal remembers what a query or application has written."""
     name = ":".join(("spark", *parts))
@@ -98,13 +59,21 @@ def mark_name(*parts: str) -> str:
     return name
 
 
+def _staging(options: WriteOptions, owner: str) -> Staging:
+    if options.place.served:
+        from penstock.spark.served.writing import ServedStaging
+
+        return ServedStaging(options.place, owner)
+    return StagingFolder(options.place.url, staging_root(options.place.url, options.staging), owner)
+
+
 class _TopicWriter:
     """What batch and stream writers share."""
 
     def __init__(self, options: WriteOptions, layout: SinkLayout, owner: str) -> None:
         self.options = options
         self.layout = layout
-        self.folder = StagingFolder(staging_root(options.place.url, options.staging), owner)
+        self.staging = _staging(options, owner)
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> Self:
@@ -115,27 +84,35 @@ class _TopicWriter:
             )
         options = write_options(given)
         if options.place.served:
-            raise ConfigError(f"frames cannot be written to a served journal ({options.place.url})")
-        options = msgspec.structs.replace(options, journal=journal_id(options.place.url))
+            from penstock.spark.served.connection import check_may_write
+
+            found: str | None = check_may_write(options.place, "this query").id
+        else:
+            found = journal_id(options.place.url)
+        options = msgspec.structs.replace(options, journal=found)
         return cls(options, SinkLayout.of(schema, options), uuid.uuid4().hex)
+
+    def _publish(self, staging: Staging, shares: Sequence[StagedShare], mark: str | None, version: int) -> None:
+        queue = self.options.topic if self.options.queue else None
+        staging.publish(shares, self.options.journal, mark, version, queue)
 
 
 class BatchWriter(_TopicWriter, DataSourceArrowWriter):
     """Writes a frame once; with txnAppId and txnVersion, once for ever."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.folder.stage(encoded(iterator, self.layout), None, "0")
+        return self.staging.stage(encoded(iterator, self.layout), None, "0")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         options = self.options
-        staged = [message for message in messages if isinstance(message, StagedBlocks)]
+        staged = [message for message in messages if isinstance(message, StagedShare)]
         mark = None if options.app is None else mark_name("app", options.app, options.topic or "")
         if mark is not None or any(message.events for message in staged):
-            publish(options, staged, mark, options.version or 0)
-        self.folder.remove()
+            self._publish(self.staging, staged, mark, options.version or 0)
+        self.staging.remove()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.folder.remove()
+        self.staging.remove()
 
 
 class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
@@ -152,23 +129,21 @@ class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if not query or batch is None:
             raise PenstockError("Spark did not tell the task which streaming query and batch it works for")
-        return self._folder(query).stage(encoded(iterator, self.layout), query, batch)
+        return self.staging.of(query).stage(encoded(iterator, self.layout), query, batch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        staged = [message for message in messages if isinstance(message, StagedBlocks)]
+        staged = [message for message in messages if isinstance(message, StagedShare)]
         queries = {message.query for message in staged}
         if len(queries) > 1:
             raise PenstockError(f"one batch has the rows of several queries: {', '.join(map(str, queries))}")
         for query in queries:
             assert query is not None
+            staging = self.staging.of(query)
             if any(message.events for message in staged):
-                publish(self.options, staged, mark_name("query", query, self.options.topic or ""), batchId)
-            self._folder(query).sweep(batchId)
+                self._publish(staging, staged, mark_name("query", query, self.options.topic or ""), batchId)
+            staging.sweep(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        for query in {message.query for message in messages if isinstance(message, StagedBlocks)}:
+        for query in {message.query for message in messages if isinstance(message, StagedShare)}:
             if query is not None:
-                self._folder(query).sweep(batchId)
-
-    def _folder(self, query: str) -> StagingFolder:
-        return StagingFolder(str(self.folder.root), query)
+                self.staging.of(query).sweep(batchId)

@@ -11,18 +11,19 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, StorageError
 from penstock.journal.storage.block import Wire, decode_wire, encode_wire
-from penstock.spark.source.stores import REMOTE
+from penstock.spark.source.stores import REMOTE, writing
+from penstock.transfer.publishing import Blocks, publish_blocks
 
 _INLINE_BYTES = 1 << 20
 """Up to this size a task's blocks travel in its message."""
@@ -31,19 +32,56 @@ _FORGOTTEN = 7 * 24 * 3600.0
 
 
 @dataclass
-class StagedBlocks(WriterCommitMessage):
+class StagedShare(WriterCommitMessage):
     """What one task has staged."""
 
     query: str | None
     events: int = 0
     keyed: bool = False
     """Whether any event has a key."""
+
+
+class Staging(Protocol):
+    """Where the tasks of one query or job leave their blocks until the commit publishes them."""
+
+    def of(self, job: str) -> Staging:
+        """The same for another query."""
+        ...
+
+    def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> StagedShare:
+        """Keeps a task's blocks until the commit."""
+        ...
+
+    def publish(
+        self, shares: Sequence[StagedShare], journal: str | None, mark: str | None, version: int, queue: str | None
+    ) -> None:
+        """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
+        ...
+
+    def sweep(self, through: int) -> None:
+        """Removes what batches up to and including one have left."""
+        ...
+
+    def remove(self) -> None:
+        """Removes everything this job has left."""
+        ...
+
+
+@dataclass
+class StagedBlocks(StagedShare):
+    """What one task has staged in a folder, or carries along."""
+
     blocks: list[tuple[str, bytes]] = field(default_factory=list)
     """Topics and blocks, when they are small."""
     file: str | None = None
     pieces: list[tuple[str, int]] = field(default_factory=list)
     """Topics and lengths of the blocks in the file, in order."""
     host: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes staged."""
+        return sum(len(block) for _, block in self.blocks) + sum(length for _, length in self.pieces)
 
     def wires(self) -> Iterator[tuple[str, Wire]]:
         """The topics and blocks, in order."""
@@ -69,9 +107,28 @@ class StagedBlocks(WriterCommitMessage):
 class StagingFolder:
     """The staging folder of one query or job."""
 
-    def __init__(self, root: str, owner: str) -> None:
+    def __init__(self, url: str, root: str, owner: str) -> None:
+        self.url = url
         self.root = Path(root)
         self.path = self.root / owner
+
+    def of(self, job: str) -> StagingFolder:
+        """The folder of another query."""
+        return StagingFolder(self.url, str(self.root), job)
+
+    def publish(
+        self, shares: Sequence[StagedShare], journal: str | None, mark: str | None, version: int, queue: str | None
+    ) -> None:
+        """Appends what tasks have staged; nothing when the mark says that it was done before."""
+        staged = [share for share in shares if isinstance(share, StagedBlocks)]
+        blocks = Blocks(
+            (piece for share in staged for piece in share.wires()),
+            sum(share.size for share in staged),
+            sum(share.events for share in staged),
+            any(share.keyed for share in staged),
+        )
+        with writing(self.url, journal) as opened:
+            publish_blocks(opened, blocks, mark, version, queue)
 
     def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> StagedBlocks:
         """Keeps a task's blocks until the commit."""

@@ -31,6 +31,7 @@ def _named_url(text: str) -> tuple[str, str]:
 @several("--allow-host", metavar="NAME", help="a name this server answers to")
 @several("--buffer", metavar="NAME=URL", type=_named_url, help="an object-storage buffer to show on the page")
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
+@click.option("--max-staged", type=size, default="16GiB", help="how much one token may stage without committing it")
 @click.option("--read-only", is_flag=True, help="open the journal for reading only")
 @click.option(
     "--standby", is_flag=True, help="a hot spare: wait while another process writes a journal in an object store"
@@ -43,6 +44,7 @@ def serve(
     allow_host: tuple[str, ...],
     buffer: tuple[tuple[str, str], ...],
     max_body: int,
+    max_staged: int,
     read_only: bool,
     standby: bool,
 ) -> None:
@@ -60,7 +62,7 @@ def serve(
         context.note("standing by: serving begins when the process that writes the journal ends")
     with context.journal(read_only=read_only, standby=standby) as opened:
         journal = local(opened, "serving")
-        limits, hosts = Limits(max_body=max_body), allow_host or None
+        limits, hosts = Limits(max_body=max_body, max_staged=max_staged), allow_host or None
         server = make_server(
             journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer)
         )

@@ -14,7 +14,8 @@ from penstock.journal.commit.catalog import Head
 from penstock.journal.commit.commit import Commit, next_id, topic_is_full
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import ID_BYTES, ID_MASK, Block, Wire, columns_of, seal
+from penstock.journal.storage.apart import stamp
+from penstock.journal.storage.block import Block, Wire, columns_of, seal
 from penstock.limits import MAX_POSITION
 
 _LARGE = 256 << 10
@@ -64,15 +65,6 @@ def _ahead(values: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         while (made := coming.popleft().result()) is not None:
             coming.append(pool.submit(next, values, None))
             yield made
-
-
-def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
-    """Makes a block's events one run: at positions from `first` on, recorded together, with ids counting up."""
-    wire.first = first
-    wire.run_counts = wire.count
-    wire.run_time = recorded_ms
-    wire.run_times = 0
-    wire.run_ids = (number & ID_MASK).to_bytes(ID_BYTES)
 
 
 def _append_rows(commit: Commit, name: str, wires: Iterable[Wire]) -> range:

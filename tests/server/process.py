@@ -1,0 +1,52 @@
+"""`penstock serve` as a process of its own, which a test may kill and start again on the same port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+
+class ServerProcess:
+    """A served journal; `kill` ends it as the kernel does, `start` serves the same store again."""
+
+    def __init__(self, url: str | Path, tokens: str = "") -> None:
+        self._url = str(url)
+        self._tokens = tokens
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        environ = {**os.environ, "PENSTOCK_SERVE_TOKENS": self._tokens}
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--url", self._url, "--port", str(self.port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+        deadline = time.monotonic() + 120
+        while True:
+            assert self._process.poll() is None, "the server did not start"
+            assert time.monotonic() < deadline
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(60)
+            self._process = None
