@@ -60,8 +60,11 @@ def reference_in(value: bytes, topic: str) -> Reference | None:
 
 
 def stored_size(value: bytes) -> int:
-    """How many bytes a block takes, wherever it is."""
-    found = reference_in(value, "")
+    """How many bytes a block takes, wherever it is; what is damaged counts as what lies here."""
+    try:
+        found = reference_in(value, "")
+    except Corrupt:
+        return len(value)
     return len(value) if found is None else found.size
 
 
