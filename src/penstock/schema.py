@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
 
+MESSAGE_KIND = "message"
+"""The kind of messages that were pushed without one."""
 VERSION_HEADER = "schema-version"
 """Where an event says which version of its type it was written with; absent for version 1."""
 
@@ -162,6 +164,18 @@ def forget(kind: str) -> None:
         schema = _by_kind.pop(kind, None)
         if schema is not None and schema.type is not None:
             _by_type.pop(schema.type, None)
+
+
+def brings_kind(payload: Any, kind: str) -> bool:
+    """Whether a message's payload is of a declared type, which brings its kind along; ConfigError for another kind."""
+    schema = _by_type.get(type(payload))
+    if schema is None:
+        return False
+    if kind not in (MESSAGE_KIND, schema.kind):
+        raise ConfigError(
+            f"{type(payload).__name__} is declared as {schema.kind!r} and cannot be pushed as {kind!r}: leave kind= out"
+        )
+    return True
 
 
 def encode_event(instance: Any) -> tuple[str, Any, dict[str, str]]:

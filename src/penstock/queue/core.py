@@ -21,6 +21,7 @@ from penstock.queue.operations.push import DeliveryOptions, draft_fields, plain_
 from penstock.queue.operations.settle import HeldMessage, NackOptions, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
+from penstock.schema import brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class QueueCore:
     def _prepare(
         self,
         payload: Any,
-        kind: str,
+        kind: Any,
         key: str | None,
         priority: int,
         delay: Seconds,
@@ -66,6 +67,8 @@ class QueueCore:
         cause: Any,
         find_cause: FindCause | None = None,
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
+        if brings_kind(payload, kind):
+            kind, payload = payload, None
         delivery = None
         if (
             priority
@@ -89,11 +92,19 @@ class QueueCore:
         kind = given["kind"]
         if options.keys() <= {"kind"} and not self.journal._guards:
             items = list(payloads)
-            if not any(issubclass(kind_of, Draft) for kind_of in set(map(type, items))):
+            kinds_of = set(map(type, items))
+            if not any(issubclass(one, Draft) or schema_of_type(one) for one in kinds_of):
                 return plain_batch(kind, items), None
             payloads = items
         fields = draft_fields(given["key"], None, given["headers"], given["cause"])
-        drafts = [item if isinstance(item, Draft) else Draft(kind, item, **fields) for item in payloads]
+        drafts = [
+            item
+            if isinstance(item, Draft)
+            else Draft(item, **fields)
+            if brings_kind(item, kind)
+            else Draft(kind, item, **fields)
+            for item in payloads
+        ]
         keyed = next((draft.key for draft in drafts if draft.key is not None), None)
         delivery = read_delivery_options(
             self.journal.clock,

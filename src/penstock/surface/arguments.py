@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.events import Event, Receipt
     from penstock.queue.retry import Retry
+    from penstock.surface.delivery import Delivery
     from penstock.surface.queue import Queue
 
 
@@ -49,7 +50,7 @@ class PushArguments(TypedDict, total=False):
     dedup: str | None
     max_attempts: int | None
     headers: Mapping[str, str] | None
-    cause: Event | Receipt | str | int | None
+    cause: Event | Receipt | Delivery | str | int | None
 
 
 class TakeArguments(TypedDict, total=False):
@@ -74,6 +75,7 @@ class PolicyArguments(TypedDict, total=False):
     max_in_flight_per_key: int
     rate: str | None
     rate_per_key: str | None
+    fair_by: str | None
     throttle: Seconds | None
     debounce: Seconds | None
     debounce_limit: Seconds | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from penstock.errors import PoisonMessage, StaleDelivery
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.events import Event
     from penstock.surface.queue import Queue
+
+T = TypeVar("T")
 
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
 """What became of a message whose attempt failed."""
@@ -80,6 +82,10 @@ class Delivery:
     def payload(self) -> Any:
         """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
         return self.event.payload
+
+    def as_(self, type: type[T]) -> T:
+        """The payload as a value of a declared event type, upcast to its newest version."""
+        return self.event.as_(type)
 
     @property
     def poison(self) -> PoisonMessage | None:

@@ -65,6 +65,7 @@ class Queue(ABC):
     ) -> Receipt:
         """Adds a message and returns when it is durable.
 
+        A payload of a declared event type brings its kind along, and `delivery.as_(type)` gives it back.
         `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
         `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
         message's receipt again. `max_attempts`: its own retry budget.

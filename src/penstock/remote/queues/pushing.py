@@ -16,6 +16,7 @@ from penstock.observe.tracing import trace_headers, with_trace
 from penstock.protocol.deliveries import PushRequest
 from penstock.queue.operations.push import read_delivery_options
 from penstock.remote.events import draft_documents
+from penstock.schema import brings_kind
 
 _OPTIONS = ("kind", "key", "priority", "delay", "not_before", "dedup", "max_attempts", "headers", "cause")
 _SHARED = ("priority", "delay", "not_before", "max_attempts")
@@ -33,7 +34,10 @@ def push_request(queue: str, items: Iterable[Any], options: Mapping[str, Any], *
     trace = trace_headers()
     own = {name: given.get(name) for name in ("key", "headers", "cause", "dedup")}
     kind = given.get("kind", "message")
-    drafts = [item if isinstance(item, Draft) else Draft(kind, item, **own) for item in items]
+    drafts = [
+        item if isinstance(item, Draft) else Draft(item, **own) if brings_kind(item, kind) else Draft(kind, item, **own)
+        for item in items
+    ]
     keyed = next((draft.key for draft in drafts if draft.key is not None), given.get("key"))
     read_delivery_options(
         SystemClock(),

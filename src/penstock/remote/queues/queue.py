@@ -55,6 +55,7 @@ from penstock.remote.events import event_of, events_of, payload_fields, receipt_
 from penstock.remote.local_only import refused
 from penstock.remote.queues.delivery import RemoteDelivery
 from penstock.remote.queues.pushing import push_request
+from penstock.schema import brings_kind, encode_event
 from penstock.surface.delivery import Delivery
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
@@ -459,6 +460,9 @@ class RemoteQueue(Queue):
         priority: int = 0,
     ) -> Schedule:
         """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields."""
+        if brings_kind(payload, kind):
+            kind, payload, own = encode_event(payload)
+            headers = {**own, **(headers or {})}
         request = NewSchedule(
             name=check_consumer(name, "schedule"),
             interval=None if isinstance(interval, str) else seconds(interval, "interval"),
