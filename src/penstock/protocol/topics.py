@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.documents.cloudevents import BATCH, BINARY, STRUCTURED
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, PositionTrimmed
 from penstock.journal.commit.catalog import Settings
@@ -138,18 +139,18 @@ READ_EVENTS = Operation(
     "read_events",
     "GET",
     _TOPIC + "/events",
-    "Events after a position: a page of JSON, a stream of lines, or Arrow record batches",
+    "Events after a position: a page of JSON or CloudEvents, a stream of lines, or Arrow record batches",
     role="read",
     query=ReadQuery,
     answer=EventPage,
-    media=(JSON, LINES, ARROW),
+    media=(JSON, LINES, ARROW, BATCH),
     errors=(PositionTrimmed,),
 )
 APPEND_EVENTS = Operation(
     "append_events",
     "POST",
     _TOPIC + "/events",
-    "Appends one event or many, all or nothing; `dedup` makes a repeat harmless",
+    "Appends one event or many, or CloudEvents, all or nothing; `dedup` makes a repeat harmless",
     role="write",
     body=DraftDocument | list[DraftDocument],
     answer=Receipts,
@@ -164,6 +165,7 @@ READ_EVENT = Operation(
     "One event by its position or its id",
     role="read",
     answer=EventDocument,
+    media=(JSON, STRUCTURED, BINARY),
     missing="UnknownEvent",
 )
 FOLLOW_TOPIC = Operation(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from penstock.documents import cloudevents
 from penstock.documents.conditions import Where
 from penstock.documents.decoding import decoded
 from penstock.documents.events import DraftDocument, PlainDraft
@@ -137,13 +138,20 @@ _decode_draft = msgspec.json.Decoder(DraftDocument).decode
 
 
 def drafts(request: Request, data: bytes) -> tuple[list[Draft], bool]:
-    """The drafts of a body, and whether it was a single one: a JSON object, an array of them, or one a line."""
+    """The drafts of a body, and whether it was a single one: an object, an array of them, one a line, CloudEvents."""
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content in (LINES, "application/jsonl", "application/ndjson"):
         found = [(f"line {number}", line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
         return [decoded(line, _decode_draft, DraftDocument, where).draft() for where, line in found], False
+    if content in (cloudevents.STRUCTURED, cloudevents.BATCH):
+        batch = content == cloudevents.BATCH
+        return cloudevents.from_json(data, batch=batch), not batch
+    if "ce-specversion" in request.headers:
+        given = request.headers.get("content-type", "")
+        return [cloudevents.from_http(request.headers.items(), given, data)], True
     if content not in (JSON, ""):
-        raise Refused(415, "UnsupportedMediaType", f"send {JSON} or {LINES}, not {content[:60]!r}")
+        known = ", ".join((JSON, LINES, cloudevents.STRUCTURED))
+        raise Refused(415, "UnsupportedMediaType", f"send one of {known}, not {content[:60]!r}")
     if data.startswith(b"["):
         try:
             return [Draft(one.kind, one.payload, key=one.key) for one in _decode_plain(data)], False

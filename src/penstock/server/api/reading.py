@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from penstock.documents.events import EventDocument, event_document, event_json
+from penstock.documents.cloudevents import BATCH, to_json
+from penstock.documents.events import event_document, event_json
 from penstock.errors import ConfigError, PenstockError
 from penstock.events import Event
 from penstock.protocol.operation import ARROW, LINES
@@ -17,8 +18,16 @@ from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.topics import topic_of
-from penstock.server.limits import ARROW_BYTES, PAGE_BYTES, SCANNED, STREAM_BYTES, STREAM_EVENTS, STREAM_ROWS
-from penstock.server.memory import sliced
+from penstock.server.limits import (
+    ARROW_BYTES,
+    PAGE_BYTES,
+    SCANNED,
+    SEND_BYTES,
+    STREAM_BYTES,
+    STREAM_EVENTS,
+    STREAM_ROWS,
+)
+from penstock.server.memory import HeldResponse, sliced
 from penstock.server.problems import error_answer
 
 if TYPE_CHECKING:
@@ -36,6 +45,8 @@ async def read_events(call: Call[ReadQuery, None]) -> Response:
         return await _arrow(topic, call.query)
     if LINES in accepted or "application/jsonl" in accepted:
         return await _lines(topic, call.query)
+    if BATCH in accepted:
+        return await _cloudevents(call, topic)
     return answered(call.service, await run_in_threadpool(_page, topic, call.query))
 
 
@@ -54,11 +65,17 @@ def _range(topic: LocalTopic, query: ReadQuery) -> tuple[int, int | None]:
 
 
 def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
+    found, follows, latest = _selected(topic, query)
+    return EventPage(list(map(event_document, found)), follows, latest)
+
+
+def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int]:
+    """The events of a page, where the next one begins, and the topic's latest position."""
     limit = parameters.page_size(query.limit)
     selection = ReadFilter(query)
     after, through = _range(topic, query)
     latest = topic.latest
-    events: list[EventDocument] = []
+    events: list[Event] = []
     size = 0
     last: Event | None = None
     scanned = 0
@@ -71,12 +88,28 @@ def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
             last = event
             scanned += 1
             if selection.where is None or selection.where.matches(event):
-                events.append(event_document(event))
+                events.append(event)
                 size += len(event.raw)
     follows = None
     if more and last is not None:
         follows = last.seq - 1 if query.reverse else last.seq
-    return EventPage(events, follows, latest)
+    return events, follows, latest
+
+
+async def _cloudevents(call: Call[ReadQuery, None], topic: LocalTopic) -> Response:
+    """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
+
+    def read() -> tuple[bytes, int | None]:
+        found, follows, _ = _selected(topic, call.query)
+        return b"[" + b",".join(map(to_json, found)) + b"]", follows
+
+    body, follows = await run_in_threadpool(read)
+    large = len(body) > SEND_BYTES
+    answer = HeldResponse(call.service.budget, body, 200, BATCH) if large else Response(body, media_type=BATCH)
+    if follows is not None:
+        here = call.request.url.include_query_params(**{"through" if call.query.reverse else "after": follows})
+        answer.headers["Link"] = f'<{here.path}?{here.query}>; rel="next"'
+    return answer
 
 
 async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.documents import cloudevents
 from penstock.documents.events import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
 from penstock.errors import Backpressure, ConfigError
 from penstock.events import Draft, Receipt
@@ -132,13 +133,19 @@ async def _patiently(service: Service, submit: Callable[[], Ticket[list[Receipt]
 
 # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @serves(operations.READ_EVENT)
-def read_event(call: Call[None, None]) -> EventDocument:
+def read_event(call: Call[None, None]) -> EventDocument | Response:
     topic = topic_of(call)
     name = call.name("event")
     numeric = name.isascii() and name.isdigit() and len(name) <= 18
     event = topic.get(int(name)) if numeric else topic.find(name)
     if event is None:
         raise Refused(404, "UnknownEvent", f"topic {topic.name!r} has no event {name[:80]!r}")
+    accepted = call.request.headers.get("accept", "")
+    if cloudevents.STRUCTURED in accepted:
+        return Response(cloudevents.to_json(event), media_type=cloudevents.STRUCTURED)
+    if cloudevents.BINARY in accepted:
+        headers, data = cloudevents.to_http(event)
+        return Response(data, headers=headers)
     return event_document(event)
 
 
