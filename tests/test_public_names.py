@@ -47,6 +47,7 @@ NAMES = [
     "Subscription",
     "Ticket",
     "Topic",
+    "TopicConsumer",
     "Transaction",
     "VerifyReport",
     "Watch",

@@ -41,6 +41,7 @@ _NAMES = {
     "Subscription": "penstock.surface.subscription",
     "Ticket": "penstock.ticket",
     "Topic": "penstock.surface.topic",
+    "TopicConsumer": "penstock.journal.cursors",
     "Transaction": "penstock.api",
     "VerifyReport": "penstock.entity.chain",
     "Watch": "penstock.entity.projection.watch",

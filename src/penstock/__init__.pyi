@@ -21,6 +21,7 @@ from penstock.events import Draft as Draft
 from penstock.events import Event as Event
 from penstock.events import Receipt as Receipt
 from penstock.journal.commit.catalog import Settings as Settings
+from penstock.journal.cursors import TopicConsumer as TopicConsumer
 from penstock.journal.journal import Description as Description
 from penstock.journal.journal import Pressure as Pressure
 from penstock.journal.moving import CopyReport as CopyReport

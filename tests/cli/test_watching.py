@@ -118,3 +118,16 @@ def test_check_of_a_journal_that_is_not_there_is_no_ok(cli: Cli, tmp_path: objec
 @pytest.mark.parametrize("given", ["10:5", "many", "1:2:3"])
 def test_thresholds_that_make_no_sense_are_refused(cli: Cli, busy: str, given: str) -> None:
     assert cli("check", "--lag", given, code=2).err.startswith("penstock: ")
+
+
+def test_check_tells_a_dead_consumer_from_a_slow_one(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        topic = journal.topic("orders")
+        topic.append_many([penstock.Draft("k")] * 3)
+        topic.commit("slow", 1)
+        topic.commit("done", 3)
+    row = next(row for row in cli("cursors", "orders", "--json").documents if row["consumer"] == "slow")
+    assert row["moved"] is not None
+    said = cli("check", "--idle", "0:1h", code=1).out
+    assert "slow is behind in orders and has not moved for" in said and "done" not in said
+    assert cli("check", "--idle", "1h").out.startswith("PENSTOCK OK")

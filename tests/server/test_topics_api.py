@@ -196,15 +196,20 @@ def test_topics_and_their_state(served: Served, orders: penstock.Topic) -> None:
 # ── cursors, settings, compaction ────────────────────────────────────────────────────────────────────────────────────
 def test_cursors_are_committed_moved_and_forgotten(served: Served, orders: penstock.Topic) -> None:
     path = "/v1/topics/orders/cursors/billing"
-    assert served.get(path).json == {"consumer": "billing", "position": None, "lag": 10}
-    assert served.ask("PUT", path, {"position": 6}).json == {"consumer": "billing", "position": 6, "lag": 4}
+    assert served.get(path).json == {
+        "consumer": "billing",
+        "position": None,
+        "lag": 10,
+        "moved_at": None,
+    }
+    moved = served.ask("PUT", path, {"position": 6}).json
+    assert (moved["position"], moved["lag"]) == (6, 4) and moved["moved_at"].startswith("20")
     assert served.ask("PUT", path, {"position": 3}).json["position"] == 6
     assert served.ask("PUT", path, {"position": 3, "seek": True}).json["position"] == 3
     assert served.ask("PUT", path, {"to": "end", "seek": True}).json["lag"] == 0
     assert served.ask("PUT", path, {"time": "1h", "seek": True}).json["position"] == 0
-    assert served.get("/v1/topics/orders/cursors").json["cursors"] == [
-        {"consumer": "billing", "position": 0, "lag": 10}
-    ]
+    [listed] = served.get("/v1/topics/orders/cursors").json["cursors"]
+    assert (listed["consumer"], listed["position"], listed["lag"]) == ("billing", 0, 10) and listed["moved_at"]
     for bad in ({}, {"position": 1, "to": "end"}, {"to": "middle"}, {"position": 99}, {"position": -1}, {"place": 1}):
         assert served.ask("PUT", path, bad).status == 400
     assert served.ask("DELETE", path).json == {"forgotten": True}

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import struct
+from datetime import datetime
+
+import msgspec
+
+from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
 
+_moved = struct.Struct(">QQ")
+
+
+class TopicConsumer(msgspec.Struct, frozen=True):
+    """A consumer of a topic: how far it has come, and when its cursor last moved there."""
+
+    name: str
+    position: int
+    lag: int
+    moved_at: datetime | None = None
+    """A consumer that lags and has not moved for long is dead, not slow. None when that was not written down."""
+
 
 def read_cursor(snap: Snapshot, number: int, consumer: str) -> int | None:
     value = snap.get(keys.cursor_key(number, consumer))
-    return None if value is None else keys.unpack_seq(value)
+    return None if value is None else keys.unpack_seq(value[:8])
 
 
 def read_cursors(snap: Snapshot, number: int) -> dict[str, int]:
-    return {keys.stored_name(key[5:]): keys.unpack_seq(value) for key, value in snap.scan(*keys.cursor_range(number))}
+    return {
+        keys.stored_name(key[5:]): keys.unpack_seq(value[:8]) for key, value in snap.scan(*keys.cursor_range(number))
+    }
+
+
+def read_consumers(snap: Snapshot, number: int, latest: int) -> list[TopicConsumer]:
+    """Every consumer with what is known of its cursor, by name."""
+    found = []
+    for key, value in snap.scan(*keys.cursor_range(number)):
+        seq, moved = keys.unpack_seq(value[:8]), value[8:]  # a store that is older has no time
+        at = from_ms(keys.unpack_seq(moved)) if moved else None
+        found.append(TopicConsumer(keys.stored_name(key[5:]), seq, latest - seq, at))
+    return found
 
 
 def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bool) -> None:
@@ -25,7 +55,7 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bo
     head = commit.ensure(topic)
     current = read_cursor(commit.tx, head.number, consumer)
     if current is None or seq > current or (back and seq != current):
-        commit.tx.put(keys.cursor_key(head.number, consumer), keys.pack_seq(seq))
+        commit.tx.put(keys.cursor_key(head.number, consumer), _moved.pack(seq, commit.now_ms))
 
 
 def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:

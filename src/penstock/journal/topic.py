@@ -19,7 +19,14 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
 from penstock.journal.commit.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.commit.writer import WriteRequest
-from penstock.journal.cursors import drop_cursor, move_cursor, read_cursor, read_cursors
+from penstock.journal.cursors import (
+    TopicConsumer,
+    drop_cursor,
+    move_cursor,
+    read_consumers,
+    read_cursor,
+    read_cursors,
+)
 from penstock.journal.following.selection import event_filter, select
 from penstock.journal.following.subscription import LocalSubscription
 from penstock.journal.index.lookup import Lookup, entity_events
@@ -291,6 +298,10 @@ class BaseTopic:
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
         return self._lookup(lambda view: read_cursors(view.snap, view.number), {})
+
+    def consumers(self) -> list[TopicConsumer]:
+        """Every consumer with its position, its lag, and when its cursor last moved."""
+        return self._lookup(lambda view: read_consumers(view.snap, view.number, view.latest()), [])
 
     def lag(self, consumer: str) -> int:
         """How many positions a consumer is behind the newest event."""

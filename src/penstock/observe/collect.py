@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.journal.commit.catalog import load_state, open_block
-from penstock.journal.cursors import read_cursors
+from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.apart import stored_size
@@ -55,9 +55,10 @@ def take_sample(journal: LocalJournal) -> Sample:
                 continue
             latest = view.latest()
             events = latest - load_state(snap, view.number, name).removed
-            cursors = read_cursors(snap, view.number)
-            lags = {consumer: latest - seq for consumer, seq in cursors.items()}
-            topics[name] = TopicSample(name, latest, events, 0.0, lags, _event_bytes(snap, view.number))
+            consumers = read_consumers(snap, view.number, latest)
+            lags = {one.name: one.lag for one in consumers}
+            moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
+            topics[name] = TopicSample(name, latest, events, 0.0, lags, moved, _event_bytes(snap, view.number))
     free, total = _disk(journal)
     pressure = journal.pressure()
     sample = Sample(
@@ -210,6 +211,12 @@ def _lags(sample: Sample) -> Values:
             yield (topic.name, consumer), behind
 
 
+def _idle(sample: Sample) -> Values:
+    for topic in sample.topics.values():
+        for consumer, moved in topic.moved.items():
+            yield (topic.name, consumer), max(0.0, sample.at - moved)
+
+
 def _queues(pick: Callable[[QueueSample], float]) -> Callable[[Sample], Values]:
     def values(sample: Sample) -> Values:
         for groups in sample.queues.values():
@@ -271,6 +278,12 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...]
         "events a consumer has not seen yet; a Spark query read with the option `consumer` is one",
         ("topic", "consumer"),
         _lags,
+    ),
+    (
+        "consumer.idle_seconds",
+        "seconds since a consumer's cursor last moved; one that lags and stands still is dead, not slow",
+        ("topic", "consumer"),
+        _idle,
     ),
     ("queue.ready", "messages that could be taken now: the backlog", _QUEUE, _queues(lambda group: group.ready)),
     ("queue.leased", "messages in flight, held under a lease", _QUEUE, _queues(lambda group: group.in_flight)),

@@ -21,6 +21,8 @@ class TopicSample(msgspec.Struct):
     rate: float = 0.0
     lags: dict[str, int] = {}
     """How far each consumer is behind."""
+    moved: dict[str, float] = {}
+    """When each consumer's cursor last moved, in seconds of the epoch: one that is behind and stands still is dead."""
     event_bytes: int = 0
     """Stored bytes of an event: the average of the newest block."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -91,6 +92,8 @@ class CursorDocument(msgspec.Struct):
     consumer: str
     position: int | None
     lag: int
+    moved_at: datetime | None = None
+    """When the cursor last moved."""
 
 
 class CursorList(msgspec.Struct):

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.commit.prepare import make_draft
+from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following.selection import event_filter, select
 from penstock.journal.topic import _checked_settings
 from penstock.journal.upkeep.compaction import CompactReport
@@ -304,6 +305,11 @@ class RemoteTopic(TopicElsewhere):
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
         return self._document().cursors
+
+    def consumers(self) -> list[TopicConsumer]:
+        """Every consumer with its position, its lag, and when its cursor last moved."""
+        found = self._client.call(operations.LIST_CURSORS, self.name).cursors
+        return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
     def lag(self, consumer: str) -> int:
         """How many positions a consumer is behind the newest event."""

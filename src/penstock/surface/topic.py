@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.entity.projection.watch import Watch
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.commit.catalog import Settings
+    from penstock.journal.cursors import TopicConsumer
     from penstock.journal.upkeep.compaction import CompactReport
     from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.journal import Journal
@@ -157,6 +158,10 @@ class Topic(ABC):
     @abstractmethod
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
+
+    @abstractmethod
+    def consumers(self) -> list[TopicConsumer]:
+        """Every consumer with its position, its lag, and when its cursor last moved."""
 
     @abstractmethod
     def lag(self, consumer: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from journals import DEADLINE, on
 
-from penstock import Draft, Journal, Topic
+from penstock import Draft, Journal, ManualClock, Topic
 from penstock.errors import ConfigError, InvalidName
 
 Reopen = Callable[[Journal], Journal]
@@ -122,3 +122,18 @@ def test_many_threads_moving_one_cursor_leave_it_at_the_highest(
     for thread in threads:
         thread.join(DEADLINE)
     assert ten.cursor("c") == 10
+
+
+def test_a_cursor_knows_when_it_last_moved(journal: Journal, clock: ManualClock) -> None:
+    topic = journal.topic("orders")
+    topic.append_many([Draft("k")] * 3)
+    topic.commit("c", 1)
+    first = topic.consumers()[0].moved_at
+    assert first is not None and first.timestamp() * 1000 == clock.now_ms()
+    clock.advance(60)
+    topic.commit("c", 1)
+    assert topic.consumers()[0].moved_at == first, "a commit of the same position moves nothing"
+    topic.seek("c", 0)
+    [found] = topic.consumers()
+    assert (found.name, found.position, found.lag) == ("c", 0, 3) and found.moved_at is not None
+    assert (found.moved_at - first).total_seconds() == 60

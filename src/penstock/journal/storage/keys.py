@@ -6,7 +6,7 @@
     a name                    a topic whose settings have a max_age
     s topic                   a topic's counters that compaction changes: trimmed, removed, high water (msgpack)
     b topic first             a block: the events first … first+n of one or more commits
-    c topic consumer          a cursor: a position
+    c topic consumer          a cursor: a position, and when it moved there
     d topic bucket dedup      a dedup key: position and id of its event
     n name                    a mark: a named number that commits with a transaction
     y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)

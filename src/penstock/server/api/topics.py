@@ -171,6 +171,9 @@ def read_correlated(call: Call[None, None]) -> EventList:
 
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
+    for one in topic.consumers():
+        if one.name == consumer:
+            return CursorDocument(consumer, one.position, one.lag, one.moved_at)
     return CursorDocument(consumer, topic.cursor(consumer), topic.lag(consumer))
 
 
@@ -178,7 +181,7 @@ def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
 def list_cursors(call: Call[None, None]) -> CursorList:
     topic = topic_of(call)
     latest = topic.latest
-    rows = [CursorDocument(name, seq, latest - seq) for name, seq in sorted(topic.cursors().items())]
+    rows = [CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in topic.consumers()]
     return CursorList(rows, latest)
 
 

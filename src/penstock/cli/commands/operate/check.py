@@ -50,6 +50,7 @@ def share(text: str) -> float:
 
 @command("check", "penstock check", "penstock check --lag 1000:10000 --age 5m:1h --failed 0")
 @_limit("--lag", number, "events any consumer may be behind")
+@_limit("--idle", duration, "how long a consumer that is behind may stand still")
 @_limit("--backlog", number, "messages any queue may have ready")
 @_limit("--age", duration, "how old the oldest ready message may be")
 @_limit("--failed", number, "messages any queue may have given up")
@@ -66,6 +67,7 @@ def share(text: str) -> float:
 def check(
     context: CommandContext,
     lag: Threshold | None,
+    idle: Threshold | None,
     backlog: Threshold | None,
     age: Threshold | None,
     failed: Threshold | None,
@@ -110,6 +112,9 @@ def check(
         for consumer, behind in one.lags.items():
             if not topic or one.name in topic:
                 _judge(found, worst, "lag", lag, behind, f"{consumer} is {behind:,} behind in {one.name}")
+                still = sample.at - one.moved.get(consumer, sample.at) if behind else 0.0
+                says = f"{consumer} is behind in {one.name} and has not moved for {show_duration(still)}"
+                _judge(found, worst, "idle", idle, max(0.0, still), says)
     for groups in sample.queues.values():
         for group in groups:
             if queue and group.name not in queue:

@@ -30,15 +30,16 @@ def chosen_topics(context: CommandContext, journal: Journal, topic: str | None) 
 @command("cursors", "penstock cursors orders")
 @any_topic
 def cursors(context: CommandContext, topic: str | None) -> None:
-    """Shows how far consumers have come."""
+    """Shows how far consumers have come, and when each last moved."""
     rows = []
     with context.journal(read_only=True) as journal:
         for handle in chosen_topics(context, journal, topic):
             latest = handle.latest
-            for consumer, seq in sorted(handle.cursors().items()):
-                event = handle.get(seq) if seq else None
-                rows.append((handle.name, consumer, seq, latest, latest - seq, event.recorded_at if event else None))
-    columns = ("Topic", "Consumer", "Position", "Latest", "Lag", "At")
+            for one in handle.consumers():
+                event = handle.get(one.position) if one.position else None
+                at = event.recorded_at if event else None
+                rows.append((handle.name, one.name, one.position, latest, one.lag, at, one.moved_at))
+    columns = ("Topic", "Consumer", "Position", "Latest", "Lag", "At", "Moved")
     context.rows(columns, rows, otherwise="no consumer has committed a position")
 
 
