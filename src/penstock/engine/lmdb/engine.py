@@ -130,11 +130,11 @@ class LmdbRead(_LmdbTransaction):
 class LmdbWrite(_LmdbTransaction):
     """The one write transaction of all processes."""
 
-    __slots__ = ("_full", "foreign")
+    __slots__ = ("_changed", "_full", "foreign")
 
     def __init__(self, engine: LmdbEngine) -> None:
         super().__init__(engine)
-        self._full = False
+        self._full = self._changed = False
         self.foreign = False
 
     def __enter__(self) -> Self:
@@ -158,7 +158,7 @@ class LmdbWrite(_LmdbTransaction):
         txn, self._txn = self._txn, None
         try:
             if kind is None:
-                engine._commit(txn)
+                engine._commit(txn, changed=self._changed)
             else:
                 txn.abort()
             if self._full:
@@ -171,6 +171,7 @@ class LmdbWrite(_LmdbTransaction):
         txn = self._usable()
         self.writes += 1
         try:
+            self._changed = True
             txn.put(key, value)
         except lmdb.Error as error:
             self._full = isinstance(error, lmdb.MapFullError)
@@ -180,7 +181,7 @@ class LmdbWrite(_LmdbTransaction):
         txn = self._usable()
         self.writes += 1
         try:
-            txn.delete(key)
+            self._changed |= txn.delete(key)
         except lmdb.BadValsizeError:
             return
         except lmdb.Error as error:
@@ -194,6 +195,7 @@ class LmdbWrite(_LmdbTransaction):
             with txn.cursor() as cursor:
                 found = cursor.set_range(start)
                 while found and cursor.key() < stop:
+                    self._changed = True
                     cursor.delete()
                     found = cursor.key() != b""
         except lmdb.Error as error:
@@ -315,7 +317,7 @@ class LmdbEngine(BaseEngine):
             self._env, self._foreign = self._environment.env, True
             return self._env.begin(write=True)
 
-    def _commit(self, txn: Any) -> None:
+    def _commit(self, txn: Any, *, changed: bool) -> None:
         number = txn.id()
         try:
             txn.commit()
@@ -330,8 +332,9 @@ class LmdbEngine(BaseEngine):
                     "when the store is next opened"
                 ) from error
             raise explain(error, self._name) from error
-        # A transaction that changed nothing takes no number.
-        self._last = min(number, self._env.info()["last_txnid"])
+        # A transaction that changed nothing takes no number, and the next one of any process has the same. To ask LMDB
+        # for the last one now could tell another process's, and what that wrote would be taken for known.
+        self._last = number if changed else number - 1
         self._foreign = False
 
     def _meta_failed(self) -> bool:
