@@ -35,6 +35,7 @@ _NAMES = {
     "QueueStats": "penstock.queue.inspect.stats",
     "RebuildReport": "penstock.entity.projection.rebuild",
     "Receipt": "penstock.events",
+    "ResultTicket": "penstock.queue.results.ticket",
     "Retry": "penstock.queue.retry",
     "Schedule": "penstock.queue.run.schedule",
     "Settings": "penstock.journal.commit.catalog",

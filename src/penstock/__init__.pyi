@@ -35,6 +35,7 @@ from penstock.queue.inspect.listing import QueueConsumer as QueueConsumer
 from penstock.queue.inspect.messages import QueueMessage as QueueMessage
 from penstock.queue.inspect.stats import QueueStats as QueueStats
 from penstock.queue.policy import QueuePolicy as QueuePolicy
+from penstock.queue.results.ticket import ResultTicket as ResultTicket
 from penstock.queue.retry import Retry as Retry
 from penstock.queue.run.middleware import Middleware as Middleware
 from penstock.queue.run.schedule import Schedule as Schedule

@@ -19,6 +19,7 @@
     ├── QueueFull                          a push above max_size
     ├── StaleDelivery                      the lease was lost, or the delivery already settled
     ├── PoisonMessage                      stored bytes that do not decode
+    ├── ReplyFailed                        the message a ticket waits for was given up
     ├── Fenced                             another consumer took over
     ├── OutOfOrder                         an acknowledgement out of sequence
     ├── FlowFailed                         a pipeline's flow failed, and starting it again would not help
@@ -172,6 +173,16 @@ class PoisonMessage(PenstockError):
     def __init__(self, message: str, *, raw: bytes) -> None:
         super().__init__(message)
         self.raw = raw
+
+
+class ReplyFailed(PenstockError):
+    """The message a ticket waits for was given up; `reason`, `error` and `traceback` say why, as its handler said."""
+
+    def __init__(self, message: str, *, reason: str, error: str | None = None, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.error = error
+        self.traceback = traceback
 
 
 class Fenced(PenstockError):

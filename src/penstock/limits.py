@@ -25,6 +25,9 @@ MAX_PAYLOAD_BYTES: Final = 256 << 20
 MAX_BATCH_BYTES: Final = 1 << 30
 """All payloads of one atomic batch."""
 
+RESULT_TTL: Final = 3600.0
+"""How long the outcomes of messages pushed with `reply=True` are kept, unless the topic `<queue>.results` says else."""
+
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 DEFAULT_URL: Final = "penstock.db"
 """What `penstock.open()` opens when neither an argument nor PENSTOCK_URL says otherwise."""

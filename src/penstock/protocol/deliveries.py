@@ -134,6 +134,12 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[str]
 
 
+class AckResult(msgspec.Struct, forbid_unknown_fields=True):
+    """What the one who pushed the message with `reply=True` is told."""
+
+    result: Any = None
+
+
 class Acknowledged(msgspec.Struct):
     """How many of them were still held."""
 
@@ -286,6 +292,7 @@ ACK_DELIVERY = Operation(
     _DELIVERY + "/ack",
     "Settles a delivery",
     role="write",
+    body=AckResult,
     answer=Settled,
     errors=(UnknownQueue, StaleDelivery),
 )

@@ -7,11 +7,14 @@ and in none of these is settled: settling is forgetting.
 
     queue, delivery     `penstock.Queue` and `penstock.Delivery` in this process (core: the inner side)
     policy, retry       a queue's policy, as values
+    batches             what a push appends
     registry            a journal's queues: handles, cached states, threads
     inspect, failures   a queue's contents without taking; what was given up, and why
     token               what names a delivery outside this process
     journal             what queues add to journals and transactions
     state/              rows, groups, and what the writer keeps of them in memory
+    flow/               rates, lanes, throttles, circuit breakers: rows `qf t g …`, see `flow/rows`
+    results/            outcomes for those who pushed with `reply=True`
     operations/         push, take, settle, groups, repair: each inside one commit
     run/                workers, takes that wait, periodic messages, upkeep
 
@@ -28,6 +31,7 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qg t g l n      a lease: a run of positions or a list of messages, with a deadline
     qg t g e seq    a message that is not where a plain queue would have it; beside it one of
     qg t g y p seq    ready, by priority, then position
+    qg t g z n seq    ready, by its lane's turn, in a queue with fair share
     qg t g w due seq  waiting for its time
     qg t g h key seq  held behind an unsettled message of its key
     qg t g f seq      failed

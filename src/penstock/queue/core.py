@@ -15,9 +15,10 @@ from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare_on
 from penstock.journal.commit.writer import WriteRequest
 from penstock.observe.logs import Log
 from penstock.queue import metrics
+from penstock.queue.batches import draft_fields, plain_batch
 from penstock.queue.delivery import LeaseHandle, LocalDelivery, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
-from penstock.queue.operations.push import DeliveryOptions, draft_fields, plain_batch, push, read_delivery_options
+from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_options
 from penstock.queue.operations.settle import HeldMessage, NackOptions, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
@@ -168,7 +169,7 @@ class QueueCore:
 
     def _ack_in(self, commit: Commit, delivery: LocalDelivery) -> None:
         state = self._cache.state(commit, self.name)
-        ack(commit, state, delivery._held_or_stale(commit, state))
+        ack(commit, state, delivery._held_or_stale(commit, state), delivery._answer)
 
     def _note_acks(self, count: int) -> None:
         self._counters.acked.inc(count)

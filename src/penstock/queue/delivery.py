@@ -12,6 +12,7 @@ from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.queue.operations.settle import HeldMessage, NackOptions, extend, find_held, nack, release, stale
 from penstock.queue.policy import duration, duration_ms
+from penstock.queue.results.reply import NOTHING, StoredResult, answer_of
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, Lease
 from penstock.queue.token import make_token
@@ -50,6 +51,7 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
     _deadline: int = 0
     _settled: bool = False
     _outcome: Outcome | None = None
+    _answer: StoredResult = NOTHING
 
     # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -80,13 +82,20 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
         return datetime.max.replace(tzinfo=from_ms(0).tzinfo) if ms == NEVER else from_ms(ms)
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
-    def ack(self) -> None:
-        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
+    def ack(self, *, result: Any = None) -> None:
+        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
+
+        `result`: what the one who pushed it with `reply=True` is told.
+        """
+        if result is not None:
+            self._answer = answer_of(result)
         self._hold.queue._ack(self)
         self._settled = True
 
-    async def ack_async(self) -> None:
+    async def ack_async(self, *, result: Any = None) -> None:
         """`ack` for an event loop: shares its commit with all that are awaited meanwhile."""
+        if result is not None:
+            self._answer = answer_of(result)
         await self._hold.queue._ack_async(self)
         self._settled = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from sys import modules
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import msgspec
 
@@ -34,6 +34,8 @@ from penstock.queue.operations.choice import Request
 from penstock.queue.operations.groups import add_group, change_mode, remove_group
 from penstock.queue.operations.moving import Redriven
 from penstock.queue.policy import QueuePolicy, check_together, checked, duration_ms
+from penstock.queue.results.reply import with_reply
+from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run import schedule
 from penstock.queue.run.middleware import Middleware
 from penstock.queue.run.schedule import Schedule
@@ -64,6 +66,7 @@ class LocalQueue(QueueCore, Queue):
         return record.policy
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @overload
     def push(
         self,
         payload: Any,
@@ -77,13 +80,51 @@ class LocalQueue(QueueCore, Queue):
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
         cause: Any = None,
-    ) -> Receipt:
+        reply: Literal[False] = False,
+    ) -> Receipt: ...
+
+    @overload
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+        reply: Literal[True],
+    ) -> ResultTicket: ...
+
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+        reply: bool = False,
+    ) -> Receipt | ResultTicket:
         """Adds a message and returns when it is durable.
 
         `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
         `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
         message's receipt again. `max_attempts`: its own retry budget.
+        `reply`: returns a ticket for what a worker's handler returns.
         """
+        token = None
+        if reply:
+            headers, token = with_reply(self.name, headers)
         span = sending(self.name, "push", None, headers) if "opentelemetry.trace" in modules else None
         try:
             batch, delivery = self._prepare(
@@ -94,7 +135,7 @@ class LocalQueue(QueueCore, Queue):
             if span is not None:
                 span.end()
         self._counters.pushed.inc()
-        return receipts[0]
+        return receipts[0] if token is None else ResultTicket(self, receipts[0], token)
 
     def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""

@@ -116,8 +116,11 @@ class Delivery:
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
-    def ack(self) -> None:
-        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
+    def ack(self, *, result: Any = None) -> None:
+        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
+
+        `result`: what the one who pushed it with `reply=True` is told.
+        """
 
     @abstractmethod
     def nack(
@@ -136,11 +139,11 @@ class Delivery:
     def release(self) -> None:
         """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
 
-    async def ack_async(self) -> None:
+    async def ack_async(self, *, result: Any = None) -> None:
         """`ack` for an event loop."""
         import asyncio
 
-        await asyncio.to_thread(self.ack)
+        await asyncio.to_thread(lambda: self.ack(result=result))
 
     async def nack_async(
         self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from penstock.limits import MESSAGES_LISTED
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.queue.inspect.stats import QueueStats
     from penstock.queue.operations.moving import Redriven
     from penstock.queue.policy import QueuePolicy
+    from penstock.queue.results.ticket import ResultTicket
     from penstock.queue.run.middleware import Middleware
     from penstock.queue.run.schedule import Schedule
     from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
@@ -48,6 +49,40 @@ class Queue(ABC):
         """How the queue delivers, as stored."""
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @overload
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+        reply: Literal[False] = False,
+    ) -> Receipt: ...
+
+    @overload
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+        reply: Literal[True],
+    ) -> ResultTicket: ...
+
     @abstractmethod
     def push(
         self,
@@ -62,13 +97,15 @@ class Queue(ABC):
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
         cause: Any = None,
-    ) -> Receipt:
+        reply: bool = False,
+    ) -> Receipt | ResultTicket:
         """Adds a message and returns when it is durable.
 
         A payload of a declared event type brings its kind along, and `delivery.as_(type)` gives it back.
         `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
         `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
         message's receipt again. `max_attempts`: its own retry budget.
+        `reply`: returns a ticket for what a worker's handler returns.
         """
 
     @abstractmethod

@@ -12,8 +12,10 @@ from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.queue.flow.rows import EVERYBODY, decode_row, encode_row, flow_key, flow_rows, forget_rows, read_row
+from penstock.queue.results.reply import answer_failure
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.discarding import discard, is_open
+from penstock.surface.failure import FailureText
 
 
 class Passed(msgspec.Struct, array_like=True):
@@ -101,6 +103,8 @@ def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: i
     first = now
     if held is not None and held.due > now:
         first = min(held.first, now)
+        if queue.traits.replies:
+            answer_failure(commit, queue, held.seq, "replaced", FailureText("a newer push of its key took its place"))
         discard(commit, queue, held.seq)
     due = now + window_ms if limit_ms is None else min(now + window_ms, first + limit_ms)
     commit.tx.put(row, encode_row(Debounced(seq, due, first)))

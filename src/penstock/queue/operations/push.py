@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
-
-import msgspec
 
 from penstock.clock import Clock, Seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.block import Columns
-from penstock.journal.storage.payload import encode_payload, is_binary
-from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_kind, is_whole
+from penstock.names import is_whole
 from penstock.queue.flow.merging import Throttle, count_replaced, debounce
 from penstock.queue.flow.sorting import give_turns
 from penstock.queue.policy import check_attempts, duration_ms
+from penstock.queue.results.reply import note_replies
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
@@ -103,6 +97,8 @@ def push(
         if policy.max_size is not None:
             replaced = count_replaced(commit, queue, batch) if debounced else 0
             _refuse_overflow(commit, queue, batch, policy.max_size + replaced)
+    if batch.columns.headers is not None and not queue.traits.replies and not forced:
+        note_replies(commit, queue, batch.columns.headers, moved=moved)
     receipts = commit.append(queue.name, batch)
     if options is not None:
         _grant(commit, queue, receipts, options)
@@ -183,46 +179,3 @@ def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due
         if seq != previous + 1:
             group.cover(commit, start, previous)
             start = seq
-
-
-def plain_batch(kind: str, payloads: list[Any]) -> PreparedBatch:
-    """Payloads of one kind with nothing else to them: no drafts on the way."""
-    check_kind(kind)
-    kinds_of = set(map(type, payloads))
-    encoded = _encode_simple(payloads) if kinds_of <= _SIMPLE else None
-    if encoded is None:
-        encoded = list(map(encode_payload, payloads))
-    columns = Columns([kind] * len(encoded), encoded)
-    if any(issubclass(one, bytes | bytearray | memoryview) for one in kinds_of):
-        columns.binary = list(map(is_binary, payloads))
-    size = sum(map(len, encoded))
-    if size > MAX_BATCH_BYTES:
-        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
-    return PreparedBatch(columns, size)
-
-
-_SIMPLE = {str, int, bool}
-_encode_json = msgspec.json.Encoder().encode
-
-
-def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
-    """Values that need no second look once they are JSON; None when one of them needs the long way and its errors."""
-    try:
-        encoded = list(map(_encode_json, payloads))
-    except Exception:
-        return None
-    return encoded if not encoded or max(map(len, encoded)) <= MAX_PAYLOAD_BYTES else None
-
-
-def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: Any) -> dict[str, Any]:
-    """The part of a push that goes into the event itself."""
-    fields: dict[str, Any] = {}
-    if key is not None:
-        fields["key"] = key
-    if dedup is not None:
-        fields["dedup"] = dedup
-    if headers is not None:
-        fields["headers"] = headers
-    if cause is not None:
-        fields["cause"] = getattr(cause, "event", cause)  # a delivery stands for its message
-    return fields

@@ -20,6 +20,7 @@ from penstock.errors import StaleDelivery
 from penstock.journal.commit.commit import Commit
 from penstock.queue.flow.circuit import note_failure, note_success
 from penstock.queue.operations.dead import bury
+from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_failure
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
@@ -84,8 +85,10 @@ def stale(token: str, queue: str) -> StaleDelivery:
 
 
 # ── the ways out ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def ack(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
-    """Settles a message for good."""
+def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResult = NOTHING) -> None:
+    """Settles a message for good; `given`: what its handler returned, for those that want a reply."""
+    if queue.traits.replies:
+        answer(commit, queue, held.lease.seq(held.index), given)
     times = held.group.record.settle_times
     bucket = (commit.now_ms - held.lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + 1
@@ -101,6 +104,9 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     mask &= lease.held_mask()
     if not mask:
         return 0
+    if queue.traits.replies:
+        for index in indexes_of(mask):
+            answer(commit, queue, lease.seq(index), NOTHING)
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
@@ -233,6 +239,8 @@ def give_up(
     targets = [group] if homes is None else homes
     outcome: Outcome
     stays = queue.policy.dead_letter is None and reason != EXPIRED
+    if queue.traits.replies:
+        answer_failure(commit, queue, message.seq, reason, failure)
     _keep_failure(commit, message, targets, failure if stays else FailureText(failure.error))
     if queue.policy.dead_letter is not None:
         bury(commit, queue, group, message, reason, failure)

@@ -100,7 +100,8 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
 def _may_bury(queue: QueueState, group: Group, now: int) -> bool:
     """Whether a take may have to append dead letters, which nobody may while an exclusive fence is open."""
     policy, deadline = queue.policy, group.record.next_deadline
-    return policy.dead_letter is not None and (policy.ttl is not None or 0 < deadline <= now)
+    appends = policy.dead_letter is not None or queue.traits.replies
+    return appends and (policy.ttl is not None or 0 < deadline <= now)
 
 
 def _note_presence(commit: Commit, queue: QueueState, request: Request) -> None:

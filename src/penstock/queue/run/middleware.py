@@ -13,6 +13,7 @@ from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.operations.settle import NackOptions
+from penstock.queue.results.reply import ack_with
 from penstock.queue.retry import Retry
 from penstock.surface.delivery import Delivery
 from penstock.surface.failure import describe, failure_text
@@ -38,7 +39,7 @@ class Retries(Middleware):
 
     def after(self, delivery: LocalDelivery, result: Any) -> None:
         if not delivery._settled:
-            delivery.ack()
+            ack_with(delivery, result)
 
     def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
         if not delivery._settled:

@@ -41,6 +41,8 @@ class Traits(msgspec.Struct, array_like=True):
     """The highest position pushed with a delay or a priority."""
     overridden: bool = False
     """Whether anything was pushed with a retry budget of its own."""
+    replies: bool = False
+    """Whether anything was pushed that wants a reply."""
 
 
 class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from penstock.clock import Seconds
+from penstock.errors import ConfigError
 from penstock.events import Event
+from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.protocol import deliveries as operations
-from penstock.protocol.deliveries import DeliveryDocument, ExtendRequest, NackRequest
+from penstock.protocol.deliveries import AckResult, DeliveryDocument, ExtendRequest, NackRequest
 from penstock.queue.delivery import check_nack
 from penstock.queue.operations.settle import NackOptions
 from penstock.queue.policy import duration
@@ -47,9 +51,15 @@ class RemoteDelivery(Delivery):
         self._settled = False
         self._outcome = None
 
-    def ack(self) -> None:
-        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already."""
-        self.queue._change(operations.ACK_DELIVERY, self.token)
+    def ack(self, *, result: Any = None) -> None:
+        """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
+
+        `result`: what the one who pushed it with `reply=True` is told; JSON, no bytes.
+        """
+        if is_binary(result):
+            raise ConfigError("a reply over HTTP is JSON: bytes have no place in it")
+        body = AckResult(msgspec.Raw(encode_payload(result)))
+        self.queue._change(operations.ACK_DELIVERY, self.token, body=body)
         self._settled = True
 
     def nack(

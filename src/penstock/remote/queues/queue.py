@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -50,6 +50,8 @@ from penstock.queue.inspect.messages import MessageState, QueueMessage, check_st
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import Redriven
 from penstock.queue.policy import QueuePolicy, checked, duration, refuse_mismatch
+from penstock.queue.results.reply import with_reply
+from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run.schedule import Schedule
 from penstock.remote.events import event_of, events_of, payload_fields, receipt_of
 from penstock.remote.local_only import refused
@@ -112,6 +114,7 @@ class RemoteQueue(Queue):
         return policy_of(self._document().policy)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @overload
     def push(
         self,
         payload: Any,
@@ -125,8 +128,45 @@ class RemoteQueue(Queue):
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
         cause: Any = None,
-    ) -> Receipt:
-        """Adds a message and returns when it is durable."""
+        reply: Literal[False] = False,
+    ) -> Receipt: ...
+
+    @overload
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+        reply: Literal[True],
+    ) -> ResultTicket: ...
+
+    def push(
+        self,
+        payload: Any,
+        *,
+        kind: str = "message",
+        key: str | None = None,
+        priority: int = 0,
+        delay: Seconds = 0,
+        not_before: datetime | None = None,
+        dedup: str | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        cause: Any = None,
+        reply: bool = False,
+    ) -> Receipt | ResultTicket:
+        """Adds a message and returns when it is durable; `reply`: a ticket for what a worker's handler returns."""
+        token = None
+        if reply:
+            headers, token = with_reply(self.name, headers)
         options = {
             "kind": kind,
             "key": key,
@@ -138,7 +178,8 @@ class RemoteQueue(Queue):
             "headers": headers,
             "cause": cause,
         }
-        return self._push(push_request(self.name, [payload], options, many=False))[0]
+        receipt = self._push(push_request(self.name, [payload], options, many=False))[0]
+        return receipt if token is None else ResultTicket(self, receipt, token)
 
     def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
 from penstock.names import check_consumer, check_whole
+from penstock.queue.results.reply import ack_with
 from penstock.queue.run.middleware import log, log_failure, worker_nack
 from penstock.surface.worker import Worker, finished
 
@@ -97,9 +98,9 @@ class RemoteQueueWorker(Worker):
                 outcome = self._handler(delivery)
                 if inspect.isawaitable(outcome):
                     if self._loop is not None:
-                        self._wait_for(outcome)
+                        outcome = self._wait_for(outcome)
                     else:
-                        runner.run(finished(outcome))
+                        outcome = runner.run(finished(outcome))
             except Exception as error:
                 try:
                     if not delivery._settled:
@@ -108,7 +109,7 @@ class RemoteQueueWorker(Worker):
                     log_failure(delivery, error)
             else:
                 if not delivery._settled:
-                    delivery.ack()
+                    ack_with(delivery, outcome)
         except StaleDelivery as error:
             log.warning("%r was handled too late, and another consumer may have it now: %s", delivery, error)
         except PenstockError as error:

@@ -16,6 +16,7 @@ from penstock.protocol import deliveries as operations
 from penstock.protocol.deliveries import (
     Acknowledged,
     AckRequest,
+    AckResult,
     ClaimRequest,
     DeliveryDocument,
     DeliveryList,
@@ -178,8 +179,8 @@ def read_delivery(call: Call[None, None]) -> DeliveryDocument:
 
 
 @serves(operations.ACK_DELIVERY)
-def ack_delivery(call: Call[None, None]) -> Settled:
-    _delivery(call).ack()
+def ack_delivery(call: Call[None, AckResult]) -> Settled:
+    _delivery(call).ack(result=call.body.result)
     return Settled("ack")
 
 
