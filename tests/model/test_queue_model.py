@@ -237,7 +237,8 @@ class Model:
                 for name in homes:
                     self.views[name][one.seq] = Status("failed", 0, one.attempts)
             return
-        wait = self.policy["retry"].delay(one.attempts) if delay is None else delay
+        retry = self.policy["retry"]
+        wait = delay if delay is not None else 0 if retry is None else retry.delay(one.attempts)
         due = since + round(wait * 1000)
         for name in homes:
             self.views[name][one.seq] = Status("ready", due if due > self.now else 0, one.attempts)
@@ -308,7 +309,7 @@ class QueueMachine(RuleBasedStateMachine):
         style=st.sampled_from(STYLES),
         max_attempts=st.integers(1, 3),
         dead_letter=st.sampled_from([None, "grave"]),
-        retry=st.sampled_from([Retry.immediate(), Retry.fixed(5), Retry.linear(3), Retry.schedule(0, 7)]),
+        retry=st.sampled_from([None, Retry.immediate(), Retry.fixed(5), Retry.linear(3), Retry.schedule(0, 7)]),
         max_in_flight=st.sampled_from([None, None, 3]),
         max_size=st.sampled_from([None, None, 12]),
     )
@@ -317,7 +318,7 @@ class QueueMachine(RuleBasedStateMachine):
         style: str,
         max_attempts: int,
         dead_letter: str | None,
-        retry: Retry,
+        retry: Retry | None,
         max_in_flight: int | None,
         max_size: int | None,
     ) -> None:
@@ -700,6 +701,10 @@ class QueueMachine(RuleBasedStateMachine):
                     seq for seq, one in sorted(view.items()) if one.state == "failed"
                 ]
                 assert [event.seq for event in queue.peek(3, group=group)] == model.eligible(name)[:3]
+                given_up = [*queue.failures(group), *queue.dead_letters()]
+                for failure in given_up:
+                    raised = (failure.error or "").startswith("ZeroDivisionError")
+                    assert raised or failure.traceback is None, "a traceback is that of the last failure"
             graves = sorted(event.payload for event in self.journals[which].queue("grave"))
             assert graves == sorted(model.dead)
 
