@@ -1,4 +1,7 @@
-"""Takes the pictures in docs/images with a real Chromium, of a shop that is busy while they are taken.
+"""Takes the pictures in docs/images with a real Chromium.
+
+They are of the journal that the browser tests look at (a thousand topics, a hundred thousand messages, hostile names),
+in which a shop is busy while they are taken.
 
 python scripts/screenshots.py            # needs playwright and a chromium (or PENSTOCK_CHROMIUM)
 """
@@ -20,9 +23,11 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tests"))
 
 import penstock  # noqa: E402
 from penstock.server.running import bind, make_server  # noqa: E402
+from server.crowded import fill  # noqa: E402
 
 BUSY_SECONDS = 90.0
 
@@ -71,6 +76,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     stopping = threading.Event()
     with tempfile.TemporaryDirectory() as folder, penstock.open(Path(folder) / "shop.db", durability="process") as shop:
+        fill(shop)
         shop.queue("reports").every(
             "0 6 * * mon-fri", {"report": "sales"}, name="daily-sales", timezone="Europe/Berlin"
         )
@@ -91,6 +97,10 @@ def main() -> None:
                     time.sleep(BUSY_SECONDS)  # a chart needs a past
                     shoot(page, url, "/", "overview")
                     shoot(page, url, "/queues/emails", "queue")
+                    shoot(page, url, "/queues/thumbnails/messages?state=delayed", "messages")
+                    page.set_viewport_size({"width": 390, "height": 844})
+                    shoot(page, url, "/", "phone")
+                    page.set_viewport_size({"width": 1440, "height": 900})
                     shoot(page, url, "/topics/orders", "topic")
                     page.locator("#tail li .kind").nth(4).click()
                     page.locator("#inspector .json").wait_for()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
 import penstock
+from penstock.observe.workers import say_gave_up
 from server.browser import log_in
 from server.serving import READ, Served, wait_until
 
@@ -151,6 +153,23 @@ def test_a_queue_is_paused_and_goes_on(
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".paused")).to_have_count(0)
     assert journal.queue("emails").take() is not None
+
+
+def test_a_worker_that_gave_up_is_named_shown_and_forgotten(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    say_gave_up(journal, "orders:billing", ValueError("<b>no</b> such table"))
+    page = open_page()
+    page.goto(served.url)
+    link = page.locator("#health").get_by_role("link", name="orders:billing")
+    expect(link).to_be_visible()
+    link.click()
+    expect(page.locator("#gave-up")).to_contain_text("ValueError: <b>no</b> such table")
+    expect(page.locator("#gave-up")).to_contain_text(socket.gethostname())
+    page.get_by_role("button", name="Forget orders:billing").click()
+    say_yes(page, "Forget 1 report, that orders:billing gave up?")
+    expect(page.locator("#health")).to_contain_text("All is well")
+    expect(page.get_by_text("no worker has given up")).to_be_visible()
 
 
 def test_messages_are_listed_by_state_run_now_edited_and_deleted(

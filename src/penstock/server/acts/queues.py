@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.observe.workers import forget, gave_up
 from penstock.queue.policy import FIELDS, checked
 from penstock.queue.retry import Retry
 from penstock.queue.run.schedule import push_now
@@ -222,3 +223,16 @@ def run_schedule(call: ActCall) -> str:
         return ""
     receipt = push_now(queue, name)
     return f"the message of {name} was pushed as {queue.name} #{receipt.seq:,}"
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@act("admin", "worker")
+def forget_worker(call: ActCall) -> str:
+    """Forgets that a worker gave up, which somebody has seen."""
+    worker = call.text("worker")
+    if not any(one.worker == worker for one in gave_up(call.journal)):
+        raise ConfigError(f"no worker {worker[:80]!r} has given up, or it was started again")
+    if call.preview:
+        return f"Forget 1 report, that {worker} gave up? Nothing is started by that."
+    forget(call.journal, worker)
+    return f"{worker} is no longer reported"

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample, TopicSample
+from penstock.observe.workers import TOPIC as WORKERS
 from penstock.server.pages import charts, parts, rendering
-from penstock.server.pages.parts import Row, Table, Tile, Update
+from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 from penstock.units import show_size
 
@@ -189,6 +190,19 @@ def finding_table(sample: Sample, base: str) -> Table:
     return Table("findings", ["What", "Kind"], rows, [], "nothing is wrong")
 
 
+def worker_table(sample: Sample, base: str, *, may_write: bool, may_admin: bool) -> Table:
+    """Workers that gave up: where they ran, when and why; their reports have the traceback."""
+    rows = []
+    for one in sample.workers:
+        at = "–" if one.at is None else one.at.isoformat(timespec="milliseconds")
+        error = (one.error or "–").partition("\n")[0]
+        href = f"{base}/topics/{quote(WORKERS)}?{urlencode({'key': one.worker})}"
+        buttons = [ActButton("Forget", "forget-worker", {"worker": one.worker})] if may_admin else []
+        rows.append(Row(one.worker, [one.worker, one.host or "–", str(one.pid), at, error], href, True, buttons))
+    columns = ["Worker", "Host", "Process", "Gave up", "Error"]
+    return Table("gave-up", columns, rows, [2], "no worker has given up", has_buttons=may_admin)
+
+
 def health_tiles(sample: Sample) -> list[Tile]:
     free = "–" if sample.disk_free is None else show_size(sample.disk_free)
     return [
@@ -201,17 +215,24 @@ def health_tiles(sample: Sample) -> list[Tile]:
 def health_page(request: Request, service: Service) -> Response:
     service.sampler.start()
     sample = service.sampler.newest
-    found = finding_table(sample, rendering.base_of(request))
+    base = rendering.base_of(request)
     return rendering.page(
-        request, service, "health.html", "Health", live="/live/health", tiles=health_tiles(sample), findings=found
+        request,
+        service,
+        "health.html",
+        "Health",
+        live="/live/health",
+        tiles=health_tiles(sample),
+        findings=finding_table(sample, base),
+        workers=worker_table(sample, base, **rendering.allowed(request)),
     )
 
 
 @guarded("read")
 async def live_health(request: Request, service: Service) -> Response:
-    base = rendering.base_of(request)
+    base, allowed = rendering.base_of(request), rendering.allowed(request)
 
     def render(sample: Sample) -> Update:
-        return parts.update(health_tiles(sample), finding_table(sample, base))
+        return parts.update(health_tiles(sample), finding_table(sample, base), worker_table(sample, base, **allowed))
 
     return rendering.stream(request, service, render)

@@ -128,7 +128,7 @@ def place_of(finding: Finding) -> str:
     places = {
         "disk": "/health",
         "pipeline": "/pipelines",
-        "worker": "/health",
+        "worker": "/health#worker-section",
         "dead": f"/queues/{name}?{group}#dead-section",
         "failed": f"/queues/{name}?{group}#failed-section",
         "paused": f"/queues/{name}?{group}",
