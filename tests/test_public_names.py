@@ -26,6 +26,7 @@ NAMES = [
     "ExportReport",
     "Fence",
     "ImportReport",
+    "InclusionProof",
     "Journal",
     "ManualClock",
     "Middleware",
@@ -50,15 +51,19 @@ NAMES = [
     "Topic",
     "TopicConsumer",
     "Transaction",
+    "TreeRoot",
     "VerifyReport",
     "Watch",
     "Worker",
+    "check_proof",
+    "check_root",
     "copy",
     "current",
     "errors",
     "event",
     "on",
     "open",
+    "sign_root",
     "upcast",
     "use",
 ]
@@ -90,6 +95,7 @@ ERRORS = [
     "StorageError",
     "Unflushed",
     "UnknownQueue",
+    "Unprovable",
 ]
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _NAMES = {
-    "CheckReport": "penstock.entity.chain",
+    "CheckReport": "penstock.entity.receipts.proof",
     "Clock": "penstock.clock",
     "CompactReport": "penstock.journal.upkeep.compaction",
     "CopyReport": "penstock.journal.moving",
@@ -20,6 +20,7 @@ _NAMES = {
     "ExportReport": "penstock.entity.copying.exporting",
     "Fence": "penstock.entity.staging.fence",
     "ImportReport": "penstock.entity.copying.importing",
+    "InclusionProof": "penstock.entity.receipts.proof",
     "Journal": "penstock.surface.journal",
     "ManualClock": "penstock.clock",
     "Middleware": "penstock.queue.run.middleware",
@@ -44,14 +45,18 @@ _NAMES = {
     "Topic": "penstock.surface.topic",
     "TopicConsumer": "penstock.journal.cursors",
     "Transaction": "penstock.api",
+    "TreeRoot": "penstock.entity.receipts.proof",
     "VerifyReport": "penstock.entity.chain",
     "Watch": "penstock.entity.projection.watch",
     "Worker": "penstock.surface.worker",
+    "check_proof": "penstock.entity.receipts.proof",
+    "check_root": "penstock.entity.receipts.proof",
     "copy": "penstock.api",
     "current": "penstock.api",
     "event": "penstock.schema",
     "on": "penstock.entity.projection.projection",
     "open": "penstock.api",
+    "sign_root": "penstock.entity.receipts.proof",
     "upcast": "penstock.schema",
     "use": "penstock.api",
 }

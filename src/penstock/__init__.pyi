@@ -8,7 +8,6 @@ from penstock.api import open as open
 from penstock.api import use as use
 from penstock.clock import Clock as Clock
 from penstock.clock import ManualClock as ManualClock
-from penstock.entity.chain import CheckReport as CheckReport
 from penstock.entity.chain import VerifyReport as VerifyReport
 from penstock.entity.copying.exporting import ExportReport as ExportReport
 from penstock.entity.copying.importing import ImportReport as ImportReport
@@ -16,6 +15,12 @@ from penstock.entity.projection.projection import Projection as Projection
 from penstock.entity.projection.projection import on as on
 from penstock.entity.projection.rebuild import RebuildReport as RebuildReport
 from penstock.entity.projection.watch import Watch as Watch
+from penstock.entity.receipts.proof import CheckReport as CheckReport
+from penstock.entity.receipts.proof import InclusionProof as InclusionProof
+from penstock.entity.receipts.proof import TreeRoot as TreeRoot
+from penstock.entity.receipts.proof import check_proof as check_proof
+from penstock.entity.receipts.proof import check_root as check_root
+from penstock.entity.receipts.proof import sign_root as sign_root
 from penstock.entity.staging.fence import Fence as Fence
 from penstock.events import Draft as Draft
 from penstock.events import Event as Event

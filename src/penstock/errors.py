@@ -15,6 +15,7 @@
     ├── Lagged                             a live subscriber with on_lag="raise" fell behind
     ├── FenceActive                        an exclusive fence is open
     ├── FenceCancelled                     the fence this event was submitted through was cancelled
+    ├── Unprovable                         no published root covers an event, or its neighbours are gone
     ├── UnknownQueue (also KeyError)       no queue has that name
     ├── QueueFull                          a push above max_size
     ├── StaleDelivery                      the lease was lost, or the delivery already settled
@@ -146,6 +147,10 @@ class FenceActive(PenstockError):
 
 class FenceCancelled(PenstockError):
     """The fence this event was submitted through was cancelled; the event was never written."""
+
+
+class Unprovable(PenstockError):
+    """No proof can be given for an event: no published root covers it, or its neighbours were removed since."""
 
 
 class UnknownQueue(PenstockError, KeyError):

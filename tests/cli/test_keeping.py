@@ -105,3 +105,45 @@ def test_info_says_what_the_journal_is(cli: Cli, orders: str, url: str) -> None:
 def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
     cli("backup", str(tmp_path / "copy.db"))
     assert len(cli("read", "orders", "--url", str(tmp_path / "copy.db"), "--json").documents) == 10
+
+
+def test_a_proof_is_given_and_checked_without_the_journal(cli: Cli, orders: str, tmp_path: Path) -> None:
+    assert "verify()" in cli("proof", "orders", "3", code=1).err
+    root, proof = tmp_path / "root.json", tmp_path / "proof.json"
+    root.write_text(cli("root", "orders").out)
+    proof.write_text(cli("proof", "orders", "3", "--root", str(root)).out)
+    assert cli("check-proof", str(proof), "--root", str(root), "--json").document == {
+        "topic": "orders",
+        "position": 3,
+        "ok": True,
+        "reason": "the event is in the history that the root stands for",
+    }
+    proof.write_text(proof.read_text().replace('"seq":3', '"seq":4'))
+    assert cli("check-proof", str(proof), "--json", code=1).document["ok"] is False
+    assert "JSON" in cli("check-proof", str(root), code=2).err
+
+
+def test_a_sealed_event_is_proven_under_the_root_from_before(cli: Cli, orders: str, tmp_path: Path) -> None:
+    root, proof = tmp_path / "root.json", tmp_path / "proof.json"
+    root.write_text(cli("root", "orders").out)
+    cli("seal", "orders", "--lake", str(tmp_path / "lake"), "--through", "6")
+    proof.write_text(cli("proof", "orders", "2", "--root", str(root)).out)
+    assert cli("check-proof", str(proof), "--root", str(root)).code == 0
+    assert cli("root", "orders").out == root.read_text()
+
+
+def test_a_root_is_signed_with_a_key_from_a_file(cli: Cli, orders: str, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    private.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
+    root, proof = tmp_path / "root.json", tmp_path / "proof.json"
+    root.write_text(cli("root", "orders", "--key", str(private)).out)
+    proof.write_text(cli("proof", "orders", "7", "--root", str(root)).out)
+    assert cli("check-proof", str(proof), "--key", str(public)).code == 0
+    root.write_text(cli("root", "orders").out)
+    proof.write_text(cli("proof", "orders", "7", "--root", str(root)).out)
+    assert "not signed" in cli("check-proof", str(proof), "--key", str(public), code=1).out

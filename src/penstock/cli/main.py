@@ -24,7 +24,11 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "topics.rebuilding": "rebuild",
     },
     "Consumers": {"topics.cursors": "cursors lag seek forget"},
-    "What topics keep": {"topics.keeping": "settings compact verify", "topics.sealing": "seal lake"},
+    "What topics keep": {
+        "topics.keeping": "settings compact verify",
+        "topics.proving": "root proof check-proof",
+        "topics.sealing": "seal lake",
+    },
     "Queues": {
         "queues.inspecting": "queues messages peek pending failed dead",
         "queues.repairing": "redrive run-now discard move purge drop",

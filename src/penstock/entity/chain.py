@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.entity.receipts.proof import CheckReport, TreeRoot
+from penstock.entity.receipts.publishing import TreeBuilder, publish
 from penstock.errors import ConfigError, Corrupt
 from penstock.events import Receipt
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import check_sealed
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block, columns_of
+from penstock.journal.storage.block import Block, Columns, columns_of
 from penstock.journal.storage.links import GENESIS, link_of, load_blake3, name_of, said_by, stored_link
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
     anchored: int = 0
     """Entities whose beginning compaction removed: their first stored link is taken as it is."""
     broken: BrokenLink | None = None
+    root: TreeRoot | None = None
+    """The root of the Merkle tree over all of it, published with this: proofs are given under it."""
 
     @property
     def ok(self) -> bool:
@@ -49,18 +53,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return self.ok
 
 
-class CheckReport(msgspec.Struct, frozen=True):
-    """What `Topic.check` found. It is true when the stored event is the one the receipt was given for."""
-
-    ok: bool
-    reason: str
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-
 def verify(topic: EntityTopic, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-    """Recomputes every entity's chain, and the checksums of sealed files; names the first broken link."""
+    """Recomputes every entity's chain, and the checksums of sealed files; publishes a root, or names what is broken."""
     return _Verification(topic, progress).run()
 
 
@@ -80,21 +74,26 @@ class _Verification:
                 return VerifyReport(name)
             self._trimmed = load_state(snap, view.number, name).trimmed
             total = view.count()
+            tree = TreeBuilder(snap, view.number)
             try:
                 check_sealed(snap, view.number, name)
                 for block in view.blocks(0, keys.MAX_SEQ):
-                    broken = self._check(block)
+                    columns = columns_of(block, range(block.count))
+                    broken = self._check(block, columns)
                     if broken is not None:
                         return self._report(broken)
+                    tree.add(block, columns)
                     if self._progress is not None:
                         self._progress(self._events + self._unlinked, total)
             except Corrupt as error:
                 return self._report(BrokenLink(error.seq or 0, None, str(error)))
-        return self._report(None)
+            tree.finish(view.latest())
+        if tree.changed is not None:
+            return self._report(BrokenLink(tree.changed, None, "what lies here is not what a published root covers"))
+        return msgspec.structs.replace(self._report(None), root=publish(self._topic, view.number, tree))
 
-    def _check(self, block: Block) -> BrokenLink | None:
+    def _check(self, block: Block, columns: Columns) -> BrokenLink | None:
         rows = range(block.count)
-        columns = columns_of(block, rows)
         occurred = [block.occurred_ms(row) for row in rows]
         names = [name_of(block.id_number(row), seq) for row, seq in enumerate(block.seqs)]
         told = said_by(columns, block.seqs, names, occurred)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.clock import Seconds
 from penstock.entity.causality.walk import ancestors, correlated, effects
-from penstock.entity.chain import CheckReport, VerifyReport, check, verify
+from penstock.entity.chain import VerifyReport, check, verify
 from penstock.entity.projection.projection import Projection, check_projection
 from penstock.entity.projection.states import Freshness, project
+from penstock.entity.receipts.proof import CheckReport, InclusionProof, TreeRoot
+from penstock.entity.receipts.publishing import prove
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
@@ -125,6 +127,14 @@ class EntityTopic(BaseTopic):
     def check(self, receipt: Receipt) -> CheckReport:
         """Whether a receipt's event is still stored as it was when the receipt was given."""
         return check(self, receipt)
+
+    def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
+        """Shows, to anybody who has the root, that an event is in this topic; `penstock.check_proof` checks it.
+
+        Under the newest root that `verify` has published and that covers the event, or under `root`. Unprovable when
+        there is none, or when events near it were removed since.
+        """
+        return prove(self, of, root)
 
     # ── reactors ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def react(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from penstock.clock import Seconds
 from penstock.entity.copying.files import CopyFormat
 from penstock.entity.projection.projection import Projection
+from penstock.entity.receipts.proof import TreeRoot
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
@@ -92,6 +93,10 @@ class TopicElsewhere(Topic):
     def check(self, receipt: Receipt) -> NoReturn:
         """Refused: a chain is worth what its store's bytes are."""
         raise refused("checking a receipt", "do it where the store is")
+
+    def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> NoReturn:
+        """Refused: a proof is made of the store's bytes."""
+        raise refused("a proof", "run `penstock proof` where the store is; check_proof needs no journal")
 
     def react(
         self,

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     from penstock.clock import Seconds
     from penstock.documents.conditions import Where
-    from penstock.entity.chain import CheckReport, VerifyReport
+    from penstock.entity.chain import VerifyReport
     from penstock.entity.projection.projection import Projection
     from penstock.entity.projection.rebuild import RebuildReport
     from penstock.entity.projection.states import Freshness
     from penstock.entity.projection.watch import Watch
+    from penstock.entity.receipts.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.commit.catalog import Settings
     from penstock.journal.cursors import TopicConsumer
@@ -278,6 +279,14 @@ class Topic(ABC):
     @abstractmethod
     def check(self, receipt: Receipt) -> CheckReport:
         """Whether a receipt's event is still stored as it was when the receipt was given. In this process only."""
+
+    @abstractmethod
+    def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
+        """Shows, to anybody who has the root, that an event is in this topic; `penstock.check_proof` checks it.
+
+        Under the newest root that `verify` has published and that covers the event, or under `root`. In this process
+        only.
+        """
 
     # ── reactors and gates ───────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod

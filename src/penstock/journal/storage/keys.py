@@ -18,6 +18,7 @@
     h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)
     p …                       projections' snapshots  (entity layer)
+    r …                       published Merkle roots  (entity layer)
     q …                       queues                  (queue layer)
 
 `topic` is its number, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order.

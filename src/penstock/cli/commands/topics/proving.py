@@ -1,0 +1,74 @@
+"""Roots over topics, and proofs that convince a third party."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from penstock.cli.command import command
+from penstock.cli.context import CommandContext
+from penstock.cli.failure import DONE, FAILED
+from penstock.cli.values import position, the_topic
+from penstock.errors import ConfigError
+
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@command("root", "penstock root orders > root.json", "penstock root orders --key private.pem > root.json")
+@the_topic
+@click.option("--key", type=_file, help="sign it with this Ed25519 key (PEM)")
+def root(context: CommandContext, topic: str, key: Path | None) -> int:
+    """Verifies a topic and publishes the root of its Merkle tree.
+
+    The root stands for everything in the topic through its newest position. Give it to those who should be able to
+    check proofs, or sign it and give them the public key. Exit code 1 when the topic is damaged.
+    """
+    from penstock.entity.receipts.proof import sign_root
+
+    with context.journal() as journal:
+        report = context.existing_topic(journal, topic).verify()
+    if report.broken is not None:
+        context.record({"topic": topic, "broken": f"position {report.broken.seq}: {report.broken.reason}"})
+        return FAILED
+    if report.root is None:
+        raise ConfigError(f"topic {topic!r} was compacted meanwhile: ask again")
+    made = report.root if key is None else sign_root(report.root, key)
+    click.echo(made.to_json())
+    return DONE
+
+
+@command("proof", "penstock proof orders 1234 > proof.json", "penstock proof orders 1234 --root root.json")
+@the_topic
+@click.argument("position", type=position, help="the event's position")
+@click.option("--root", type=_file, help="under this root (as `penstock root` wrote it); else under the newest")
+def proof(context: CommandContext, topic: str, position: int, root: Path | None) -> None:
+    """Proves that an event is in a topic, under a root that was published.
+
+    The proof is one line of JSON. It holds the event; `penstock check-proof` checks it, without the journal.
+    """
+    from penstock.entity.receipts.proof import TreeRoot
+
+    under = None if root is None else TreeRoot.from_json(root.read_bytes())
+    with context.journal(read_only=True) as journal:
+        made = context.existing_topic(journal, topic).proof(position, root=under)
+    click.echo(made.to_json())
+
+
+@command("check-proof", "penstock check-proof proof.json --root root.json", "penstock check-proof p.json --key pub.pem")
+@click.argument("file", type=_file, help="the proof")
+@click.option("--root", type=_file, help="it must be under this root")
+@click.option("--key", type=_file, help="its root must be signed with the private half of this Ed25519 key (PEM)")
+def check_proof(context: CommandContext, file: Path, root: Path | None, key: Path | None) -> int:
+    """Checks a proof; needs no journal. Exit code 1 when it does not hold.
+
+    What a proof is worth depends on where its root comes from: give the root, or the key that signed it.
+    """
+    from penstock.entity.receipts import proof as proofs
+
+    made = proofs.InclusionProof.from_json(file.read_bytes())
+    under = None if root is None else proofs.TreeRoot.from_json(root.read_bytes())
+    report = proofs.check_proof(made, root=under, public_key=key)
+    context.record({"topic": made.root.topic, "position": made.seq, **msgspec.structs.asdict(report)})
+    return DONE if report else FAILED

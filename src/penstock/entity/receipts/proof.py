@@ -1,0 +1,193 @@
+"""Roots and proofs as values: what a third party gets, and how it checks them without the journal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from penstock.entity.receipts.tree import follow, leaf_hash
+from penstock.errors import ConfigError
+from penstock.events import format_id
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    PrivateKey = Ed25519PrivateKey | bytes | str | os.PathLike[str]
+    PublicKey = Ed25519PublicKey | bytes | str | os.PathLike[str]
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What `Topic.check` or `check_proof` found. It is true when the event is the one that was promised."""
+
+    ok: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class TreeRoot(msgspec.Struct, frozen=True):
+    """What a topic's history was, in one hash: publish it, or have it signed, and proofs can be checked against it."""
+
+    journal: str
+    """The id of the store."""
+    topic: str
+    through: int
+    """The position of the last event under it."""
+    hash: str
+    """The root of the Merkle tree, in hexadecimal."""
+    published_ms: int
+    signature: str | None = None
+    """Ed25519, over `statement()`, in hexadecimal."""
+
+    def statement(self) -> bytes:
+        """The bytes that are signed."""
+        lines = (
+            "penstock root v1",
+            self.journal,
+            self.topic,
+            str(self.through),
+            self.hash,
+            str(self.published_ms),
+        )
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def to_json(self) -> str:
+        """The root as one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TreeRoot:
+        """Reads what `to_json` wrote; ConfigError when it is something else."""
+        return _read(text, cls, "root")
+
+
+class InclusionProof(msgspec.Struct, frozen=True):
+    """Shows that an event is in a topic's history under a root; `penstock.check_proof` checks it."""
+
+    root: TreeRoot
+    seq: int
+    """The event's position."""
+    leaf: bytes
+    """Everything the event says, as it was hashed: see `event`."""
+    path: list[str]
+    """The hashes from the leaf to the root, in hexadecimal, the nearest first."""
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """The event that is proven."""
+        fields = msgspec.msgpack.decode(self.leaf)
+        if not isinstance(fields, list) or len(fields) != len(LEAF_FIELDS):
+            raise ConfigError("the proof's leaf is no event")
+        found = dict(zip(LEAF_FIELDS, fields, strict=True))
+        found["id"] = format_id(int.from_bytes(found["id"]))
+        found["headers"] = dict(found["headers"] or ())
+        return found
+
+    def to_json(self) -> str:
+        """The proof as one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> InclusionProof:
+        """Reads what `to_json` wrote; ConfigError when it is something else."""
+        return _read(text, cls, "proof")
+
+
+LEAF_FIELDS = (
+    "seq", "id", "recorded_ms", "occurred_ms", "kind", "payload", "binary", "key", "scope", "headers",
+    "correlation_id", "causation_id",
+)  # fmt: skip
+"""What a leaf says of its event, in this order, as a MessagePack array."""
+
+
+def check_proof(
+    proof: InclusionProof, *, root: TreeRoot | None = None, public_key: PublicKey | None = None
+) -> CheckReport:
+    """Whether a proof holds: its event is in the history that its root stands for. It needs no journal.
+
+    Trust comes from the root: give the one that was published (`root`), or the key that signed it (`public_key`);
+    without either, only the proof itself is checked.
+    """
+    if not isinstance(proof, InclusionProof):
+        raise ConfigError(f"check_proof takes an InclusionProof, not {proof!r:.80}: read one with from_json")
+    claimed = proof.root
+    if root is not None and (root.statement() != claimed.statement()):
+        return CheckReport(False, f"it is under another root: {claimed.topic!r} through {claimed.through}")
+    if public_key is not None:
+        signed = claimed if claimed.signature is not None or root is None else root
+        if not check_root(signed, public_key):
+            return CheckReport(False, "its root is not signed with this key")
+    if not 1 <= proof.seq <= claimed.through:
+        return CheckReport(False, f"position {proof.seq} is not under the root, which ends at {claimed.through}")
+    try:
+        said = proof.event
+        path = [bytes.fromhex(step) for step in proof.path]
+    except (ConfigError, ValueError, TypeError, msgspec.DecodeError):
+        return CheckReport(False, "it does not decode")
+    if said["seq"] != proof.seq:
+        return CheckReport(False, f"its event says that it is at position {said['seq']}")
+    found = follow(leaf_hash(proof.leaf), proof.seq - 1, claimed.through, path)
+    if found is None or found.hex() != claimed.hash:
+        return CheckReport(False, "its path does not lead to the root")
+    return CheckReport(True, "the event is in the history that the root stands for")
+
+
+# ── signatures ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def sign_root(root: TreeRoot, private_key: PrivateKey) -> TreeRoot:
+    """The root with a signature: an Ed25519 key of `cryptography`, its PEM, or the file that holds it."""
+    key = _load(private_key, private=True)
+    return msgspec.structs.replace(root, signature=key.sign(root.statement()).hex())
+
+
+def check_root(root: TreeRoot, public_key: PublicKey) -> bool:
+    """Whether a root carries a signature that was made with the private half of a key."""
+    key = _load(public_key, private=False)
+    from cryptography.exceptions import InvalidSignature
+
+    if root.signature is None:
+        return False
+    try:
+        key.verify(bytes.fromhex(root.signature), root.statement())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _load(key: Any, *, private: bool) -> Any:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise ConfigError('signed roots need the cryptography package: pip install "penstock[signing]"') from error
+    wanted = ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey
+    if isinstance(key, str | os.PathLike):
+        try:
+            key = Path(key).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"the key {os.fspath(key)!r} cannot be read: {error.strerror}") from error
+    if isinstance(key, bytes):
+        try:
+            if private:
+                key = serialization.load_pem_private_key(key, None)
+            else:
+                key = serialization.load_pem_public_key(key)
+        except (ValueError, TypeError) as error:
+            half = "private" if private else "public"
+            raise ConfigError(f"that is no {half} key in PEM without a password: {error}") from error
+    if not isinstance(key, wanted):
+        raise ConfigError(f"roots are signed with Ed25519 keys, not with {type(key).__name__}")
+    return key
+
+
+T = TypeVar("T")
+
+
+def _read(text: str | bytes, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"that is no {what} in JSON: {error}") from error

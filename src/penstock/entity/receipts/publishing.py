@@ -1,0 +1,236 @@
+"""Roots over a topic's events, and proofs under them.
+
+    r topic s segment         the hash of a whole segment, as it was when it was first published
+    r topic t through         a published root: its hash, its unfinished segment's hash, when
+
+What was published stays: when compaction has removed events of a segment, its stored hash goes on standing for them.
+Then the events of other segments can still be proven under every root; those of the segment itself no longer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engine.contract import Snapshot
+from penstock.entity.receipts.proof import InclusionProof, TreeRoot
+from penstock.entity.receipts.tree import EMPTY, EMPTY_SEGMENT, SEGMENT, leaf_hash, path_to, root_of
+from penstock.errors import ConfigError, Unprovable
+from penstock.events import Event, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.reading import TopicView
+from penstock.journal.storage.block import Block, Columns, columns_of
+from penstock.names import check_position
+
+if TYPE_CHECKING:
+    from penstock.entity.topic import EntityTopic
+
+ROOTS = b"r"
+_STEP = 1024
+"""Segments that one commit writes, so that nobody waits long behind it."""
+_key = struct.Struct(">cIcQ")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _StoredRoot(msgspec.Struct, array_like=True, frozen=True):
+    hash: bytes
+    rest: bytes
+    """The hash of the segment that was not full; empty when there was none."""
+    published_ms: int
+
+
+_decode = msgspec.msgpack.Decoder(_StoredRoot).decode
+
+
+# ── leaves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def leaves_of(block: Block, columns: Columns) -> Iterator[bytes]:
+    """Everything each event of a block says, as bytes; see `LEAF_FIELDS`."""
+    nothing: list[None] = [None] * block.count
+    for row, (seq, kind, payload, binary, key, scope, headers, correlation, causation) in enumerate(
+        zip(
+            block.seqs,
+            columns.kinds,
+            columns.payloads,
+            columns.binary or nothing,
+            columns.key or nothing,
+            columns.scope or nothing,
+            columns.headers or nothing,
+            columns.correlation or nothing,
+            columns.causation or nothing,
+            strict=True,
+        )
+    ):
+        times = block.recorded_ms(row), block.occurred_ms(row)
+        pairs = sorted(headers.items()) if headers else None
+        id = block.id_number(row).to_bytes(16)
+        yield _encode((seq, id, *times, kind, payload, bool(binary), key, scope, pairs, correlation, causation))
+
+
+class TreeBuilder:
+    """The tree over a topic, made as its blocks come, from the first position on."""
+
+    def __init__(self, snap: Snapshot, topic: int) -> None:
+        self._stored = _segments(snap, topic)
+        self._leaves: list[bytes] = []
+        self._events = 0
+        self.nodes: list[bytes] = []
+        """The hashes of whole segments, and at the end of the one that is not full."""
+        self.fresh: dict[int, bytes] = {}
+        """Segments that no root has covered yet."""
+        self.through = 0
+        self.rest = b""
+        self.changed: int | None = None
+        """Where the first segment begins that is whole and has other events than when it was published."""
+
+    def add(self, block: Block, columns: Columns) -> None:
+        """Adds the next events."""
+        for seq, said in zip(block.seqs, leaves_of(block, columns), strict=True):
+            self._skip(seq - 1)
+            self._leaves.append(leaf_hash(said))
+            self._events += 1
+
+    def finish(self, through: int) -> None:
+        """There are no more events, and positions end here."""
+        self._skip(through)
+        self.through = through
+        if len(self._leaves) == SEGMENT:
+            self._close()
+        if self._leaves:
+            self.rest = root_of(self._leaves)
+            self.nodes.append(self.rest)
+
+    @property
+    def root(self) -> bytes:
+        return root_of(self.nodes)
+
+    def _skip(self, position: int) -> None:
+        """Positions without events, up to one."""
+        while (at := len(self.nodes) * SEGMENT + len(self._leaves)) < position or len(self._leaves) == SEGMENT:
+            if len(self._leaves) == SEGMENT:
+                self._close()
+            elif not self._leaves and position - at >= SEGMENT:
+                self.nodes.append(self._stored.get(len(self.nodes), EMPTY_SEGMENT))
+            else:
+                self._leaves += [EMPTY] * min(position - at, SEGMENT - len(self._leaves))
+
+    def _close(self) -> None:
+        index, node = len(self.nodes), root_of(self._leaves)
+        known = self._stored.get(index)
+        if known is None:
+            self.fresh[index] = node
+        elif known != node:
+            if self._events == SEGMENT and self.changed is None:
+                self.changed = index * SEGMENT + 1
+            node = known  # events were removed since
+        self.nodes.append(node)
+        self._leaves = []
+        self._events = 0
+
+
+def _segments(snap: Snapshot, topic: int) -> dict[int, bytes]:
+    rows = snap.scan(_key.pack(ROOTS, topic, b"s", 0), _key.pack(ROOTS, topic, b"t", 0))
+    return {int.from_bytes(key[-8:]): value for key, value in rows}
+
+
+# ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def publish(topic: EntityTopic, number: int, tree: TreeBuilder) -> TreeRoot | None:
+    """Writes a tree's new segments and its root down; None when compaction came in between: verify again."""
+    journal = topic.journal
+    now, hash = journal.clock.now_ms(), tree.root
+    fresh = sorted(tree.fresh.items())
+    if journal._engine.read_only:
+        return TreeRoot(journal._record.id, topic.name, tree.through, hash.hex(), now)
+
+    def put(part: Sequence[tuple[int, bytes]], commit: Commit) -> bool:
+        rows = [(_key.pack(ROOTS, number, b"s", index), node) for index, node in part]
+        if any(commit.tx.get(key) not in (None, node) for key, node in rows):
+            return False  # another verification was faster, and saw other events
+        for key, node in rows:
+            commit.tx.put(key, node)
+        return True
+
+    def end(commit: Commit) -> _StoredRoot:
+        key = _key.pack(ROOTS, number, b"t", tree.through)
+        value = commit.tx.get(key)
+        known = None if value is None else _decode(value)
+        if known is not None and known.hash == hash:
+            return known
+        found = _StoredRoot(hash, tree.rest, now)
+        commit.tx.put(key, _encode(found))
+        return found
+
+    for at in range(0, len(fresh), _STEP):
+        part = fresh[at : at + _STEP]
+        if not topic._writer.run(WriteRequest(lambda commit, part=part: put(part, commit), relaxed=True)):
+            return None
+    stored: _StoredRoot = topic._writer.run(WriteRequest(end))
+    return TreeRoot(journal._record.id, topic.name, tree.through, hash.hex(), stored.published_ms)
+
+
+# ── proving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def prove(topic: EntityTopic, of: Receipt | Event | int, root: TreeRoot | None) -> InclusionProof:
+    """A proof for one event; see `Topic.proof`."""
+    if isinstance(of, Receipt | Event):
+        if of.topic != topic.name:
+            raise ConfigError(f"the event is of topic {of.topic!r}, not of {topic.name!r}")
+        seq, id = of.seq, of.id
+    else:
+        check_position(of, "of")
+        seq, id = of, None
+    if root is not None and not isinstance(root, TreeRoot):
+        raise ConfigError(f"root= takes a TreeRoot, not {root!r:.80}: read one with TreeRoot.from_json")
+    with topic.journal._engine.read() as snap:
+        view = TopicView.open(snap, topic.name)
+        event = None if view is None else view.get(seq)
+        if view is None or event is None:
+            raise Unprovable(f"topic {topic.name!r} has no event at position {seq} any more, or never had one")
+        if id is not None and event.id != id:
+            raise Unprovable(f"another event is at position {seq} of topic {topic.name!r}: {event.id}, not {id}")
+        through, stored = _covering(snap, view, seq, root)
+        segment = (seq - 1) // SEGMENT
+        known = _segments(snap, view.number)
+        nodes = [known.get(index, EMPTY_SEGMENT) for index in range(through // SEGMENT)]
+        nodes += [stored.rest] if stored.rest else []
+        leaves, said = _leaves_between(view, segment * SEGMENT, min((segment + 1) * SEGMENT, through), seq)
+    if root_of(leaves) != nodes[segment] or root_of(nodes) != stored.hash:
+        raise Unprovable(
+            f"events between positions {segment * SEGMENT + 1} and {segment * SEGMENT + len(leaves)} of topic "
+            f"{topic.name!r} were removed or changed since its root through {through} was published: position {seq} "
+            "can no longer be proven; proofs given before still hold"
+        )
+    path = path_to(leaves, (seq - 1) % SEGMENT) + path_to(nodes, segment)
+    signature = None if root is None else root.signature
+    claimed = TreeRoot(topic.journal._record.id, topic.name, through, stored.hash.hex(), stored.published_ms, signature)
+    return InclusionProof(claimed, seq, said, [step.hex() for step in path])
+
+
+def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) -> tuple[int, _StoredRoot]:
+    """The root that a proof is given under, and where it ends."""
+    if root is not None:
+        if root.topic != view.name or root.through < seq:
+            raise Unprovable(f"the root of {root.topic!r} through {root.through} does not cover {view.name!r} at {seq}")
+        value = snap.get(_key.pack(ROOTS, view.number, b"t", root.through))
+        stored = None if value is None else _decode(value)
+        if stored is None or stored.hash.hex() != root.hash or stored.published_ms != root.published_ms:
+            raise Unprovable(f"this journal has published no such root of topic {view.name!r} through {root.through}")
+        return root.through, stored
+    low, high = _key.pack(ROOTS, view.number, b"t", seq), _key.pack(ROOTS, view.number, b"u", 0)
+    for key, value in snap.scan(low, high, reverse=True):
+        return int.from_bytes(key[-8:]), _decode(value)
+    raise Unprovable(f"no root of topic {view.name!r} covers position {seq} yet: publish one with verify()")
+
+
+def _leaves_between(view: TopicView, after: int, through: int, seq: int) -> tuple[list[bytes], bytes]:
+    """The leaves of some positions, and what the event at one of them says."""
+    leaves, said = [EMPTY] * (through - after), b""
+    for block in view.blocks(after, through):
+        for at, told in zip(block.seqs, leaves_of(block, columns_of(block, range(block.count))), strict=True):
+            if after < at <= through:
+                leaves[at - after - 1] = leaf_hash(told)
+                if at == seq:
+                    said = told
+    return leaves, said
