@@ -153,6 +153,11 @@ def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -
     state = queue._cache.state(commit, queue.name)
     if state.policy.priority and keyed:
         raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
+    if keyed and (state.policy.throttle is not None or state.policy.debounce is not None):
+        raise ConfigError(
+            f"queue {queue.name!r} has a throttle or a debounce, which look at every push of a key: frames and files "
+            "push whole blocks. Push these messages one by one, leave their keys out, or use a queue without"
+        )
     most, held = state.policy.max_size, state.unsettled(commit)
     if most is not None and held + events > most:
         raise QueueFull(

@@ -12,7 +12,7 @@ from journals import seqs
 import penstock.journal.bulk.staging as staging
 import penstock.transfer.publishing as publishing
 from penstock import Draft, Journal, ManualClock, Projection, Topic, on
-from penstock.errors import Conflict, Corrupt, QueueFull, StorageError
+from penstock.errors import ConfigError, Conflict, Corrupt, QueueFull, StorageError
 from penstock.journal.bulk.staging import PreparedPiece, drop, publish, stage
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Columns, Wire, build_wire
@@ -281,6 +281,14 @@ def test_a_queue_gets_the_messages_within_its_policy(journal: Any) -> None:
         delivery.ack()
     assert sorted(taken) == list(range(20))
     assert publish_blocks(journal, blocks(), None, 0, "orders") and len(journal.topic("orders")) == 40
+
+
+@pytest.mark.parametrize("policy", [{"throttle": 10}, {"debounce": 10}])
+def test_blocks_with_keys_do_not_pass_a_queue_that_looks_at_every_push(journal: Any, policy: dict[str, int]) -> None:
+    queue = journal.queue("orders", **policy)
+    with pytest.raises(ConfigError, match="push of a key"):
+        publish_blocks(journal, blocks(), "job", 1, "orders")
+    assert len(queue) == 0 and left(journal) == 0
 
 
 def test_appends_between_steps_come_before_the_batch(journal: Any, topic: Topic) -> None:
