@@ -40,7 +40,7 @@ def parameters(call: Any) -> list[str]:
         (arguments.DraftArguments, set(Draft.__struct_fields__) - {"kind", "payload", "topic"}),
         (arguments.SettingsArguments, Settings.__struct_fields__),
         (arguments.PolicyArguments, QueuePolicy.__struct_fields__),
-        (arguments.PushArguments, parameters(Queue.push)),
+        (arguments.PushArguments, set(parameters(Queue.push)) - {"reply"}),  # which only `push` has: it gives a ticket
         (arguments.TakeArguments, parameters(Queue.take)),
     ],
 )
