@@ -24,6 +24,7 @@ import penstock.spark
 from benchmarks.harness import Table, versions
 from benchmarks.spark_history import measure_lake, measure_project, measure_seal
 from benchmarks.spark_rows import aggregate, events, read_topic, speed, write_topic
+from benchmarks.spark_served import measure_append_beside, measure_served_read, measure_served_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -165,6 +166,9 @@ def main() -> None:
             "project": lambda: measure_project(table, spark, stored.make().url),
             "follow": lambda: measure_following(table, spark, folder),
             "seal": lambda: measure_seal(table, spark, folder, 5 * count),
+            "served-read": lambda: measure_served_read(table, spark, stored.make().url),
+            "served-write": lambda: measure_served_write(table, spark, folder, count),
+            "beside": lambda: measure_append_beside(table, spark, folder, count // 2),
         }
         chosen = [word for word in words if word != "quick"] or list(rows)
         unknown = [word for word in chosen if word not in rows]

@@ -20,6 +20,8 @@ from penstock.journal.storage.block import Wire
 from penstock.limits import INLINE_BYTES, STEP_BYTES
 from penstock.queue.queue import LocalQueue
 
+SYNC_BYTES = 16 << 20
+"""Bytes of steps after which they are put on disk: what the next commit of anybody would else have to wait for."""
 _PAUSE = 0.002
 """Seconds between two steps, in which other processes get their turn."""
 
@@ -78,8 +80,13 @@ def publish_blocks(
         return False
     batch = uuid.uuid4().bytes
     try:
+        unsynced = 0
         for number, step in enumerate(_steps(blocks.pieces)):
-            stage_step(journal, batch, number, PreparedPiece(step))
+            made = PreparedPiece(step)
+            unsynced += made.size
+            stage_step(journal, batch, number, made, sync=unsynced >= SYNC_BYTES)
+            if unsynced >= SYNC_BYTES:
+                unsynced = 0
             time.sleep(_PAUSE)
         return publish_staged(journal, BulkCommit([batch], mark, version, queue_name))
     except BaseException:
@@ -108,11 +115,18 @@ def _check(queue: LocalQueue | None, blocks: Blocks, mark: str | None, version: 
 
 
 def stage_step(
-    journal: LocalJournal, batch: bytes, number: int, made: PreparedPiece, owner: str = "", job: str = ""
+    journal: LocalJournal,
+    batch: bytes,
+    number: int,
+    made: PreparedPiece,
+    owner: str = "",
+    job: str = "",
+    *,
+    sync: bool = True,
 ) -> None:
-    """Stages one step and puts it on disk; not inside its commit, so that nobody waits behind the disk."""
+    """Stages one step; `sync`: puts it on disk, after its commit, so that nobody waits behind the disk."""
     journal.run(partial(_stage, batch, number, made, owner, job), relaxed=True)
-    if journal._engine.durability == "disk":
+    if sync and journal._engine.durability == "disk":
         journal._engine.flush()
 
 

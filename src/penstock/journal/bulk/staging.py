@@ -93,6 +93,11 @@ class PreparedPiece:
             self.blocks.append(StagedBlock(topic, wire.count, len(value), wire.key is not None))
             self.values.append(value)
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.values))
+
 
 def staged_batches(snap: Snapshot) -> Iterator[tuple[bytes, StagedBatch]]:
     """Every batch that is not published."""
@@ -209,6 +214,13 @@ def drop_job(commit: Commit, job: str, owner: str) -> int:
     return sum(drop(commit, batch) for batch in mine)
 
 
+def is_needed(snap: Snapshot, batch: bytes, record: PublishedBatch, before_ms: int) -> bool:
+    """Whether nothing of a published batch can be forgotten."""
+    if not record.places:
+        return record.published_ms >= before_ms
+    return all(_is_held(snap, batch, place) for place in record.places)
+
+
 def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
     """Removes the blocks of a published batch that no topic holds any more; whether any went.
 
@@ -218,7 +230,7 @@ def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
     if value is None:
         return False
     record = _published(value)
-    kept = [place for place in record.places if _is_held(commit, batch, place)]
+    kept = [place for place in record.places if _is_held(commit.tx, batch, place)]
     for place in record.places:
         if place not in kept:
             commit.tx.delete(keys.apart_key(batch, *place[2:]))
@@ -231,8 +243,8 @@ def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
     return False
 
 
-def _is_held(commit: Commit, batch: bytes, place: tuple[int, int, int, int]) -> bool:
+def _is_held(snap: Snapshot, batch: bytes, place: tuple[int, int, int, int]) -> bool:
     number, first, piece, index = place
-    value = commit.tx.get(keys.block_key(number, first))
+    value = snap.get(keys.block_key(number, first))
     found = None if value is None else reference_in(value, "")
     return found is not None and found.key == keys.apart_key(batch, piece, index)

@@ -60,7 +60,7 @@ class Housekeeper:
         """Called with the position through which retention wants to remove; True: there is more to do first."""
         self._aged: set[str] = set()
         """Topics with a max_age: time alone makes them due."""
-        self._looked_ms = writer.clock.now_ms()
+        self._looked_ms = self._swept_ms = writer.clock.now_ms()
 
     def note(self, topic: str, events: int) -> None:
         """A commit added events to a topic."""
@@ -93,11 +93,20 @@ class Housekeeper:
                 freed = freed or removed
             if self._writer.run(WriteRequest(lambda commit: self._wants_newest_only(commit, topic), relaxed=True)):
                 freed = compact_by_key(self._engine, self._writer, topic, self.holds) > 0 or freed
-            freed = sweep_staged(self._engine, self._writer) or freed
+            if freed or thorough or self._sweep_is_due():
+                freed = sweep_staged(self._engine, self._writer) or freed
             if freed:
                 self._writer.reclaim()
             for chore in self.chores:
                 chore(topic)
+
+    def _sweep_is_due(self) -> bool:
+        """Whether it is time again to look for what large batches have left."""
+        now = self._writer.clock.now_ms()
+        if 0 <= now - self._swept_ms < RETENTION_SECONDS * 1000:
+            return False
+        self._swept_ms = now
+        return True
 
     def _merge(self, topic: str, thorough: bool) -> None:
         """Merges the smallest blocks; and, when that has left enough middling ones, those."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.engine.contract import Engine
-from penstock.journal.bulk.staging import drop, forget_removed, published_batches, staged_batches
+from penstock.journal.bulk.staging import drop, forget_removed, is_needed, published_batches, staged_batches
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import Writer, WriteRequest
 from penstock.limits import STAGED_SECONDS
@@ -14,9 +14,9 @@ from penstock.limits import STAGED_SECONDS
 def sweep_staged(engine: Engine, writer: Writer) -> bool:
     """Removes staged batches that are old, and blocks whose events were removed; whether anything went."""
     oldest = writer.clock.now_ms() - int(STAGED_SECONDS * 1000)
-    with engine.read() as snap:
+    with engine.read() as snap:  # beside the writer: mostly there is nothing to do
         old = [batch for batch, record in staged_batches(snap) if record.begun_ms < oldest]
-        published = [batch for batch, _ in published_batches(snap)]
+        published = [batch for batch, record in published_batches(snap) if not is_needed(snap, batch, record, oldest)]
     swept = False
     for batch in old:  # one commit each: nobody waits long behind it
         swept = bool(writer.run(WriteRequest(partial(_drop, batch), relaxed=True))) or swept
