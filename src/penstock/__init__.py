@@ -53,6 +53,7 @@ _NAMES = {
     "check_root": "penstock.entity.receipts.proof",
     "copy": "penstock.api",
     "current": "penstock.api",
+    "describe": "penstock.api",
     "event": "penstock.schema",
     "on": "penstock.entity.projection.projection",
     "open": "penstock.api",

@@ -4,6 +4,7 @@ from penstock import errors as errors
 from penstock.api import Transaction as Transaction
 from penstock.api import copy as copy
 from penstock.api import current as current
+from penstock.api import describe as describe
 from penstock.api import open as open
 from penstock.api import use as use
 from penstock.clock import Clock as Clock

@@ -13,7 +13,8 @@ from penstock.engine.contract import Durability
 from penstock.engine.url import OBJECT_SCHEMES, open_engine, parse_url
 from penstock.entity.journal import EntityJournal
 from penstock.entity.topic import EntityTopic
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NoStore
+from penstock.journal.journal import Description
 from penstock.journal.moving import CopyReport, copy_store
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
 from penstock.names import check_whole, shown_url
@@ -84,6 +85,29 @@ class LocalJournal(EntityJournal, QueueJournal, Journal):
 
     def __enter__(self) -> Self:
         return self
+
+
+def describe(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    token: str | None = None,
+    store_options: Mapping[str, Any] | None = None,
+) -> Description:
+    """What a journal is (engine, place, size, topics, queues) without opening it for writing.
+
+    Of one that is not there the size is 0, there are no topics, and nothing is made.
+    """
+    if url is None:
+        url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
+    if isinstance(url, str) and is_served(url):
+        with open(url, read_only=True, token=token) as served:
+            return served.describe()
+    try:
+        with open_local(url, read_only=True, options=_object_options(store=store_options)) as journal:
+            return journal.describe()
+    except NoStore:
+        scheme, path = parse_url(url)
+        return Description(scheme, path or None, 0, "disk", True, [], [], 0)
 
 
 def copy(

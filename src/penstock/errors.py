@@ -3,6 +3,7 @@
     PenstockError
     ├── ConfigError (also ValueError)      a bad url, option, policy or argument
     │   ├── InvalidName                    a topic, queue, consumer or group name that cannot be used
+    │   ├── NoStore                        a journal to be read only that is not there
     │   └── PolicyMismatch                 a queue opened with another policy than the stored one
     ├── ReadOnly                           a change through a journal opened with read_only=True
     ├── Closed                             the journal, topic, producer … was closed
@@ -151,6 +152,10 @@ class FenceCancelled(PenstockError):
 
 class Unprovable(PenstockError):
     """No proof can be given for an event: no published root covers it, or its neighbours were removed since."""
+
+
+class NoStore(ConfigError):
+    """A journal that was to be read only is not there: open it for writing once to make it."""
 
 
 class UnknownQueue(PenstockError, KeyError):

@@ -359,3 +359,9 @@ def test_redrive_names_the_letters_that_have_nowhere_to_go(cli: Cli, emails: str
     assert redriven.document["redriven"] == 0
     assert [(one["queue"], one["count"]) for one in redriven.document["left"]] == [("emails", 1)]
     assert "1 dead letters from emails stay" in cli("redrive", "emails.dead", *rate).err
+
+
+def test_push_to_the_front(cli: Cli, emails: str) -> None:
+    cli("push", "emails", '{"n": 9}', "--front")
+    assert [event["payload"]["n"] for event in cli("peek", "emails", "--json").documents] == [9, 0, 1, 2]
+    assert "--front" in cli("push", "emails", "1", "--front", "--priority", "3", code=2).err

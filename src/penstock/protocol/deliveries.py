@@ -53,7 +53,8 @@ class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     payload: Any = None
     kind: str = "message"
     key: str | None = None
-    priority: int = 0
+    priority: int | Literal["front"] = 0
+    """In a queue that has priorities; "front" in any: before all that wait."""
     delay: float = 0
     not_before: datetime | None = None
     dedup: str | None = None

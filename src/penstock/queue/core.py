@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.clock import Seconds
 from penstock.documents.decoding import nearest
@@ -59,7 +59,7 @@ class QueueCore:
         payload: Any,
         kind: Any,
         key: str | None,
-        priority: int,
+        priority: int | Literal["front"],
         delay: Seconds,
         not_before: datetime | None,
         dedup: str | None,

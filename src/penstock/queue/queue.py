@@ -73,7 +73,7 @@ class LocalQueue(QueueCore, Queue):
         *,
         kind: str = "message",
         key: str | None = None,
-        priority: int = 0,
+        priority: int | Literal["front"] = 0,
         delay: Seconds = 0,
         not_before: datetime | None = None,
         dedup: str | None = None,
@@ -90,7 +90,7 @@ class LocalQueue(QueueCore, Queue):
         *,
         kind: str = "message",
         key: str | None = None,
-        priority: int = 0,
+        priority: int | Literal["front"] = 0,
         delay: Seconds = 0,
         not_before: datetime | None = None,
         dedup: str | None = None,
@@ -106,7 +106,7 @@ class LocalQueue(QueueCore, Queue):
         *,
         kind: str = "message",
         key: str | None = None,
-        priority: int = 0,
+        priority: int | Literal["front"] = 0,
         delay: Seconds = 0,
         not_before: datetime | None = None,
         dedup: str | None = None,
@@ -118,8 +118,8 @@ class LocalQueue(QueueCore, Queue):
         """Adds a message and returns when it is durable.
 
         `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
-        `priority`: for queues that have priorities. `dedup`: within the policy's window the same key gives the first
-        message's receipt again. `max_attempts`: its own retry budget.
+        `priority`: for queues that have priorities; "front" for any: before all that wait. `dedup`: within the policy's
+        window the same key gives the first message's receipt again. `max_attempts`: its own retry budget.
         `reply`: returns a ticket for what a worker's handler returns.
         """
         token = None

@@ -44,7 +44,7 @@ class PushArguments(TypedDict, total=False):
 
     kind: str
     key: str | None
-    priority: int
+    priority: int | Literal["front"]
     delay: Seconds
     not_before: datetime | None
     dedup: str | None

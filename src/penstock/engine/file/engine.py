@@ -31,7 +31,7 @@ from penstock.engine.file.recovery import LogPosition, check_end, follow
 from penstock.engine.file.snapshot import FileRead, FileSnapshot
 from penstock.engine.file.upkeep import Upkeep
 from penstock.engine.overlay import OverlayWrite
-from penstock.errors import ConfigError, Corrupt, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 RESERVE_BYTES = 4 << 20, 64 << 20
 """The least and the most space reserved ahead of the end, an eighth of the file in between."""
@@ -73,7 +73,7 @@ class FileEngine(BaseEngine):
 
     def _open_to_read(self) -> None:
         if not self._path.exists():
-            raise ConfigError(f"there is no store at {self._folder}; open it for writing once to make it")
+            raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
         self._load()
 
     def _open_to_write(self) -> None:

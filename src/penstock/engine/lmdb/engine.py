@@ -22,7 +22,7 @@ from penstock.durable import like, settle, sync_folder
 from penstock.engine.base import BaseEngine, check_backup_target, check_key, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Durability
 from penstock.engine.lmdb.environment import Environment, acquire, explain, opening, release
-from penstock.errors import ConfigError, OutcomeUnknown, StorageError
+from penstock.errors import ConfigError, NoStore, OutcomeUnknown, StorageError
 
 FORMAT = b"penstock lmdb 1"
 FORMAT_KEY = b"\xff" * 505
@@ -247,7 +247,7 @@ class LmdbEngine(BaseEngine):
         if (self._folder / "data.mdb").exists():
             return
         if self.read_only:
-            raise ConfigError(f"there is no store at {self._folder}; open it for writing once to make it")
+            raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
         if self._folder.is_dir():
             others = sorted(
                 entry.name for entry in self._folder.iterdir() if entry.name not in ("data.mdb", "lock.mdb")

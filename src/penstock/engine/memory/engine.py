@@ -12,7 +12,7 @@ from penstock.engine.base import BaseEngine, transaction_is_over
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.memory.sorted_map import Frozen, SortedMap
 from penstock.engine.overlay import END, OverlayWrite
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NoStore
 
 
 class _MemoryStore:
@@ -80,7 +80,7 @@ class MemoryEngine(BaseEngine):
         with _naming:
             if path not in _named:
                 if read_only:
-                    raise ConfigError(f"there is no store memory:{path}; open it for writing once to make it")
+                    raise NoStore(f"there is no store memory:{path}; open it for writing once to make it")
                 _named[path] = _MemoryStore()
             return cls(_named[path], read_only=read_only, durability=durability)
 

@@ -30,7 +30,7 @@ from penstock.engine.rocksdb import forks
 from penstock.engine.rocksdb.files import Secondary, open_database
 from penstock.engine.rocksdb.log import EMPTY_KEY, voucher
 from penstock.engine.rocksdb.view import PinnedRocksdbView, RocksdbView, explain
-from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import ConfigError, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 FORMAT = b"penstock rocksdb 1"
 FORMAT_KEY = b"\xff" * 505
@@ -131,7 +131,7 @@ class RocksdbEngine(BaseEngine):
             raise ConfigError(f"{self._folder} is a file; a rocksdb store is a folder: give it a name of its own")
         new = not (self._folder / "CURRENT").exists()
         if new and read_only:
-            raise ConfigError(f"there is no store at {self._folder}; open it for writing once to make it")
+            raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
         if new:
             self._check_folder_is_free()
         forks.note(self)

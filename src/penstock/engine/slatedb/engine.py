@@ -32,7 +32,7 @@ from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
 from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, copy_rows
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
-from penstock.errors import ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import ConfigError, Fenced, NoStore, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS
 
 FORMAT = b"penstock slatedb 1"
@@ -129,7 +129,7 @@ class SlatedbEngine(BaseEngine):
                 "give the store a folder of its own"
             )
         if self.read_only:
-            raise ConfigError(f"there is no store at {folder}; open it for writing once to make it")
+            raise NoStore(f"there is no store at {folder}; open it for writing once to make it")
 
     def _open_to_read(self) -> None:
         check_store(self._place, LEASE_PATH, writing=False)

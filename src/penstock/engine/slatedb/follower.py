@@ -24,7 +24,7 @@ from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
 from penstock.engine.slatedb.view import LayeredView, SlatedbView
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import ConfigError, NoStore, StorageError
 from penstock.limits import FOLLOW_BYTES, FOLLOW_IDLE_SECONDS, FOLLOW_SECONDS
 
 log = logging.getLogger("penstock.engine.slatedb")
@@ -81,7 +81,7 @@ class Follower:
         try:
             manifest = call(self._admin.read_manifest(None), self._timeout)
             if manifest is None:
-                raise ConfigError(f"there is no store at {self._name}; open it for writing once to make it")
+                raise NoStore(f"there is no store at {self._name}; open it for writing once to make it")
             with self._lock:
                 self._open_tables(manifest)
                 self._read_log()

@@ -25,7 +25,7 @@ from penstock.engine.sqlite.errors import explain, write_failed
 from penstock.engine.sqlite.format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
 from penstock.engine.sqlite.log import LogDoubt
 from penstock.engine.sqlite.transaction import SqliteRead, SqliteWrite
-from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 PAGE_BYTES = 4096
 CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
@@ -102,7 +102,7 @@ class SqliteEngine(BaseEngine):
 
     def _open_to_read(self) -> None:
         if not self._path.is_file():
-            raise ConfigError(f"there is no store at {self._file}; open it for writing once to make it")
+            raise NoStore(f"there is no store at {self._file}; open it for writing once to make it")
         try:
             try:
                 self._watcher = self._connect_reader()

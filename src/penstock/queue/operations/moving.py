@@ -254,7 +254,8 @@ def _copy_over(
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
         if event.key is not None:
             wanted.due = 0  # a retry's: the messages of a key keep their order
-        if not target.policy.priority:
+        to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
+        if not target.policy.priority and not to_front:
             wanted.priority = 0
         options.append(wanted)
         if columns is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import pairwise
+from typing import Literal
 
 from penstock.clock import Clock, Seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
@@ -35,14 +36,18 @@ class DeliveryOptions:
 def read_delivery_options(
     clock: Clock,
     key: str | None,
-    priority: int,
+    priority: int | Literal["front"],
     delay: Seconds,
     not_before: datetime | None,
     max_attempts: int | None,
 ) -> DeliveryOptions | None:
     """A push's arguments, checked; None when they ask for nothing special."""
+    if priority == "front":
+        if key is not None:
+            raise ConfigError('key= cannot be combined with priority="front": a key\'s messages keep their order')
+        priority = keys.FRONT
     if not is_whole(priority):
-        raise ConfigError(f"priority must be a whole number, not {priority!r}")
+        raise ConfigError(f'priority must be a whole number or "front", not {priority!r}')
     if not keys.LOWEST_PRIORITY <= priority <= keys.HIGHEST_PRIORITY:
         raise ConfigError(
             f"priority must fit 32 bits ({keys.LOWEST_PRIORITY} to {keys.HIGHEST_PRIORITY}), not {priority}"
@@ -90,7 +95,10 @@ def push(
             raise ConfigError(
                 f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
             )
-        if options is not None and options.priority and not policy.priority:
+        if options is not None and options.priority == keys.FRONT:
+            if policy.fair_by is not None:
+                raise ConfigError(f"queue {queue.name!r} gives all their turn (fair_by): it has no front to push to")
+        elif options is not None and options.priority and not policy.priority:
             raise ConfigError(
                 f"queue {queue.name!r} has no priorities: make it with priority=True, or change it with configure"
             )

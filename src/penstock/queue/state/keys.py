@@ -21,6 +21,8 @@ _rank_seq = struct.Struct(">IQ")
 _due_seq = struct.Struct(">QQ")
 
 HIGHEST_PRIORITY = (1 << 31) - 1
+FRONT = HIGHEST_PRIORITY
+"""The rank of messages pushed to the front: before all others, also in a queue without priorities."""
 LOWEST_PRIORITY = -(1 << 31)
 
 _SHARED = b"qt"

@@ -40,6 +40,7 @@ BATCH = 1000
 @click.option("--kind", default="message", help="the message's kind")
 @click.option("--key", help="its ordering key: messages of one key are delivered in order, one at a time")
 @click.option("--priority", type=int, default=0, help="its priority, in a queue that has them")
+@click.option("--front", is_flag=True, help="before everything that waits, in any queue")
 @click.option("--delay", type=duration, default="0s", help="not before so much time has passed")
 @click.option("--not-before", type=time, help="not before this time")
 @click.option("--dedup", help="push once only within the queue's window")
@@ -50,6 +51,10 @@ BATCH = 1000
 def push(context: CommandContext, queue: str, payload: str | None, text: bool, headers: Any, **given: Any) -> None:
     """Pushes a message to a queue; makes the queue when it is not there."""
     given["headers"] = dict(headers) or None
+    if given.pop("front"):
+        if given["priority"]:
+            raise click.UsageError("--front is a priority of its own: leave --priority out")
+        given["priority"] = "front"
     if payload is not None and payload != "-":
         value = payload if text else json_value(payload)
         with context.journal() as journal:
