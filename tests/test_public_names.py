@@ -47,6 +47,8 @@ NAMES = [
     "Schedule",
     "Settings",
     "Subscription",
+    "Task",
+    "Tasks",
     "Ticket",
     "Topic",
     "TopicConsumer",

@@ -41,6 +41,8 @@ _NAMES = {
     "Schedule": "penstock.queue.run.schedule",
     "Settings": "penstock.journal.commit.catalog",
     "Subscription": "penstock.surface.subscription",
+    "Task": "penstock.queue.tasks.task",
+    "Tasks": "penstock.queue.tasks.registry",
     "Ticket": "penstock.ticket",
     "Topic": "penstock.surface.topic",
     "TopicConsumer": "penstock.journal.cursors",

@@ -45,6 +45,8 @@ from penstock.queue.results.ticket import ResultTicket as ResultTicket
 from penstock.queue.retry import Retry as Retry
 from penstock.queue.run.middleware import Middleware as Middleware
 from penstock.queue.run.schedule import Schedule as Schedule
+from penstock.queue.tasks.registry import Tasks as Tasks
+from penstock.queue.tasks.task import Task as Task
 from penstock.schema import event as event
 from penstock.schema import upcast as upcast
 from penstock.surface.delivery import Delivery as Delivery

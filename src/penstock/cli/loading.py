@@ -8,8 +8,11 @@ from typing import Any
 import click
 
 
-def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send") -> Any:
-    """What `module:name` names, from this folder or the installed packages; UsageError says what is missing."""
+def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send", also: tuple[type, ...] = ()) -> Any:
+    """What `module:name` names, from this folder or the installed packages; UsageError says what is missing.
+
+    It is a function or a class, or one of the types `also` names.
+    """
     import importlib
 
     module_name, colon, name = path.partition(":")
@@ -29,6 +32,6 @@ def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send")
         found = getattr(found, part, None)
         if found is None:
             raise click.UsageError(f"{module_name} has no {name}")
-    if not callable(found):
+    if not callable(found) and not isinstance(found, also):
         raise click.UsageError(f"{path} is no function")
     return found

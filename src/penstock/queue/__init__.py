@@ -15,6 +15,7 @@ and in none of these is settled: settling is forgetting.
     state/              rows, groups, and what the writer keeps of them in memory
     flow/               rates, lanes, throttles, circuit breakers: rows `qf t g …`, see `flow/rows`
     results/            outcomes for those who pushed with `reply=True`
+    tasks/              functions as messages
     operations/         push, take, settle, groups, repair: each inside one commit
     run/                workers, takes that wait, periodic messages, upkeep
 

@@ -12,15 +12,16 @@ from penstock.cli.failure import Nothing
 from penstock.cli.loading import load_named
 from penstock.cli.output import safe, safe_lines
 from penstock.cli.stopping import StopSignals
-from penstock.cli.values import choice, count, duration, number, the_queue, with_create
+from penstock.cli.values import choice, count, duration, number, queue_names, with_create
 
 if TYPE_CHECKING:
+    from penstock.queue.tasks.registry import Tasks
     from penstock.surface.queue import Queue
 
 
-@command("work", "penstock work emails shop.mail:send --concurrency 4")
-@the_queue
-@click.argument("handler", help="the function: module:function; it gets the delivery, and may be async")
+@command("work", "penstock work emails shop.mail:send --concurrency 4", "penstock work shop.jobs:tasks")
+@click.argument("queue", shell_complete=queue_names, help="the queue; or, alone, module:name of a penstock.Tasks")
+@click.argument("handler", required=False, help="the function: module:function; it gets the delivery, may be async")
 @click.option("-c", "--concurrency", type=count, default="1", help="messages at a time")
 @click.option("--ahead", type=number, help="messages it takes beyond those it works on; none, if not said")
 @click.option("--group", default="default", help="for this group")
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 def work(
     context: CommandContext,
     queue: str,
-    handler: str,
+    handler: str | None,
     until_empty: bool,
     log_level: str,
     create: bool,
@@ -47,23 +48,52 @@ def work(
 
     The module is looked for in the current folder first. A function that returns acknowledges its message; one that
     raises gives it back, and it comes again after about 5 s, 30 s, 3 min, 10 min, unless the queue's policy says when.
-    SIGINT and SIGTERM let the messages in hand finish.
+    SIGINT and SIGTERM let the messages in hand finish. With the name of a penstock.Tasks alone it runs the tasks of all
+    its queues, and makes those that are not there.
     """
     import logging
 
-    function = load_named(handler)
+    tasks = None if handler is not None else _tasks(queue)
+    function: Any = None if handler is None else load_named(handler)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with context.journal() as journal:
-        handle = context.existing_queue(journal, queue, create=create)
-        worker = handle.worker(function, **given)
+        if tasks is not None:
+            tasks.bind(journal)
+            handles = [journal.queue(name) for name in tasks.queues()]
+            workers = tasks.workers(**given)
+        else:
+            handles = [context.existing_queue(journal, queue, create=create)]
+            workers = [handles[0].worker(function, **given)]
         with StopSignals() as stop:
-            worker.start()
-            context.note(f"working on {queue} with {handler}, {given['concurrency']} at a time; Ctrl-C ends it")
-            while worker.alive and not stop.wait(0.1):
-                if until_empty and _is_empty(handle, given["group"]):
+            for worker in workers:
+                worker.start()
+            named = ", ".join(handle.name for handle in handles)
+            context.note(
+                f"working on {named} with {handler or queue}, {given['concurrency']} at a time; Ctrl-C ends it"
+            )
+            while all(worker.alive for worker in workers) and not stop.wait(0.1):
+                if until_empty and all(_is_empty(handle, given["group"]) for handle in handles):
                     break
-            worker.stop()
+            for worker in workers:
+                worker.stop()
     context.note("ended")
+
+
+def _tasks(path: str) -> Tasks:
+    """The tasks that `module:name` names."""
+    from penstock.queue.tasks.registry import Tasks
+
+    if ":" not in path:
+        raise click.UsageError(
+            f"HANDLER is missing: the function that gets the messages of {path!r}, like shop.mail:send; "
+            "or give the name of a penstock.Tasks alone, like shop.jobs:tasks"
+        )
+    found = load_named(path, "a penstock.Tasks", "shop.jobs:tasks", also=(Tasks,))
+    if not isinstance(found, Tasks):
+        raise click.UsageError(f"{path} is no penstock.Tasks: to run a function, name its queue first")
+    if not found.queues():
+        raise click.UsageError(f"{path} has no tasks: make some with @tasks.task(queue=…)")
+    return found
 
 
 @command("workers", "penstock workers", "penstock workers --forget orders:billing")

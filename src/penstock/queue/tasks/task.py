@@ -1,0 +1,110 @@
+"""A task: a function that can be called here, or pushed to a queue to be called by a worker."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.events import Receipt
+from penstock.queue.results.ticket import ResultTicket
+from penstock.queue.retry import Retry
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from penstock.queue.tasks.registry import Tasks
+    from penstock.surface.arguments import PushArguments
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """What a message says a task is called with."""
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class Task(Generic[P, R]):
+    """A function that `Tasks.task` has made pushable. Call it as before, or `push` its arguments."""
+
+    def __init__(
+        self, tasks: Tasks, function: Callable[P, R], name: str, queue: str, retry: Retry | None, **options: Any
+    ) -> None:
+        self.name = name
+        self.queue = queue
+        self.retry = retry
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.function = function
+        self.__doc__ = function.__doc__
+        self.__name__ = name
+        self._tasks = tasks
+        self._options: dict[str, Any] = {one: value for one, value in options.items() if value is not None}
+        self._signature = inspect.signature(function)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name!r} of queue {self.queue!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function here and now."""
+        return self.function(*args, **kwargs)
+
+    # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """Pushes a call: a worker makes it. TypeError, as a call would, when the arguments do not fit."""
+        queue = self._tasks.journal.queue(self.queue)
+        receipt: Receipt = queue.push(self._payload(args, kwargs), kind=self.name, **self._options)
+        return receipt
+
+    async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """`push` for an event loop."""
+        queue = self._tasks.journal.queue(self.queue)
+        return await queue.submit(self._payload(args, kwargs), kind=self.name, **self._options)
+
+    def ask(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
+        """Pushes a call and returns a ticket for what the function returns."""
+        queue = self._tasks.journal.queue(self.queue)
+        return queue.push(self._payload(args, kwargs), kind=self.name, reply=True, **self._options)
+
+    def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
+        """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
+        if "kind" in options:
+            raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
+        changed: dict[str, Any] = {**self._options, **options}
+        return Task(self._tasks, self.function, self.name, self.queue, self.retry, **changed)
+
+    def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TaskArguments:
+        self._signature.bind(*args, **kwargs)
+        return TaskArguments(list(args), dict(kwargs))
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def bound(self, payload: Any) -> inspect.BoundArguments:
+        """The arguments a message brings, as the function's annotations want them; ConfigError when they do not fit."""
+        try:
+            given = msgspec.convert(payload, TaskArguments)
+            bound = self._signature.bind(*given.args, **given.kwargs)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ConfigError(f"task {self.name!r} cannot be called with this message: {error}") from error
+        try:
+            hints = typing.get_type_hints(self.function)
+        except Exception:  # a name that exists for type checkers alone
+            hints = {}
+        for name, value in bound.arguments.items():
+            parameter = self._signature.parameters[name]
+            if name in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                bound.arguments[name] = self._converted(name, value, hints[name])
+        return bound
+
+    def _converted(self, name: str, value: Any, hint: Any) -> Any:
+        try:
+            return msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"task {self.name!r} cannot be called with this message: {name}: {error}") from error
+        except TypeError:  # a type that has no form of its own in JSON: what JSON has for it
+            return value

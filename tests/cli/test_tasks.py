@@ -1,0 +1,68 @@
+"""`penstock work module:tasks`, and flow control from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.commandline import Cli
+
+JOBS = """
+from pathlib import Path
+
+import penstock
+
+tasks = penstock.Tasks()
+empty = penstock.Tasks()
+
+
+@tasks.task(queue="mail")
+def send(to: str) -> str:
+    with open("sent", "a") as file:
+        file.write(to + "\\n")
+    follow_up.push(to, days=3)
+    return to
+
+
+@tasks.task(queue="later")
+async def follow_up(to: str, days: int) -> None:
+    with open("followed", "a") as file:
+        file.write(f"{to} {days}\\n")
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "cli_jobs.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "cli_jobs", raising=False)
+    return tmp_path
+
+
+def test_work_runs_the_tasks_of_all_queues(cli: Cli, jobs: Path) -> None:
+    for name in ("ada", "bob"):
+        cli("push", "mail", f'{{"kwargs": {{"to": "{name}"}}}}', "--kind", "send")
+    cli("work", "cli_jobs:tasks", "--until-empty")
+    assert (jobs / "sent").read_text().split() == ["ada", "bob"]
+    cli("work", "cli_jobs:tasks", "--until-empty")
+    assert sorted((jobs / "followed").read_text().splitlines()) == ["ada 3", "bob 3"]
+
+
+@pytest.mark.parametrize("path", ["mail", "cli_jobs:send", "cli_jobs:empty", "cli_jobs:nothing", "nowhere:tasks"])
+def test_what_are_no_tasks_is_a_sentence(cli: Cli, jobs: Path, path: str) -> None:
+    said = cli("work", path, code=2)
+    assert "Traceback" not in said.err and said.err.startswith("penstock: ")
+
+
+def test_configure_sets_flow_control(cli: Cli) -> None:
+    words = "--rate 10/s --rate-per-key 1/m --max-in-flight-per-key 2 --fair-by tenant --throttle 5s --breaker 5/1m"
+    cli("configure", "q", *words.split())
+    policy = cli("configure", "q", "--json").document
+    assert (policy["rate"], policy["rate_per_key"], policy["max_in_flight_per_key"]) == ("10/s", "1/m", 2)
+    assert (policy["fair_by"], policy["throttle"], policy["breaker"]) == ("tenant", 5, "5/1m")
+    cli("configure", "q", "--rate", "none", "--throttle", "none", "--debounce", "1m", "--debounce-limit", "5m")
+    policy = cli("configure", "q", "--json").document
+    assert (policy["rate"], policy["throttle"], policy["debounce"], policy["debounce_limit"]) == (None, None, 60, 300)
+    assert "is no rate" in cli("configure", "q", "--rate", "fast", code=2).err

@@ -1,0 +1,179 @@
+"""Tasks: functions that are pushed, and called by workers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from journals import DEADLINE, eventually
+
+import penstock
+from penstock import Journal, ManualClock, Retry, Tasks
+from penstock.errors import ConfigError, InvalidName, ReplyFailed
+
+
+class Address(msgspec.Struct):
+    street: str
+    since: datetime
+
+
+def run_until_empty(journal: Journal, tasks: Tasks) -> None:
+    workers = tasks.workers()
+    for worker in workers:
+        worker.start()
+    eventually(lambda: all(len(journal.queue(name)) == 0 for name in tasks.queues()), "all is settled")
+    for worker in workers:
+        worker.stop()
+
+
+def test_a_pushed_call_is_made_by_a_worker(journal: Journal) -> None:
+    tasks, calls = Tasks(journal), []
+
+    @tasks.task(queue="mail")
+    def send(to: str, *rest: int, subject: str = "hello") -> None:
+        calls.append((to, rest, subject))
+
+    @tasks.task(queue="other", name="sums.add")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    send.push("ada", 1, 2, subject="news")
+    asyncio.run(send.push_async(to="bob"))
+    ticket = add.ask(1, b=2)
+    assert add(3, 4) == 7
+    assert (tasks.names(), tasks.queues()) == (["send", "sums.add"], ["mail", "other"])
+    assert journal.queue("other").peek()[0].kind == "sums.add"
+    run_until_empty(journal, tasks)
+    assert calls == [("ada", (1, 2), "news"), ("bob", (), "hello")]
+    assert ticket.result(DEADLINE) == 3
+
+
+def test_coroutines_and_functions_share_a_queue(journal: Journal) -> None:
+    tasks, calls = Tasks(journal), []
+
+    @tasks.task(queue="q")
+    async def later(number: int) -> int:
+        await asyncio.sleep(0)
+        calls.append(number)
+        return number
+
+    @tasks.task(queue="q")
+    def now(number: int) -> int:
+        calls.append(number)
+        return number
+
+    tickets = [later.ask(1), now.ask(2)]
+    run_until_empty(journal, tasks)
+    assert sorted(calls) == [1, 2]
+    assert [ticket.result(DEADLINE) for ticket in tickets] == [1, 2]
+
+
+def test_arguments_come_back_as_the_annotations_say(journal: Journal) -> None:
+    tasks, calls = Tasks(journal), []
+
+    @tasks.task(queue="q")
+    def move(who: str, to: Address, when: datetime) -> None:
+        calls.append((who, to, when))
+
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    move.push("ada", to=Address("Main", moment), when=moment)
+    run_until_empty(journal, tasks)
+    assert calls == [("ada", Address("Main", moment), moment)]
+
+
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_pushed(journal: Journal) -> None:
+    tasks = Tasks(journal)
+
+    @tasks.task(queue="q")
+    def send(to: object) -> None: ...
+
+    for push in (lambda: send.push(), lambda: send.push(1, 2), lambda: send.push(too="ada")):
+        with pytest.raises(TypeError):
+            push()
+    with pytest.raises(ConfigError, match="JSON"):
+        send.push(object())
+    assert len(journal.queue("q")) == 0
+
+
+def test_a_task_that_is_not_known_is_a_dead_letter_that_says_so(journal: Journal) -> None:
+    queue = journal.queue("q", dead_letter="dead")
+    tasks = Tasks(journal)
+
+    @tasks.task(queue="q")
+    def send(to: int) -> None: ...
+
+    queue.push({"args": [], "kwargs": {}}, kind="sned")
+    queue.push({"args": [1, 2]}, kind="send")
+    queue.push({"args": ["many"]}, kind="send")
+    queue.push("nonsense", kind="send")
+    run_until_empty(journal, tasks)
+    letters = journal.queue("dead").peek(10)
+    errors = [letter.headers["dead-error"] for letter in letters]
+    assert "no task 'sned'" in errors[0] and "send" in errors[0]
+    assert all("cannot be called" in error for error in errors[1:])
+    assert all(letter.headers["dead-attempts"] == "1" for letter in letters)
+
+
+def test_a_failing_task_is_tried_again_when_its_retry_says_so(journal: Journal, clock: ManualClock) -> None:
+    tasks, attempts = Tasks(journal), []
+
+    @tasks.task(queue="q", retry=Retry.fixed(7), max_attempts=2)
+    def fail() -> None:
+        attempts.append(clock.now_ms())
+        raise ValueError("down")
+
+    ticket = fail.ask()
+    (worker,) = tasks.workers()
+    with worker:
+        eventually(lambda: journal.queue("q").stats().delayed == 1, "it waits for its retry")
+        assert len(attempts) == 1
+        clock.advance(7)
+        with pytest.raises(ReplyFailed, match="ValueError: down"):
+            ticket.result(DEADLINE)
+    assert attempts[1] - attempts[0] == 7000
+
+
+def test_a_push_has_the_options_of_a_queues_push(journal: Journal, clock: ManualClock) -> None:
+    tasks, calls = Tasks(journal), []
+
+    @tasks.task(queue="q")
+    def note(text: str) -> None:
+        calls.append(text)
+
+    note.using(delay=60, dedup="once").push("a")
+    assert note.using(dedup="once").push("a").duplicate
+    assert journal.queue("q").take() is None
+    clock.advance(60)
+    run_until_empty(journal, tasks)
+    assert calls == ["a"]
+    with pytest.raises(ConfigError, match="kind"):
+        note.using(kind="other")
+
+
+def test_tasks_without_a_journal_push_to_the_one_in_use(journal: Journal) -> None:
+    tasks = Tasks()
+
+    @tasks.task(queue="q")
+    def note(text: str) -> None: ...
+
+    with penstock.use(journal):
+        note.push("a")
+    assert len(journal.queue("q")) == 1
+
+
+def test_what_is_no_task_is_refused(journal: Journal) -> None:
+    tasks = Tasks(journal)
+
+    @tasks.task(queue="q")
+    def note() -> None: ...
+
+    with pytest.raises(ConfigError, match="already"):
+        tasks.task(queue="q", name="note")(lambda: None)
+    with pytest.raises(ConfigError, match="function"):
+        tasks.task(queue="q")(Address)
+    with pytest.raises(ConfigError, match="retry"):
+        tasks.task(queue="q", retry=5)
+    with pytest.raises(InvalidName):
+        tasks.task(queue="no/name")
