@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B?)", re.IGNORECASE)
 _SIZES = {
     "": 1,
     "K": 1000,
@@ -65,7 +65,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{text!r} is no size: write 1000, 64KiB, 2MB, 1.5GiB")
-    return int(float(match[1]) * _SIZES[match[2].upper().removesuffix("B")])
+    try:
+        return int(float(match[1]) * _SIZES[match[2].upper().removesuffix("B")])
+    except OverflowError:
+        raise ConfigError(f"{text[:40]!r}… is no size that can be used: it is too large") from None
 
 
 def show_duration(seconds: float | None) -> str:

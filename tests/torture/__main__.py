@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 
-PARTS = ["cuts", "kills", "damage"]
+PARTS = ["cuts", "kills", "damage", "simulation"]
 WITH_ENGINES = ("cuts", "kills")
 
 
