@@ -20,6 +20,8 @@ def right(journal: Journal) -> None:
     topic.submit("paid", cause=first.id).result()
     topic.try_submit("paid", {"n": 2}, key=None)
     topic.configure(max_age=timedelta(days=1), max_events=None, by_key=True, indexed=False, chained=False)
+    topic.subscribe(key_prefix="a", kind=["paid"], where="payload.n > 1")
+    topic.worker("c", print, key="ada", restarts=3)
     grave = journal.queue("mail.dead")
     queue = journal.queue("mail", lease=30, max_attempts=5, retry=Retry.fixed(5), dead_letter=grave, ttl=timedelta(1))
     journal.queue("mail", create=False)
@@ -63,6 +65,7 @@ def wrong(journal: Journal) -> None:
     topic.append("placed", kye="ada")  # type: ignore[call-arg]
     topic.append("placed", key=1)  # type: ignore[arg-type]
     topic.submit("placed", expects=1)  # type: ignore[call-arg]
+    topic.subscribe(keys="ada")  # type: ignore[call-arg]
     topic.configure(max_ages=1)  # type: ignore[call-arg]
     topic.configure(by_key="yes")  # type: ignore[arg-type]
     journal.queue("mail", max_attempt=3)  # type: ignore[call-arg]

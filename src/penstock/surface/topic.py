@@ -132,7 +132,16 @@ class Topic(ABC):
 
     @abstractmethod
     def subscribe(
-        self, after: int | Literal["latest"] = 0, *, buffer: int = SUBSCRIPTION_BUFFER, on_lag: OnLag = "catch_up"
+        self,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: OnLag = "catch_up",
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Subscription:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
