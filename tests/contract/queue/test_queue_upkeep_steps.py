@@ -10,9 +10,10 @@ from journals import on
 
 from penstock import Journal, ManualClock, Queue
 from penstock.api import LocalJournal
+from penstock.engine.contract import Snapshot
 from penstock.queue.operations import settle
 from penstock.queue.run import upkeep
-from penstock.queue.state import keys
+from penstock.queue.state import blocks, keys
 
 pytestmark = on("memory", "sqlite")
 
@@ -226,3 +227,26 @@ def test_compaction_by_key_exchanges_a_few_blocks_at_a_time(journal: Journal, co
     assert [event.seq for event in topic.read()] == [58, 59, 60]
     assert [event.seq for event in topic.read(key="key-0")] == [58]
     assert topic.compact_keys() == 0
+
+
+def test_a_take_past_many_blocked_messages_opens_each_block_about_once(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "KEPT_BYTES", 250_000)
+    queue = journal.queue("q")
+    queue.push("first", key="busy")
+    for _ in range(30):
+        queue.push_many([1] * 2000, key="busy")
+    queue.push("free", key="other")
+    assert queue.take() is not None
+    opened: list[bytes] = []
+    open_one = blocks.BlockCache._open
+
+    def counted(self: blocks.BlockCache, snap: Snapshot, key: bytes, value: bytes) -> blocks.Rows:
+        opened.append(key)
+        return open_one(self, snap, key, value)
+
+    monkeypatch.setattr(blocks.BlockCache, "_open", counted)
+    free = queue.take()
+    assert free is not None and free.payload == "free"
+    assert len(set(opened)) > 4 and len(opened) <= 2 * len(set(opened))

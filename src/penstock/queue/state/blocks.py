@@ -15,7 +15,6 @@ from penstock.events import Event
 from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
-from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.block import NO_HEADERS, Block, Columns, columns_of
 
 KEPT_BLOCKS = 128
@@ -155,7 +154,7 @@ class BlockCache:
             block = self._open(snap, key, value)
             self._keep(block)
             first = first or block
-            size += stored_size(value)
+            size += _size(block)  # as it counts once it is kept: more would push out what was just read
             if size > KEPT_BYTES // 4:
                 break
         return first
