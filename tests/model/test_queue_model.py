@@ -36,6 +36,7 @@ from penstock.queue.operations import choice
 
 GROUPS = ("default", "audit", "mail")
 LEASE = 30
+FRONT = (1 << 31) - 1
 
 
 # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,9 +95,14 @@ class Model:
     """The first message of each dedup key, and when that was."""
     moved: list[int] = field(default_factory=list)
     """Payloads that lie in another queue by now."""
+    paused: set[str] = field(default_factory=set)
+    """Groups that get nothing; the empty name stands for all of them."""
 
     def __post_init__(self) -> None:
         self.views[""] = {}
+
+    def is_paused(self, group: str) -> bool:
+        return "" in self.paused or group in self.paused
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def current(self) -> list[str]:
@@ -354,6 +360,7 @@ class QueueMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 5, -1]),
         key=st.sampled_from([None, "a", "a", "b"]),
         budget=st.sampled_from([None, None, 1, 4]),
+        front=st.sampled_from([False, False, False, True]),
         in_transaction=st.booleans(),
     )
     def push(
@@ -364,6 +371,7 @@ class QueueMachine(RuleBasedStateMachine):
         priority: int,
         key: str | None,
         budget: int | None,
+        front: bool,
         in_transaction: bool,
     ) -> None:
         options: dict[str, Any] = {"max_attempts": budget}
@@ -373,6 +381,8 @@ class QueueMachine(RuleBasedStateMachine):
             options["delay"] = delay
         if self.policy["priority"]:
             options["priority"] = priority
+        if front and "key" not in options:
+            options["priority"] = "front"
         payloads = [next(self.numbers) for _ in range(count)]
         queue = self.queue(which)
         limit = self.policy["max_size"]
@@ -386,7 +396,8 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             receipts = queue.push_many(payloads, **options)
         for payload, receipt in zip(payloads, receipts, strict=True):
-            message = Message(payload, options.get("key"), options.get("priority", 0), budget)
+            rank = FRONT if options.get("priority") == "front" else options.get("priority", 0)
+            message = Message(payload, options.get("key"), rank, budget)
             due = self.clock.now_ms() + options.get("delay", 0) * 1000
             assert receipt.seq == self.model.push(message, due)
 
@@ -453,7 +464,22 @@ class QueueMachine(RuleBasedStateMachine):
         self.journals[1 - which].queue("jobs", **(self.policy | {"mode": model.mode}))
         model.held.clear()
         model.begins.clear()
+        model.paused.clear()
         model.views = {"": {}}
+
+    @rule(which=which, group=st.sampled_from([None, None, 0, 1]), resume=st.booleans())
+    def pause(self, which: int, group: int | None, resume: bool) -> None:
+        label = None if group is None else self.group(group)
+        known = label is None or label in self.model.begins or (self.model.mode == "work" and label == "default")
+        if not known:
+            return
+        name = label or ""
+        if resume:
+            assert self.queue(which).resume(label) == (name in self.model.paused)
+            self.model.paused.discard(name)
+        else:
+            assert self.queue(which).pause(label) == (name not in self.model.paused)
+            self.model.paused.add(name)
 
     def failed_count(self) -> int:
         return sum(one.state == "failed" for name in self.model.current() for one in self.model.views[name].values())
@@ -472,8 +498,10 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self, which: int, limit: int, group: int, newest: bool, lease: int | None) -> None:
         newest = newest and not self.keyed
         name = self.model.name_of(self.group(group))
-        self.model.reclaim(name)
-        expected = self.model.take(name, limit, newest)
+        expected: list[int] = []
+        if not self.model.is_paused(self.group(group)):
+            self.model.reclaim(name)
+            expected = self.model.take(name, limit, newest)
         found = self.queue(which).take_many(limit, group=self.group(group), newest=newest, lease=lease)
         assert [delivery.seq for delivery in found] == expected
         for delivery in found:
@@ -491,6 +519,9 @@ class QueueMachine(RuleBasedStateMachine):
         model = self.model
         found = self.queue(which).claim(min_idle=idle, group=label, limit=limit)
         taken: list[int] = []
+        if model.is_paused(label):
+            assert found == []
+            return
         for token, one in sorted(model.held.items(), key=lambda item: self.order_of(item[0])):
             if one.view != name or one.label != label or len(taken) >= limit:
                 continue
@@ -687,6 +718,11 @@ class QueueMachine(RuleBasedStateMachine):
         for which in (0, 1):
             queue = self.queue(which)
             assert [event.seq for event in queue] == model.unsettled()
+            listed = queue.messages(limit=10_000)
+            assert sorted({one.seq for one in listed}) == model.unsettled()
+            flying = sorted(one.seq for one in listed if one.state == "in_flight")
+            assert flying == sorted(one.seq for one in model.held.values())
+            assert {one.group or "" for one in queue.pauses()} == model.paused
             assert {one.token: one.seq for one in queue.pending()} == {
                 token: one.seq for token, one in model.held.items()
             }
@@ -696,6 +732,9 @@ class QueueMachine(RuleBasedStateMachine):
                 name = group if model.mode == "fanout" else ""
                 stats = queue.stats(group)
                 assert (stats.ready, stats.in_flight, stats.delayed, stats.failed) == model.counts(name)
+                states = [one.state for one in queue.messages(group=group, limit=10_000)]
+                found = states.count("ready"), states.count("delayed"), states.count("failed")
+                assert found == (stats.ready, stats.delayed, stats.failed) and stats.paused == model.is_paused(group)
                 view = model.views[name]
                 assert [event.seq for event in queue.failed(group)] == [
                     seq for seq, one in sorted(view.items()) if one.state == "failed"
