@@ -29,6 +29,7 @@ def right(journal: Journal) -> None:
     queue.push({"to": "ada"}, delay=5, max_attempts=1)
     queue.submit({"to": "ada"}, not_before=datetime.now(UTC), kind="mail")
     queue.push_many([1, 2], priority=3)
+    queue.submit(3, priority="front")
     with journal.transaction() as tx:
         tx.append(topic, "placed", {"n": 3}, key="bob")
         tx.push(queue, {"to": "bob"}, dedup="x")
