@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,22 +76,29 @@ def measure_served_write(table: Table, spark: SparkSession, folder: Path, count:
 
 def measure_append_beside(table: Table, spark: SparkSession, folder: Path, count: int) -> None:
     """How long single appends of an application take while Spark writes and commits rows to the same journal."""
-    import threading
-
     url = str(folder / "beside.db")
     frame = events(spark, count).persist()
     frame.count()
     with penstock.open(url) as journal:
         topic = journal.topic("app")
         topic.append("placed", {})
-        writing = threading.Thread(target=write_topic, args=(frame, url))
-        writing.start()
-        times = []
-        while writing.is_alive():
-            begun = time.perf_counter()
-            topic.append("placed", {})
-            times.append(time.perf_counter() - begun)
-            time.sleep(0.001)
+        times: list[float] = []
+        done = threading.Event()
+
+        def append() -> None:
+            while not done.is_set():
+                begun = time.perf_counter()
+                topic.append("placed", {})
+                times.append(time.perf_counter() - begun)
+                time.sleep(0.001)
+
+        appending = threading.Thread(target=append)
+        appending.start()
+        try:
+            write_topic(frame, url)
+        finally:
+            done.set()
+            appending.join()
         assert len(journal.topic("orders")) == count
     times.sort()
     high, most = times[int(len(times) * 0.99)] * 1000, times[-1] * 1000
