@@ -82,6 +82,8 @@ class Schema:
 _lock = threading.RLock()
 _by_kind: dict[str, Schema] = {}
 _by_type: dict[type[Any], Schema] = {}
+DECLARED = _by_type
+"""The types that are declared as events: most payloads are of none, and a look here costs no call."""
 
 
 def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:

@@ -22,7 +22,7 @@ from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_
 from penstock.queue.operations.settle import HeldMessage, NackOptions, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
 from penstock.queue.token import fits, read_token
-from penstock.schema import brings_kind, schema_of_type
+from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class QueueCore:
         cause: Any,
         find_cause: FindCause | None = None,
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
-        if brings_kind(payload, kind):
+        if payload.__class__ in DECLARED and brings_kind(payload, kind):
             kind, payload = payload, None
         delivery = None
         if (

@@ -76,7 +76,7 @@ class EntityIndex:
             head.newest = known
         if key not in known:
             found = self._newest_within(commit, head, key, head.since)
-            known[key] = found.seq if found else 0
+            known[key] = found._rows.seq(found._row) if found else 0  # a call less than `found.seq`
         return known[key]
 
     def link(self, commit: Commit, head: Head, key: str) -> bytes:
