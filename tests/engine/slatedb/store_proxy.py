@@ -21,7 +21,7 @@ class StoreProxy:
         self._suffix = parts.path
         self.latency = latency
         self.counts: Counter[str] = Counter()
-        self.bytes_in = 0
+        self.bytes_in = self.bytes_out = 0
         self.refuse: Callable[[str, str], bool] = _never
         """Requests that get 503, and do not reach the store."""
         self.silence: Callable[[str, str], bool] = _never
@@ -102,6 +102,7 @@ class StoreProxy:
                 await self._ask(method, head + body)
             if lost:
                 return False
+        self.bytes_out += len(answer)
         writer.write(answer)
         await writer.drain()
         return True
