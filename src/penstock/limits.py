@@ -47,8 +47,10 @@ LEASE_SECONDS_LEAST: Final = 0.2
 """The shortest lease: below it, a pause of the interpreter would end a healthy writer."""
 RELAXED_SECONDS: Final = 1.0
 """After how long a commit that nobody waits for is put into the object store, when no other one takes it along."""
-TABLE_COMMITS: Final = 96
+TABLE_COMMITS: Final = 48
 """Commits after which a log in an object store becomes a table, so that opening replays fewer objects."""
+TABLE_SECONDS: Final = 1.0
+"""The least time between two such tables: a store that takes more commits in it also replays them faster."""
 TABLE_LEASES: Final = 60
 """How many leases old an object must be before collection may remove it, and ten minutes at the least."""
 OBJECT_CACHE_BYTES: Final = 64 << 20

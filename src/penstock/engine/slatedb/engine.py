@@ -33,7 +33,7 @@ from penstock.engine.slatedb.place import Place, check_store
 from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, copy_rows
 from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
 from penstock.errors import ConfigError, Fenced, NoStore, OutcomeUnknown, PenstockError, StorageError
-from penstock.limits import TABLE_COMMITS
+from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
 
 FORMAT = b"penstock slatedb 1"
 FORMAT_KEY = b"\xff" * 505
@@ -91,6 +91,7 @@ class SlatedbEngine(BaseEngine):
         self._logged = max(0, TABLE_COMMITS - 16)  # opening replays up to as many objects: a table soon
         self._relaxed_since, self._newest = 0.0, 0
         self._tabling: threading.Thread | None = None
+        self._tabled = float("-inf")
         self._lease: WriterLease | None = None
         self._database: sl.Db | None = None
         self._follower: Follower | None = None
@@ -270,8 +271,9 @@ class SlatedbEngine(BaseEngine):
         """One PUT with everything written so far; returns only while nobody can have taken the lease."""
         assert self._database is not None and self._lease is not None
         self._logged += 1
-        if self._logged >= TABLE_COMMITS and (self._tabling is None or not self._tabling.is_alive()):
-            self._logged = 0
+        idle = self._tabling is None or not self._tabling.is_alive()
+        if self._logged >= TABLE_COMMITS and idle and time.monotonic() - self._tabled >= TABLE_SECONDS:
+            self._logged, self._tabled = 0, time.monotonic()
             self._tabling = threading.Thread(target=self._make_table, name="penstock-table", daemon=True)
             self._tabling.start()
         flush_log(self._database, max(0.0, deadline - time.monotonic()))
