@@ -224,7 +224,8 @@ def test_what_was_given_up_is_deleted_by_choice_and_all(served: Served, journal:
         served, "delete", queue="emails", scope="chosen", ids=[one]
     )
     assert do(served, "delete", queue="emails", scope="chosen", ids=[one]) == "1 message was deleted"
-    assert do(served, "delete", queue="emails", scope="all") == "3 messages were deleted"
+    assert "has a rate" in refusal(served, "delete", queue="emails", scope="all", rate="5")
+    assert do(served, "delete", queue="emails", scope="all", rate="", where="") == "3 messages were deleted"
     assert do(served, "delete", queue="plain", scope="all") == "3 messages were deleted"
     assert [event.payload for event in journal.queue("plain")] == ["alive"]
 

@@ -57,10 +57,12 @@ def redrive(call: ActCall) -> str:
     return "; ".join([happened(count, "message", "sent back"), *stay])
 
 
-@act("admin", "queue", "ids", "where", "scope")
+@act("admin", "queue", "ids", "where", "scope", "rate")
 def delete(call: ActCall) -> str:
-    """Removes messages that were given up, or that nobody holds."""
+    """Removes messages that were given up, or that nobody holds. Its form has a field for the rate of a redrive."""
     queue, choice = call.queue(), _choice(call)
+    if call.optional("rate") is not None:
+        raise ConfigError("only what is sent back has a rate: empty that field to delete")
     found: dict[str, list[int]] = {}
     for group in queue.groups() if queue.policy.mode == "fanout" else ["default"]:
         for failure in queue.failures(group):
