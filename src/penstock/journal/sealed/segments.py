@@ -12,17 +12,12 @@ may record segments.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
 
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.journal.storage import keys
 from penstock.names import shown_url
-
-TableFormat = Literal["parquet", "delta", "iceberg"]
-"""What a lake's files are registered as; "parquet": as nothing, they are plain files in folders by day."""
-FORMATS: tuple[str, ...] = get_args(TableFormat)
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -86,6 +85,8 @@ def messages(
 
     The next page begins --after the last position. With --json each message comes with its event.
     """
+    import msgspec
+
     from penstock.cli.show import payload_text
     from penstock.documents.events import event_document
 

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -52,6 +51,8 @@ def redrive(
     dry_run: bool,
 ) -> None:
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
+    import msgspec
+
     from penstock.queue.operations.moving import Redriven
 
     with context.journal(read_only=dry_run) as journal:

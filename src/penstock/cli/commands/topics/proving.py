@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -13,7 +12,14 @@ from penstock.cli.failure import DONE, FAILED
 from penstock.cli.values import position, the_topic
 from penstock.errors import ConfigError
 
-_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_file = click.Path(path_type=Path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 @command("root", "penstock root orders > root.json", "penstock root orders --key private.pem > root.json")
@@ -50,7 +56,7 @@ def proof(context: CommandContext, topic: str, position: int, root: Path | None)
     """
     from penstock.entity.receipts.proof import TreeRoot
 
-    under = None if root is None else TreeRoot.from_json(root.read_bytes())
+    under = None if root is None else TreeRoot.from_json(_read(root))
     with context.journal(read_only=True) as journal:
         made = context.existing_topic(journal, topic).proof(position, root=under)
     click.echo(made.to_json())
@@ -65,10 +71,12 @@ def check_proof(context: CommandContext, file: Path, root: Path | None, key: Pat
 
     What a proof is worth depends on where its root comes from: give the root, or the key that signed it.
     """
+    import msgspec
+
     from penstock.entity.receipts import proof as proofs
 
-    made = proofs.InclusionProof.from_json(file.read_bytes())
-    under = None if root is None else proofs.TreeRoot.from_json(root.read_bytes())
+    made = proofs.InclusionProof.from_json(_read(file))
+    under = None if root is None else proofs.TreeRoot.from_json(_read(root))
     report = proofs.check_proof(made, root=under, public_key=key)
     context.record({"topic": made.root.topic, "position": made.seq, **msgspec.structs.asdict(report)})
     return DONE if report else FAILED

@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 
 import click
-import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.commands.topics.cursors import chosen_topics
 from penstock.cli.context import CommandContext
 from penstock.cli.progress import ProgressBar
 from penstock.cli.values import any_topic, position, the_topic, time
-from penstock.journal.sealed.segments import FORMATS, TableFormat
+from penstock.names import TABLE_FORMATS, TableFormat
 from penstock.units import show_size
 
 
@@ -26,7 +25,7 @@ from penstock.units import show_size
 @click.option("--lake", metavar="PLACE", envvar="PENSTOCK_LAKE", help="where the files go: a folder, s3://…")
 @click.option("--through", type=position, help="seal everything through this position")
 @click.option("--older-than", type=time, help="seal what was recorded longer ago than this")
-@click.option("--format", type=click.Choice(FORMATS), help="register the files in a table as well")
+@click.option("--format", type=click.Choice(TABLE_FORMATS), help="register the files in a table as well")
 @click.option(
     "--columns", metavar="COLUMNS", help="fields of the payload as typed columns: 'customer STRING, total DOUBLE'"
 )
@@ -88,6 +87,8 @@ def seal(
 @any_topic
 def lake(context: CommandContext, topic: str | None) -> None:
     """Lists sealed history: its lakes, tables, files, events and bytes, and how DuckDB, Polars and Spark read it."""
+    import msgspec
+
     from penstock.api import local
     from penstock.journal.sealed.tables.listing import lake_summaries
 

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, Corrupt
 from penstock.journal.sealed.files import open_lake
-from penstock.journal.sealed.segments import FORMATS, Segment, TableFormat, TableSettings
+from penstock.journal.sealed.segments import Segment, TableSettings
 from penstock.journal.sealed.tables.columns import check_change, columns_schema, columns_text
 from penstock.journal.sealed.writing import sealed_schema
-from penstock.names import shown_url
+from penstock.names import TABLE_FORMATS, TableFormat, shown_url
 
 
 class Owner(NamedTuple):
@@ -90,8 +90,8 @@ class TableRequest(NamedTuple):
         known = before or TableSettings()
         columns = columns_text(self.columns) or known.columns
         found = TableSettings(self.format or known.format, columns, self.catalog or known.catalog)
-        if found.format not in FORMATS:
-            raise ConfigError(f"format is one of {', '.join(FORMATS)}, not {found.format!r}")
+        if found.format not in TABLE_FORMATS:
+            raise ConfigError(f"format is one of {', '.join(TABLE_FORMATS)}, not {found.format!r}")
         if known.format not in ("parquet", found.format):
             raise ConfigError(
                 f"{shown_url(lake)} has this topic as a table of format {known.format}: seal to another lake for "
