@@ -17,6 +17,7 @@ from penstock.journal.commit.catalog import (
     last_block,
     load_record,
     load_state,
+    missing,
     open_block,
 )
 from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
@@ -237,8 +238,7 @@ class TopicView:
             raise self._missing(first, min(through, keys.block_first(key) - 1))
 
     def _missing(self, first: int, last: int) -> Corrupt:
-        which = f"event {first} is" if first == last else f"events {first} to {last} are"
-        return Corrupt(f"{which} missing, and no compaction removed them", topic=self.name, seq=first)
+        return missing(self.name, first, last)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def events(

@@ -112,6 +112,12 @@ def first_block(snap: Snapshot, number: int, name: str) -> Block | None:
     return None
 
 
+def missing(topic: str, first: int, last: int) -> Corrupt:
+    """The error for positions that should be there."""
+    which = f"event {first} is" if first == last else f"events {first} to {last} are"
+    return Corrupt(f"{which} missing, and no compaction removed them", topic=topic, seq=first)
+
+
 def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
     """A stored block, checked against the key it lies under; wherever it is stored."""
     first = keys.block_first(key)

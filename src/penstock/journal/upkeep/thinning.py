@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.commit.catalog import load_state, open_block, save_state
+from penstock.journal.commit.catalog import load_state, missing, open_block, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.index.directory import drop_index
 from penstock.journal.storage import keys
@@ -34,13 +34,22 @@ class ThinnedBlock(msgspec.Struct, frozen=True):
 
 
 def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
-    """The stored blocks with events in start … stop, ascending."""
+    """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
+
+    What is rewritten here counts as compacted afterwards, and nobody could tell a lost block from a removed one.
+    """
+    state = load_state(snap, number, topic)
+    whole = max(start - 1, state.trimmed, state.compacted, state.sealed)
     low, _ = keys.block_range(number)
     low = next((key for key, _ in snap.scan(low, keys.block_key(number, start + 1), reverse=True)), low)
     for key, value in snap.scan(low, keys.block_key(number, stop + 1)):
         block = open_block(snap, key, value, topic)
-        if block.last >= start:
-            yield key, value, block
+        if block.last < start:
+            continue
+        if block.first > whole + 1:
+            raise missing(topic, whole + 1, block.first - 1)
+        whole = max(whole, block.last)
+        yield key, value, block
 
 
 def without(stored: Stored, kept: Sequence[int]) -> ThinnedBlock:
