@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -104,6 +105,20 @@ def test_check_warns_of_workers_that_gave_up_until_they_are_forgotten(cli: Cli, 
     cli("workers", "--forget", "orders:nobody", code=3)
     cli("workers", "--forget", "orders:billing")
     assert "gave up" not in cli("check").out and cli("workers").out == ""
+
+
+def test_workers_shows_who_works_where_and_what_they_hold(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        queue = journal.queue("emails")
+        queue.push_many(range(3))
+        queue.take_many(2, consumer="mailer")
+        journal.queue("other").take(consumer="idler")
+    said = cli("workers", "--queue", "emails").out
+    assert "mailer" in said and os.uname().nodename in said and "active" in said and "idler" not in said
+    mailer, idler = cli("workers", "--json").documents
+    assert (mailer["queue"], mailer["name"], mailer["in_hand"], mailer["holds"]) == ("emails", "mailer", 2, [1, 2])
+    assert (idler["queue"], idler["name"], idler["in_hand"]) == ("other", "idler", 0)
+    cli("workers", "--queue", "emailz", code=3)
 
 
 def test_check_is_one_document_for_machines(cli: Cli, busy: str) -> None:

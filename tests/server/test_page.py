@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -336,6 +338,15 @@ def test_the_queues_page_is_live(
     journal.queue("emails").take(consumer="worker-2")
     expect(page.locator("#pending")).to_contain_text("worker-2")
     expect(page.locator("#in-flight")).to_have_text("3")
+    worker = page.locator('#workers tr[data-key="default/worker-2"] td')
+    expect(worker.nth(0)).to_have_text("worker-2")
+    expect(worker.nth(2)).to_have_text(os.uname().nodename)
+    expect(worker.nth(3)).to_have_text("active")
+    expect(worker.nth(6)).to_have_text("#8")
+    held = page.locator('#workers tr[data-key="default/worker-1"] td')
+    expect(held.nth(6)).to_have_text("#6, #7")
+    for column in (4, 5):  # since, and the last sign of life, in the reader's own time
+        expect(worker.nth(column)).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
 
 
 def test_nothing_in_the_data_becomes_markup(

@@ -126,6 +126,23 @@ def test_a_bad_wish_is_refused(served: Served, queue: penstock.Queue, wish: dict
     assert (answer.status, answer.json["error"]) == (400, "ConfigError")
 
 
+def test_consumers_say_their_machine_and_start_or_are_known_by_their_address(
+    served: Served, queue: penstock.Queue
+) -> None:
+    queue.push_many(range(3))
+    take(served, limit=2, consumer="named", host="shop-7", since="2024-05-01T12:00:00Z")
+    take(served, limit=1, consumer="plain")
+    named, plain = served.get("/v1/queues/q/consumers").json["consumers"]
+    assert (named["name"], named["host"], named["since"]) == ("named", "shop-7", "2024-05-01T12:00:00Z")
+    assert (named["in_hand"], named["holds"], named["state"]) == (2, [1, 2], "active")
+    assert (plain["host"], plain["in_hand"]) == ("127.0.0.1", 1) and plain["since"] == plain["last_seen"]
+    assert served.post("/v1/queues/q/leave", {"consumer": "plain"}).json == {"listed": True}
+    assert served.post("/v1/queues/q/leave", {"consumer": "plain"}).json == {"listed": False}
+    assert [one["name"] for one in served.get("/v1/queues/q/consumers").json["consumers"]] == ["named"]
+    assert served.post("/v1/queues/q/take", {"host": ""}).status == 400
+    assert served.post("/v1/queues/q/take", {"since": "2024-05-01T12:00:00"}).status == 400
+
+
 def test_looking_into_a_queue(served: Served, queue: penstock.Queue) -> None:
     queue.push_many(range(5))
     queue.push("later", delay=3600)

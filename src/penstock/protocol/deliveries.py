@@ -104,6 +104,23 @@ class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     wait: float = 0
     lease: float | None = None
     newest: bool = False
+    host: str | None = None
+    """The consumer's machine, for those who look; the address that the request comes from, if not said."""
+    since: datetime | None = None
+    """When the consumer began."""
+
+
+class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which consumer has ended."""
+
+    consumer: str
+    group: str = "default"
+
+
+class WasListed(msgspec.Struct):
+    """Whether a consumer was listed."""
+
+    listed: bool
 
 
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -356,11 +373,21 @@ LIST_DEAD_LETTERS = Operation(
     answer=DeadLetterList,
     errors=(UnknownQueue,),
 )
+LEAVE_QUEUE = Operation(
+    "leave_queue",
+    "POST",
+    _QUEUE + "/leave",
+    "Says that a consumer has ended; what it holds stays with it until its leases end",
+    role="write",
+    body=LeaveRequest,
+    answer=WasListed,
+    errors=(UnknownQueue,),
+)
 LIST_CONSUMERS = Operation(
     "list_consumers",
     "GET",
     _QUEUE + "/consumers",
-    "Consumers that gave their name",
+    "Workers, and other consumers that gave their name",
     role="read",
     answer=ConsumerList,
     errors=(UnknownQueue,),
@@ -382,5 +409,6 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_PENDING,
     LIST_FAILED,
     LIST_DEAD_LETTERS,
+    LEAVE_QUEUE,
     LIST_CONSUMERS,
 )

@@ -27,7 +27,7 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qt t x seq      a message pushed with a delay or a priority
     qt t a seq      a message's own retry budget
     qt t s name     a periodic message
-    qt t n g who    when a consumer was last seen
+    qt t n g who    a consumer: when it was last seen, since when, on which machine
     qg t g g        the group: frontier, counters, next times
     qg t g l n      a lease: a run of positions or a list of messages, with a deadline
     qg t g e seq    a message that is not where a plain queue would have it; beside it one of

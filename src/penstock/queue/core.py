@@ -21,6 +21,7 @@ from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_options
 from penstock.queue.operations.settle import HeldMessage, NackOptions, ack, ack_mask, find_held
 from penstock.queue.state.cache import QueueState
+from penstock.queue.state.presence import forget_presence
 from penstock.queue.token import fits, read_token
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome
@@ -187,6 +188,15 @@ class QueueCore:
         def apply(commit: Commit) -> int:
             state = self._cache.state(commit, self.name)
             return extend_in(commit, state, deliveries, lease_ms, patient=patient)
+
+        return self._writer.run(WriteRequest(apply, relaxed=True))
+
+    def _leave(self, label: str, consumer: str) -> bool:
+        """A consumer has ended, and is not listed any more; False when it was not."""
+
+        def apply(commit: Commit) -> bool:
+            state = self._cache.find(commit, self.name)
+            return state is not None and forget_presence(commit, state, label, consumer)
 
         return self._writer.run(WriteRequest(apply, relaxed=True))
 

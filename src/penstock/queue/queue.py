@@ -326,7 +326,7 @@ class LocalQueue(QueueCore, Queue):
         return list(messages.messages(self, messages.check_state(state), name, check_position(after, "after"), limit))
 
     def consumers(self) -> list[QueueConsumer]:
-        """The consumers that gave their name, and when they last took something."""
+        """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
         return listing.consumers(self)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────

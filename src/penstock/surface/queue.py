@@ -254,7 +254,7 @@ class Queue(ABC):
 
     @abstractmethod
     def consumers(self) -> list[QueueConsumer]:
-        """The consumers that gave their name, and when they last took something."""
+        """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -92,6 +93,29 @@ def test_consumers_are_seen_as_long_as_they_take(queue: Queue, clock: ManualCloc
     }
     clock.advance(31)
     assert {one.state for one in queue.consumers()} == {"stale", "gone"}
+
+
+def test_a_consumer_that_extends_its_lease_is_there_and_keeps_its_start(
+    queue: Queue, clock: ManualClock, reopen: Reopen
+) -> None:
+    queue.push_many(range(12))
+    began = clock.now_ms()
+    held = queue.take_many(11, consumer="w1", lease=50)
+    queue.take(consumer="w2")
+    for _ in range(3):
+        clock.advance(40)
+        held[0].extend(50)
+    w1, w2 = queue.consumers()
+    assert (w1.name, w1.state, w1.host, w1.in_hand, w1.holds) == (
+        "w1", "active", os.uname().nodename, 11, list(range(1, 11))
+    )  # fmt: skip
+    assert w1.since is not None and w1.since.timestamp() * 1000 == began and w1.last_seen > w1.since
+    assert (w2.name, w2.state, w2.in_hand) == ("w2", "gone", 1)
+    queue = reopen(queue.journal).queue("jobs")
+    clock.advance(5)
+    queue.delivery(held[0].token).extend(50)  # of a process that did not take it
+    again, _ = queue.consumers()
+    assert (again.since, again.host) == (w1.since, w1.host) and again.last_seen > w1.last_seen
 
 
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────

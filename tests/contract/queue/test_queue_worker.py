@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from typing import Any
@@ -463,7 +464,39 @@ def test_what_a_plain_function_returns_is_awaited_too(journal: Journal) -> None:
 def test_a_handler_may_stop_its_own_worker_from_the_background(journal: Journal) -> None:
     queue = journal.queue("jobs")
     queue.push_many(range(3))
-    worker = queue.worker(lambda delivery: worker.stop()).start()
+    worker = queue.worker(lambda delivery: worker.stop())
+    worker.start()  # the handler may run before this returns
     eventually(lambda: not worker.alive)
     worker.stop()
     assert len(queue) == 2
+
+
+# ── who works ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_worker_is_listed_with_its_machine_and_what_it_has_in_hand_until_it_ends(journal: Journal) -> None:
+    queue, gate = journal.queue("jobs"), Gate()
+    queue.push_many(range(3))
+    with queue.worker(gate):
+        eventually(lambda: len(gate.entered) == 1, "the worker has begun")
+        [found] = queue.consumers()
+        host = os.uname().nodename
+        assert (found.name, found.host, found.state) == (f"{host}:{os.getpid()}", host, "active")
+        assert (found.in_hand, found.holds, found.group) == (1, [1], "default") and found.since is not None
+        assert [one.consumer for one in queue.pending()] == [found.name]
+        gate.open.set()
+        drained(queue)
+        eventually(lambda: queue.consumers()[0].in_hand == 0, "its hands are empty")
+    assert queue.consumers() == []
+
+
+def test_a_worker_that_fails_stays_listed(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push("last")
+
+    def dies(delivery: Delivery) -> None:
+        raise SystemExit
+
+    worker = queue.worker(dies, consumer="mailer").start()
+    eventually(lambda: not worker.alive, "the worker has died")
+    with pytest.raises(SystemExit):
+        worker.stop()
+    assert [one.name for one in queue.consumers()] == ["mailer"]

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.clock import from_ms
+from penstock.engine.contract import Snapshot
 from penstock.events import Event
 from penstock.queue.inspect.positions import failures, group_named, group_names, looking
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.presence import presences
 from penstock.queue.state.records import NEVER
 from penstock.queue.token import make_token
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 PRESENT = 30.0
 """Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
+HOLDS = 10
 
 
 class PendingDelivery(msgspec.Struct, frozen=True):
@@ -37,13 +41,21 @@ class PendingDelivery(msgspec.Struct, frozen=True):
 
 
 class QueueConsumer(msgspec.Struct, frozen=True):
-    """A consumer that gave its name when it took something."""
+    """A worker, or another consumer that gave its name when it took something."""
 
     name: str
     group: str
     last_seen: datetime
     state: str
     """active (seen within 30 s), stale (within a minute), or gone."""
+    host: str | None = None
+    """Its machine; over HTTP the one it names, else the address it asks from."""
+    since: datetime | None = None
+    """When it first took something, or, a worker over HTTP, began."""
+    in_hand: int = 0
+    """How many messages it holds."""
+    holds: list[int] = []
+    """The positions of the first ten of them."""
 
 
 def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
@@ -92,10 +104,32 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     with looking(queue) as (snap, state):
         now = queue.journal.clock.now_ms()
         labels = {number: name for name, number in state.record.groups.items()}
-        for key, value in snap.scan(*keys.presence_range(state.topic)):
+        held = _in_hand(snap, state)
+        for key, _, row in presences(snap, state.topic):
             number, name = keys.split_presence(key)
-            seen = keys.unpack_seq(value)
-            age = (now - seen) / 1000
-            presence = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
-            found.append(QueueConsumer(name, labels.get(number, "default"), from_ms(seen), presence))
+            age, label = (now - row.seen_ms) / 1000, labels.get(number, "default")
+            seqs = sorted(held.get((label, name), ()))
+            found.append(
+                QueueConsumer(
+                    name,
+                    label,
+                    from_ms(row.seen_ms),
+                    "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone",
+                    row.host or None,
+                    from_ms(row.since_ms) if row.since_ms else None,
+                    len(seqs),
+                    seqs[:HOLDS],
+                )
+            )
+    return found
+
+
+def _in_hand(snap: Snapshot, state: QueueState) -> dict[tuple[str, str], list[int]]:
+    """The positions that consumers with a name hold, by group and name."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for group in state.everyone(snap):
+        for _, lease in group.leases(snap):
+            if lease.consumer is not None:
+                seqs = found.setdefault((lease.label, lease.consumer), [])
+                seqs.extend(lease.seq(index) for index in lease.held())
     return found

@@ -46,6 +46,10 @@ class Request(msgspec.Struct, eq=False):
     lease_ms: int | None
     newest: bool
     owner: str
+    host: str | None = None
+    """The consumer's machine, where it is not this one."""
+    since_ms: int = 0
+    """When the consumer began, where this process cannot tell."""
 
 
 class Taken(msgspec.Struct, eq=False):

@@ -25,6 +25,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.owners import is_alive
+from penstock.queue.state.presence import note_extension
 from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, MessageRow, indexes_of
 from penstock.surface.delivery import Outcome
 from penstock.surface.failure import FailureText
@@ -155,6 +156,8 @@ def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms:
             group.record.swept_deadline = min(group.record.swept_deadline or deadline, deadline)
         commit.touch(group)
         group.save_lease(commit, number, lease)
+        if lease.consumer is not None:
+            note_extension(commit, queue, lease.label, lease.consumer)
     return deadline
 
 

@@ -6,15 +6,13 @@ from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.operations.choice import LEASE_MESSAGES, STEP, Choice, Request, Taken
-from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
+from penstock.queue.state.presence import note_presence
 from penstock.queue.state.records import NEVER, Lease
 from penstock.queue.token import new_secret
 
-PRESENCE_MS = 5_000
-"""How often a consumer's presence is written down, at the most."""
 FENCE_MS = 50
 """How soon a take looks again that an exclusive fence kept from giving messages up."""
 
@@ -24,7 +22,7 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     if commit.catalog.reshaped != queue.blocks.reshaped:
         queue.blocks.refresh(commit)
     if request.consumer is not None:
-        _note_presence(commit, queue, request)
+        note_presence(commit, queue, request.label, request.consumer, request.host, request.since_ms)
     if queue.record.paused and queue.record.is_paused(request.label):
         return Taken([], False, 0)
     plain = _take_plainly(commit, queue, group, request, hold)
@@ -102,16 +100,6 @@ def _may_bury(queue: QueueState, group: Group, now: int) -> bool:
     policy, deadline = queue.policy, group.record.next_deadline
     appends = policy.dead_letter is not None or queue.traits.replies
     return appends and (policy.ttl is not None or 0 < deadline <= now)
-
-
-def _note_presence(commit: Commit, queue: QueueState, request: Request) -> None:
-    """Says, every few seconds, that a consumer is there."""
-    number = queue.record.groups.get(request.label, 0)
-    who = (number, request.consumer or "")
-    seen = queue.seen.get(who)
-    if seen is None or not 0 <= commit.now_ms - seen < PRESENCE_MS:
-        queue.seen[who] = commit.now_ms
-        commit.tx.put(keys.presence_key(queue.topic, number, who[1]), keys.pack_seq(commit.now_ms))
 
 
 def _next_ms(group: Group) -> int:

@@ -24,6 +24,7 @@ from penstock.queue.operations.settle import EXPIRED, RETIRED
 from penstock.queue.run.overdue import give_up_through, trim
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState
+from penstock.queue.state.presence import presences
 from penstock.queue.state.records import encode
 from penstock.queue.state.runs import members
 
@@ -234,9 +235,9 @@ class QueueUpkeep:
         """Consumers that have not been seen for a day."""
         with self._journal._engine.read() as snap:
             queue = self._cache.beside(snap, topic)
-            rows = () if queue is None else snap.scan(*keys.presence_range(queue.topic))
+            rows = [] if queue is None else presences(snap, queue.topic)
             bound = self._journal.clock.now_ms() - FORGET_CONSUMER_MS
-            gone = [(key, value) for key, value in rows if keys.unpack_seq(value) < bound]
+            gone = [(key, value) for key, value, presence in rows if presence.seen_ms < bound]
 
         def delete(commit: Commit) -> bool:
             for key, value in [gone.pop() for _ in range(min(CLEAR_ROWS, len(gone)))]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue as stdlib_queue
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from penstock.queue.delivery import LocalDelivery
 from penstock.queue.policy import duration
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
+from penstock.queue.state.owners import this_process
 from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class QueueWorker(Worker):
         self._concurrency = concurrency
         self._capacity = concurrency + (ahead or 0)
         self._lease = None if lease is None else duration(lease, "lease")
-        self._request = (group, consumer, self._lease)
+        self._request = (group, consumer or this_process(), self._lease)
         own = list(middleware)
         for one in own:
             if not isinstance(one, Middleware):
@@ -76,6 +78,9 @@ class QueueWorker(Worker):
             asyncio.run(self._work_async())
         else:
             self._work_in_threads()
+        group, consumer, _ = self._request
+        with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
+            self.queue._leave(group, consumer)
 
     def _nudge(self) -> None:
         self.queue._signal.notify()

@@ -7,7 +7,7 @@ has committed, the writer's epoch changes and everything here is read again; not
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,9 @@ from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import GroupRecord, QueueRecord, Traits, encode, read_group, read_queue, read_traits
 
+if TYPE_CHECKING:
+    from penstock.queue.state.presence import Presence
+
 WORK = 0
 """The number of the one group that everybody shares in work mode."""
 
@@ -37,8 +40,8 @@ class ProcessMemory:
         self.blocks = BlockCache(name, topic)
         self.owner_sweeps: dict[int, tuple[float, int]] = {}
         """When the owners of endless leases were last looked for, and up to which lease; 0: all. By group."""
-        self.seen: dict[tuple[int, str], int] = {}
-        """When consumers' presence was last written down, by group and name."""
+        self.seen: dict[tuple[int, str], Presence] = {}
+        """Consumers' presence as this process last wrote it down, by group and name."""
 
 
 class QueueState:

@@ -6,6 +6,7 @@ An owner is one open journal of one process: `token:pid:start`, with the process
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 _open: set[str] = set()
@@ -19,6 +20,17 @@ def new_owner() -> str:
     owner = f"{os.urandom(6).hex()}:{pid}:{_started(pid)}"
     _open.add(owner)
     return owner
+
+
+@cache
+def this_host() -> str:
+    """The name of this machine."""
+    return os.uname().nodename
+
+
+def this_process() -> str:
+    """The name of a worker that was given none: machine and process."""
+    return f"{this_host()}:{os.getpid()}"
 
 
 def retire_owner(owner: str) -> None:

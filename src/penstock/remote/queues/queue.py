@@ -24,6 +24,7 @@ from penstock.protocol.deliveries import (
     DeadLetterQuery,
     FailedQuery,
     FailureDocument,
+    LeaveRequest,
     MessageDocument,
     MessageQuery,
     PeekQuery,
@@ -53,6 +54,7 @@ from penstock.queue.policy import QueuePolicy, checked, duration, refuse_mismatc
 from penstock.queue.results.reply import with_reply
 from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run.schedule import Schedule
+from penstock.queue.state.owners import this_host
 from penstock.remote.events import event_of, events_of, payload_fields, receipt_of
 from penstock.remote.local_only import refused
 from penstock.remote.queues.delivery import RemoteDelivery
@@ -223,6 +225,19 @@ class RemoteQueue(Queue):
         newest: bool = False,
     ) -> list[RemoteDelivery]:
         """Up to `limit` messages, as many as there are (and fit into an answer); `wait`: how long for the first."""
+        return self._take_many(limit, group, consumer, wait, lease, newest, None)
+
+    def _take_many(
+        self,
+        limit: int,
+        group: str,
+        consumer: str | None,
+        wait: Seconds,
+        lease: Seconds | None,
+        newest: bool,
+        since: datetime | None,
+    ) -> list[RemoteDelivery]:
+        """`since`: when the consumer began, which only a worker knows."""
         if check_limit(limit) is None:
             raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
         left = seconds(wait, "wait")
@@ -232,6 +247,8 @@ class RemoteQueue(Queue):
             consumer=None if consumer is None else check_consumer(consumer),
             lease=None if lease is None else duration(lease, "lease"),
             newest=newest,
+            host=None if consumer is None else this_host(),
+            since=since,
         )
         if not limit:
             return []
@@ -375,7 +392,7 @@ class RemoteQueue(Queue):
         return found
 
     def consumers(self) -> list[QueueConsumer]:
-        """The consumers that gave their name, and when they last took something."""
+        """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
         return self._ask(messages.LIST_CONSUMERS).consumers
 
     def schedules(self) -> list[Schedule]:
@@ -529,6 +546,10 @@ class RemoteQueue(Queue):
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
         return self._change(operations.REMOVE_GROUP, check_consumer(name, "group")).removed
+
+    def _leave(self, group: str, consumer: str) -> bool:
+        """A consumer has ended, and is not listed any more; False when it was not."""
+        return self._change(messages.LEAVE_QUEUE, body=LeaveRequest(consumer, group)).listed
 
     def worker(
         self,

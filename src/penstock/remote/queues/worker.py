@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
@@ -13,6 +14,7 @@ from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
 from penstock.names import check_consumer, check_whole
 from penstock.queue.results.reply import ack_with
 from penstock.queue.run.middleware import log, log_failure, worker_nack
+from penstock.queue.state.owners import this_process
 from penstock.surface.worker import Worker, finished
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ class RemoteQueueWorker(Worker):
         self._handler = handler
         self._group = check_consumer(group, "group")
         self._concurrency = concurrency
-        self._consumer = None if consumer is None else check_consumer(consumer)
+        self._consumer = this_process() if consumer is None else check_consumer(consumer)
+        self._began = datetime.now(UTC)
         self._lease = seconds(lease, "lease") if lease is not None else queue.policy.lease
         self._held: dict[str, RemoteDelivery] = {}
         self._done = threading.Event()
@@ -62,6 +65,8 @@ class RemoteQueueWorker(Worker):
         renewer.join()
         if self._first_failure is not None:
             raise self._first_failure
+        with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
+            self._queue._leave(self._group, self._consumer)
 
     def _hand(self) -> None:
         import asyncio
@@ -69,8 +74,8 @@ class RemoteQueueWorker(Worker):
         with self._in_hand_thread(), asyncio.Runner() as runner:
             while not self._stopping.is_set():
                 try:
-                    delivery = self._queue.take(
-                        group=self._group, consumer=self._consumer, wait=POLL, lease=self._lease
+                    found = self._queue._take_many(
+                        1, self._group, self._consumer, POLL, self._lease, False, self._began
                     )
                 except StorageError as error:
                     log.warning("worker %r: %s", self.name, error)
@@ -80,6 +85,7 @@ class RemoteQueueWorker(Worker):
                     self._first_failure = self._first_failure or error
                     self._stopping.set()
                     return
+                delivery = found[0] if found else None
                 try:
                     if delivery is not None:
                         self._work_on(delivery, runner)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from penstock.clock import seconds
+from penstock.clock import seconds, to_ms
 from penstock.documents.events import event_document
 from penstock.errors import ConfigError, StaleDelivery
+from penstock.names import check_consumer, check_text
 from penstock.protocol import deliveries as operations
 from penstock.protocol.deliveries import (
     Acknowledged,
@@ -22,9 +23,11 @@ from penstock.protocol.deliveries import (
     DeliveryList,
     Extended,
     ExtendRequest,
+    LeaveRequest,
     NackRequest,
     Settled,
     TakeRequest,
+    WasListed,
 )
 from penstock.queue.delivery import check_nack
 from penstock.queue.run.waiting import take_waiting_async
@@ -89,6 +92,8 @@ async def _take_while_there(
 ) -> list[LocalDelivery]:
     """Takes; when the client goes away or the server stops before the answer, what was taken is given back."""
     stopping = threading.Event()
+    if wanted.host is None and request.client is not None:
+        wanted.host = request.client.host
     taking = asyncio.ensure_future(_take_bounded(queue, wanted, wait, stopping))
     if not wait:
         return await taking
@@ -119,8 +124,11 @@ async def _take_bounded(
     taken: list[LocalDelivery] = []
     size = 0
     step = min(wanted.limit, FIRST_TAKEN)
+    host = "" if wanted.host is None else check_text(wanted.host, "host")
+    since_ms = 0 if wanted.since is None else max(0, to_ms(wanted.since, "since"))
     while step:
         request = queue._request(step, wanted.group, wanted.consumer, wanted.lease, wanted.newest)
+        request.host, request.since_ms = host, since_ms
         found = await take_waiting_async(queue, request, 0 if taken else wait, stopping)
         queue._counters.delivered.inc(len(found))
         taken += found
@@ -143,6 +151,12 @@ async def _gone(request: Request) -> None:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             return
+
+
+@serves(operations.LEAVE_QUEUE)
+def leave_queue(call: Call[None, LeaveRequest]) -> WasListed:
+    group, consumer = check_consumer(call.body.group, "group"), check_consumer(call.body.consumer)
+    return WasListed(called(call)._leave(group, consumer))
 
 
 @serves(operations.CLAIM_DELIVERIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
+from penstock.queue.inspect.listing import QueueConsumer
 from penstock.queue.inspect.messages import STATES, QueueMessage, check_state
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.retry import Retry
@@ -243,14 +243,22 @@ def is_dead_letter_queue(sample: Sample, name: str) -> bool:
 
 
 def consumer_table(queue: LocalQueue) -> Table:
-    """Consumers that gave their name: when they last took something, and how many messages they hold."""
-    held = Counter(one.consumer for one in queue.pending())
+    """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they hold."""
     rows = []
     for one in sorted(queue.consumers(), key=lambda one: (one.last_seen, one.name), reverse=True)[:SHOWN]:
-        cells = [one.name, one.group, one.state, _clock(one.last_seen), parts.number(held[one.name])]
-        rows.append(Row(f"{one.group}/{one.name}", cells, None, one.state == "gone" and held[one.name] > 0))
-    columns = ["Consumer", "Group", "State", "Last seen", "In hand"]
-    return Table("workers", columns, rows, [4], "no consumer has given its name: queue.take(consumer=…)")
+        cells = [one.name, one.group, one.host or "–", one.state, "–" if one.since is None else _clock(one.since)]
+        cells += [_clock(one.last_seen), in_hand_words(one)]
+        rows.append(Row(f"{one.group}/{one.name}", cells, None, one.state == "gone" and one.in_hand > 0))
+    columns = ["Worker", "Group", "Host", "State", "Since", "Last seen", "In hand"]
+    return Table("workers", columns, rows, [], "no worker is there: penstock work, or queue.worker(handler)")
+
+
+def in_hand_words(one: QueueConsumer) -> str:
+    """What a consumer holds, by position."""
+    if not one.in_hand:
+        return "nothing"
+    shown = ", ".join(f"#{seq}" for seq in one.holds[:3])
+    return shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
 
 
 @guarded("read")

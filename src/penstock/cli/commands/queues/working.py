@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -96,11 +97,16 @@ def _tasks(path: str) -> Tasks:
     return found
 
 
-@command("workers", "penstock workers", "penstock workers --forget orders:billing")
+@command("workers", "penstock workers", "penstock workers --queue emails", "penstock workers --forget orders:billing")
+@click.option("--queue", "only", metavar="QUEUE", shell_complete=queue_names, help="those of this queue only")
 @click.option("--forget", metavar="WORKER", help="this one's failure was seen; it is not shown any more")
 @click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
-def workers(context: CommandContext, forget: str | None, traceback: bool) -> None:
-    """Shows workers that failed too often and gave up: `penstock check` warns of them until they are started again."""
+def workers(context: CommandContext, only: str | None, forget: str | None, traceback: bool) -> None:
+    """Shows workers: their machine, since when they work, their last sign of life, what they have in hand.
+
+    Those that failed too often and gave up come first: `penstock check` warns of them until they are started again.
+    Other consumers that gave their name are shown as well; one that ended without saying so is forgotten after a day.
+    """
     from penstock.observe import workers as reports
 
     if forget is not None:
@@ -110,17 +116,27 @@ def workers(context: CommandContext, forget: str | None, traceback: bool) -> Non
         context.record({"worker": forget, "forgotten": True})
         return
     with context.journal(read_only=True) as journal:
-        found = reports.gave_up(journal)
+        found = [one for one in reports.gave_up(journal) if only is None or one.worker.startswith(f"{only}:")]
+        handles = [context.existing_queue(journal, only)] if only is not None else map(journal.queue, journal.queues())
+        there = [(handle.name, one) for handle in handles for one in handle.consumers()]
     if context.json:
         for one in found:
             context.document(one)
+        for name, consumer in there:
+            context.document({"queue": name} | msgspec.to_builtins(consumer))
     elif traceback and found:
         for one in found:
             context.line(f"{one.worker}: {safe(one.error or '')}", "bold")
             context.line(safe_lines(one.traceback or ""))
     else:
         rows = [(one.worker, one.at, one.error, one.host, one.pid) for one in found]
-        context.rows(("Worker", "Gave up", "Error", "Host", "Pid"), rows, otherwise="no worker gave up")
+        context.rows(("Worker", "Gave up", "Error", "Host", "Pid"), rows)
+        lines = [
+            (name, one.group, one.name, one.host, one.state, one.since, one.last_seen, one.in_hand)
+            for name, one in there
+        ]
+        columns = ("Queue", "Group", "Worker", "Host", "State", "Since", "Last seen", "In hand")
+        context.rows(columns, lines, otherwise="" if rows else "no worker is there, and none gave up")
 
 
 def _is_empty(queue: Queue, group: str) -> bool:
