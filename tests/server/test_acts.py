@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 import penstock
+from penstock.queue.policy import FIELDS
 from penstock.queue.retry import Retry
 from penstock.server.acts.act import ACTS
-from penstock.server.acts.queues import read_retry
+from penstock.server.acts.policy import POLICY, policy_form, read_retry, retry_value
 from server.serving import ADMIN, READ, WRITE, Answer, Served, wait_until
 
 
@@ -152,8 +155,6 @@ def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, jour
     ],
 )
 def test_a_retry_is_written_as_people_say_it(text: str, retry: Retry) -> None:
-    from penstock.server.pages.queue import retry_value
-
     assert read_retry(text) == retry
     assert read_retry(retry_value(retry)) == retry
 
@@ -173,6 +174,65 @@ def test_a_policy_is_changed_in_units_and_nothing_else_with_it(served: Served, j
     policy = queue.policy
     assert (policy.lease, policy.max_attempts, policy.ttl, policy.retry) == (300, 7, 60, Retry.linear(5))
     assert policy.priority
+
+
+def test_every_field_of_a_policy_is_in_the_form_and_is_changed_by_it(served: Served, journal: penstock.Journal) -> None:
+    assert sorted(one.name for one in POLICY) == sorted(FIELDS)
+    journal.queue("q")
+    page = served.ask("GET", "/queues/q", headers={"Accept": "text/html"}).data.decode()
+    form = page[page.index('<form id="policy"') :].partition("</form>")[0]
+    names = re.findall(r'<(?:input|select) [^>]*?name="(\w+)"', form)
+    assert sorted(names) == sorted([*FIELDS, "queue"])
+    written = {
+        "mode": ("fanout", "fanout"),
+        "lease": ("2m", 120.0),
+        "max_attempts": ("5", 5),
+        "retry": ("5s, 1m", Retry.schedule(5, 60)),
+        "dead_letter": ("q.dead", "q.dead"),
+        "retention": ("dead_letter", "dead_letter"),
+        "ttl": ("7d", 7 * 86_400.0),
+        "max_size": ("1,000", 1000),
+        "max_in_flight": ("50", 50),
+        "max_in_flight_per_key": ("2", 2),
+        "rate": ("100/s", "100/s"),
+        "rate_per_key": ("10/m", "10/m"),
+        "fair_by": ("tenant", "tenant"),
+        "debounce": ("10s", 10.0),
+        "debounce_limit": ("1m", 60.0),
+        "throttle": ("250ms", 0.25),
+        "breaker": ("5/1m", "5/1m"),
+        "breaker_pause": ("1m", 60.0),
+        "priority": ("yes", True),
+        "dedup_window": ("ever", None),
+    }
+    assert sorted(written) == sorted(FIELDS), "a field that this test does not know"
+    needs = {"retention": {"dead_letter": "q.dead"}, "debounce_limit": {"debounce": "10s"}}
+    for name, (text, value) in written.items():
+        queue = journal.queue(f"queue.{name}")
+        before = msgspec.structs.asdict(queue.policy)
+        given = {"queue": queue.name, name: text, **needs.get(name, {})}
+        assert name.replace("_", " ") in question(served, "policy", **given)
+        do(served, "policy", **given)
+        after = msgspec.structs.asdict(queue.policy)
+        assert after[name] == value, name
+        assert {one for one in FIELDS if after[one] != before[one]} == {name, *needs.get(name, {})}
+        shown = next(one for one in policy_form(queue.policy) if one.name == name).value
+        assert question(served, "policy", queue=queue.name, **{name: shown}).startswith("Nothing is different"), name
+        do(served, "policy", queue=queue.name, **dict.fromkeys({name, *needs.get(name, {})}, ""))
+        assert msgspec.structs.asdict(queue.policy) == before, "an emptied field has its default again"
+
+
+def test_a_policy_that_contradicts_itself_is_refused_before_anybody_is_asked(
+    served: Served, journal: penstock.Journal
+) -> None:
+    before = journal.queue("q").policy
+    assert "not both" in refusal(served, "policy", queue="q", throttle="1s", debounce="1s")
+    assert "rate: 'fast' is no rate" in refusal(served, "policy", queue="q", rate="fast")
+    assert "is no duration" in refusal(served, "policy", queue="q", breaker_pause="soon")
+    assert "Most in flight of one key" in refusal(served, "policy", queue="q", max_in_flight_per_key="few")
+    assert "True or False" in refusal(served, "policy", queue="q", priority="perhaps")
+    assert "needs a dead-letter queue" in refusal(served, "make-queue", queue="new", retention="dead_letter")
+    assert journal.queue("q").policy == before and "new" not in journal.queues()
 
 
 def test_queues_groups_and_schedules_are_made_and_dropped(served: Served, journal: penstock.Journal) -> None:

@@ -53,6 +53,7 @@ def test_axe_finds_nothing_in_light_and_dark_on_screens_of_every_size(
             if path == "/topics/orders":
                 page.locator("#tail li .kind").first.click()
                 expect(page.locator("#inspector .json")).to_be_visible()
+            page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
             for scheme, width in screens:
                 page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
                 page.set_viewport_size({"width": width, "height": 900})

@@ -2,6 +2,7 @@
 
     act.py      an act, its fields, its registry
     topics.py   publish, retention, moving consumers, trimming
+    policy.py   a policy's fields, as a form has them
     queues.py   push, policies, making and dropping, groups, schedules
     messages.py sending back, editing, deleting, releasing, settling
     redriving.py sending back so many a second, in the background

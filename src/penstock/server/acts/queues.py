@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from penstock.errors import ConfigError
 from penstock.observe.workers import forget, gave_up
-from penstock.queue.policy import FIELDS, checked
-from penstock.queue.retry import Retry
+from penstock.queue.policy import DEFAULT, FIELDS, check_together, checked
 from penstock.queue.run.schedule import push_now
 from penstock.server.acts.act import ActCall, act, counted, happened
+from penstock.server.acts.policy import policy_given
 from penstock.units import parse_duration
 
 
@@ -29,58 +31,13 @@ def push(call: ActCall) -> str:
 
 
 # ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-POLICY_FIELDS = ("lease", "max_attempts", "retry", "dead_letter", "ttl", "max_size", "max_in_flight", "dedup_window")
-
-
-def read_retry(text: str) -> Retry | None:
-    """A retry as people write it: `default`, `at once`, `30s`, `5s, 1m, 10m`, `1s x 2 up to 5m`."""
-    plain = text.strip().lower()
-    try:
-        if plain in ("", "default"):
-            return None
-        if plain in ("at once", "immediate", "0"):
-            return Retry.immediate()
-        if "x" in plain:
-            first, _, rest = plain.partition("x")
-            factor, _, cap = rest.partition("up to")
-            limit = parse_duration(cap) if cap.strip() else None
-            return Retry.exponential(parse_duration(first), factor=float(factor), cap=limit)
-        delays = [parse_duration(part) for part in plain.split(",")]
-        return Retry.fixed(delays[0]) if len(delays) == 1 else Retry.schedule(*delays)
-    except ValueError as error:
-        said = f"{text[:60]!r} is no retry: write `default`, `at once`, `30s`, `5s, 1m, 10m` or `1s x 2 up to 5m`"
-        raise ConfigError(said) from error
-
-
-def _policy(call: ActCall) -> dict[str, object]:
-    """The policy a form asks for; an empty field is no limit, or the default."""
-    given: dict[str, object] = {
-        "max_size": call.whole("max_size"),
-        "max_in_flight": call.whole("max_in_flight"),
-        "dead_letter": call.optional("dead_letter"),
-        "ttl": call.duration("ttl"),
-    }
-    retry = call.optional("retry")
-    if retry != "as it is":
-        given["retry"] = read_retry(retry or "")
-    defaulted = {
-        "lease": call.duration("lease"),
-        "max_attempts": call.whole("max_attempts"),
-    }
-    given |= {name: value for name, value in defaulted.items() if value is not None}
-    window = call.optional("dedup_window")
-    if window is not None:
-        given["dedup_window"] = None if window == "ever" else parse_duration(window)
-    return given
-
-
-@act("admin", "queue", *POLICY_FIELDS)
+@act("admin", "queue", *FIELDS)
 def policy(call: ActCall) -> str:
     queue = call.queue()
-    changes = checked(_policy(call), queue.name)
-    now = queue.policy
-    values = {name: getattr(now, name) for name in FIELDS}
+    changes = checked(policy_given(call, emptied=True), queue.name)
+    values = msgspec.structs.asdict(queue.policy)
     changed = {name: value for name, value in changes.items() if values[name] != value}
+    check_together(msgspec.structs.replace(queue.policy, **changed), queue.name)
     words = ", ".join(f"{name.replace('_', ' ')}" for name in changed)
     if call.preview:
         if not changed:
@@ -90,13 +47,13 @@ def policy(call: ActCall) -> str:
     return f"the policy of {queue.name} was changed: {words or 'nothing'}"
 
 
-@act("admin", "queue", "mode", *POLICY_FIELDS)
+@act("admin", "queue", *FIELDS)
 def make_queue(call: ActCall) -> str:
-    name, mode = call.text("queue"), call.optional("mode") or "work"
+    name = call.text("queue")
     if name in call.journal.queues():
         raise ConfigError(f"there is a queue {name!r} already: its page changes its policy")
-    given = {field: value for field, value in _policy(call).items() if value is not None}
-    wanted = checked({**given, "mode": mode}, name)
+    wanted = checked(policy_given(call, emptied=False), name)
+    check_together(msgspec.structs.replace(DEFAULT, **wanted), name)
     if call.preview:
         held = call.journal.topic(name).latest if name in call.journal.topics() else 0
         return f"{name} is a topic with {counted(held, 'event')}. Make it a queue as well?" if held else ""

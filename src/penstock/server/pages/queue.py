@@ -13,13 +13,11 @@ from starlette.responses import Response
 from penstock.observe.sample import QueueSample, Sample
 from penstock.queue.inspect.listing import QueueConsumer
 from penstock.queue.inspect.messages import STATES, QueueMessage, check_state
-from penstock.queue.policy import QueuePolicy
-from penstock.queue.retry import Retry
+from penstock.server.acts.policy import policy_form, policy_words
 from penstock.server.api.queues import groups_of, queue_of
 from penstock.server.pages import charts, parts, rendering, schedules
 from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
-from penstock.units import show_duration, write_duration
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -108,7 +106,7 @@ def queue_page(request: Request, service: Service) -> Response:
         policy=policy_words(queue.policy),
         consumers=consumer_table(queue),
         schedules=schedules.table(queue.schedules(), rendering.base_of(request), **allowed),
-        policy_values=policy_values(queue.policy),
+        policy_form=policy_form(queue.policy),
         templates=[event for event in queue.peek(5, group=group) if not event.binary],
         has_groups=queue.policy.mode == "fanout",
         pauses=queue.pauses(),
@@ -170,72 +168,6 @@ def message_table(
         rows.append(Row(f"{one.group}/{one.seq}", cells, href, one.state == "failed", buttons))
     columns = ["Message", "State", "Group", "Attempts", "Due or until", "Priority", "Key", "Error or holder", "Payload"]
     return Table("messages", columns, rows, [], "no message is in this state", has_buttons=may_admin, opens=True)
-
-
-def policy_words(policy: QueuePolicy) -> list[tuple[str, str]]:
-    """A policy as people would write it."""
-
-    def bound(value: int | None) -> str:
-        return "no limit" if value is None else parts.number(value)
-
-    lease = show_duration(policy.lease) if policy.lease else "until the process that took it ends"
-    return [
-        ("Mode", policy.mode),
-        ("Lease", lease),
-        ("Attempts", parts.number(policy.max_attempts)),
-        ("Retry", retry_words(policy.retry)),
-        ("Dead letters go to", policy.dead_letter or "nowhere: they stay, failed"),
-        ("Time to live", "for ever" if policy.ttl is None else show_duration(policy.ttl)),
-        ("Most messages", bound(policy.max_size)),
-        ("Most in flight", bound(policy.max_in_flight)),
-        ("Priorities", "yes" if policy.priority else "no"),
-        ("Remembers dedup keys for", "ever" if policy.dedup_window is None else show_duration(policy.dedup_window)),
-    ]
-
-
-def policy_values(policy: QueuePolicy) -> dict[str, str]:
-    """A policy as its form shows it, in units a person can write back."""
-
-    def bound(value: int | None) -> str:
-        return "" if value is None else str(value)
-
-    return {
-        "lease": write_duration(policy.lease),
-        "max_attempts": str(policy.max_attempts),
-        "retry": retry_value(policy.retry),
-        "dead_letter": policy.dead_letter or "",
-        "ttl": "" if policy.ttl is None else write_duration(policy.ttl),
-        "max_size": bound(policy.max_size),
-        "max_in_flight": bound(policy.max_in_flight),
-        "dedup_window": "ever" if policy.dedup_window is None else write_duration(policy.dedup_window),
-    }
-
-
-def retry_value(retry: Retry | None) -> str:
-    """A retry in the form that its field takes; a linear or random one has none and is kept unless it is changed."""
-    if retry is None:
-        return "default"
-    delays = ", ".join(write_duration(delay) for delay in retry.delays)
-    if retry.curve == "exponential" and not retry.jitter:
-        cap = "" if retry.cap is None else f" up to {write_duration(retry.cap)}"
-        return f"{delays} x {retry.factor:g}{cap}"
-    return {"immediate": "at once", "fixed": delays, "schedule": delays}.get(retry.curve, "as it is")
-
-
-def retry_words(retry: Retry | None) -> str:
-    """When a message is tried again, in words."""
-    if retry is None:
-        return f"by workers {retry_words(Retry.WORKER)}; given back by hand, at once"
-    delays = ", ".join(show_duration(delay) for delay in retry.delays)
-    cap = "" if retry.cap is None else f", at most {show_duration(retry.cap)}"
-    jitter = f", up to {retry.jitter:.0%} less at random" if retry.jitter else ""
-    return {
-        "immediate": "at once",
-        "fixed": f"after {delays}",
-        "linear": f"after {delays}, and that much longer each time{cap}",
-        "exponential": f"after {delays}, {retry.factor:g} times longer each time{cap}{jitter}",
-        "schedule": f"after {delays}, then the last again",
-    }[retry.curve]
 
 
 def is_dead_letter_queue(sample: Sample, name: str) -> bool:
