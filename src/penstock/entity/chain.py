@@ -132,7 +132,10 @@ def check(topic: EntityTopic, receipt: Receipt) -> CheckReport:
             return CheckReport(False, "the topic has no events")
         if receipt.seq <= view.trimmed():
             return CheckReport(False, "compaction removed it")
-        event = view.get(receipt.seq)
+        try:
+            event = view.get(receipt.seq)
+        except Corrupt as error:
+            return CheckReport(False, str(error))
         if event is None:
             return CheckReport(False, f"there is no event at position {receipt.seq}")
         if event.id != receipt.id:
