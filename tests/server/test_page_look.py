@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -162,6 +163,26 @@ def test_a_thousand_topics_are_sorted_filtered_and_turned_over(
         expect(names).to_have_count(10)
         journal.topic("topic-0329").append("k")
         expect(page.locator('#topics tr[data-key="topic-0329"] td').nth(1)).to_have_text("2")
+
+
+def test_of_ten_thousand_topics_a_page_has_fifty(open_page: Callable[..., Page], journal: penstock.Journal) -> None:
+    with journal.transaction() as together:
+        for n in range(10_000):
+            together.append(f"topic-{n:04}", "k", n)
+    with serving(journal) as served:
+        page = open_page()
+        page.goto(f"{served.url}/?sort=name&page=200")
+        names = page.locator("#topics tbody td:first-child")
+        expect(names).to_have_count(50)
+        expect(names.last).to_have_text("topic-9999")
+        expect(page.locator("#topic-count")).to_have_text("10,000")
+        page.fill("#search", "topic-77")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("q=topic-77"))
+        expect(names).to_have_count(50)
+        page.get_by_role("link", name="Next →").click()
+        expect(names).to_have_count(50)
+        expect(page.get_by_role("link", name="Next →")).to_have_count(0)
 
 
 def test_schedules_show_their_next_ticks(
