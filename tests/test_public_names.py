@@ -22,6 +22,7 @@ NAMES = [
     "Delivery",
     "Description",
     "Draft",
+    "DropReport",
     "Event",
     "ExportReport",
     "Fence",
@@ -97,8 +98,11 @@ ERRORS = [
     "ReplyFailed",
     "StaleDelivery",
     "StorageError",
+    "TopicDropped",
+    "TopicInUse",
     "Unflushed",
     "UnknownQueue",
+    "UnknownTopic",
     "Unprovable",
 ]
 

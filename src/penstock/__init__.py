@@ -16,6 +16,7 @@ _NAMES = {
     "Delivery": "penstock.surface.delivery",
     "Description": "penstock.journal.journal",
     "Draft": "penstock.events",
+    "DropReport": "penstock.journal.upkeep.dropping",
     "Event": "penstock.events",
     "ExportReport": "penstock.entity.copying.exporting",
     "Fence": "penstock.entity.staging.fence",

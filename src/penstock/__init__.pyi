@@ -32,6 +32,7 @@ from penstock.journal.journal import Description as Description
 from penstock.journal.journal import Pressure as Pressure
 from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep.compaction import CompactReport as CompactReport
+from penstock.journal.upkeep.dropping import DropReport as DropReport
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing

@@ -18,6 +18,9 @@
     ├── FenceCancelled                     the fence this event was submitted through was cancelled
     ├── Unprovable                         no published root covers an event, or its neighbours are gone
     ├── UnknownQueue (also KeyError)       no queue has that name
+    ├── UnknownTopic (also KeyError)       no topic has that name
+    ├── TopicInUse                         a topic to be dropped has cursors, sealed files or a queue
+    ├── TopicDropped                       a topic was dropped while it was followed or worked on
     ├── QueueFull                          a push above max_size
     ├── StaleDelivery                      the lease was lost, or the delivery already settled
     ├── PoisonMessage                      stored bytes that do not decode
@@ -163,6 +166,21 @@ class UnknownQueue(PenstockError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+class UnknownTopic(PenstockError, KeyError):
+    """No topic has that name."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class TopicInUse(PenstockError):
+    """A topic has cursors, sealed files or a queue; `drop_topic(…, force=True)` drops it with them."""
+
+
+class TopicDropped(PenstockError):
+    """A topic was dropped while it was followed or worked on; one of the same name, if there is any, is another."""
 
 
 class QueueFull(PenstockError):

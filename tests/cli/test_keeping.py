@@ -51,6 +51,19 @@ def test_forget_drops_a_cursor(cli: Cli, orders: str) -> None:
     cli("forget", "orders", "billing", code=3)
 
 
+def test_a_topic_is_dropped_after_asking(cli: Cli, orders: str) -> None:
+    cli("seek", "orders", "billing", "4")
+    assert "with 10 events? This cannot be undone." in cli("drop", "orders", "--topic", input="", code=2).err
+    assert "'billing' at 4" in cli("drop", "orders", "--topic", "--yes", code=1).err
+    asked = cli("drop", "orders", "--topic", "--force", input="", code=2).err
+    assert "with 10 events, 1 cursor?" in asked
+    report = cli("drop", "orders", "--topic", "--force", "--yes", "--json").document
+    assert report == {"topic": "orders", "removed": 10, "files": []}
+    assert cli("topics", "--json").documents == []
+    cli("drop", "orders", "--topic", "--yes", code=3)
+    assert "--topic" in cli("drop", "orders", "--force", "--yes", code=2).err
+
+
 def test_compact_stops_at_the_slowest_consumer_unless_forced(cli: Cli, orders: str) -> None:
     cli("seek", "orders", "billing", "4")
     report = cli("compact", "orders", "--through", "8", "--json").document

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.entity.causality.walk import correlated
+from penstock.entity.projection.snapshot import SNAPSHOT
 from penstock.entity.projection.states import StateCache
 from penstock.entity.staging.fence import Fence, Fences
 from penstock.entity.staging.gate import Gates
 from penstock.entity.staging.outbox import LocalOutbox
 from penstock.events import Event
 from penstock.journal.journal import BaseJournal, Description
+from penstock.journal.storage.keys import topic_range
+from penstock.journal.upkeep.dropping import DropReport, KeyRange
 
 if TYPE_CHECKING:
     from penstock.entity.causality.graph import GraphFormat
@@ -24,6 +27,13 @@ if TYPE_CHECKING:
     from penstock.entity.copying.importing import ImportReport
 
 # What few programs call is imported when it is called: a command line starts a good deal sooner without it.
+
+
+def _entity_rows(number: int) -> list[KeyRange]:
+    """Where saved states and published roots of a topic are."""
+    from penstock.entity.receipts.publishing import ROOTS
+
+    return [topic_range(SNAPSHOT, number), topic_range(ROOTS, number)]
 
 
 class EntityJournal(BaseJournal):
@@ -35,6 +45,13 @@ class EntityJournal(BaseJournal):
         self._fences = Fences(self)
         self._gates = Gates(self)
         self._states = StateCache()
+        self._housekeeper.drop_rules.rows.append(_entity_rows)
+
+    def drop_topic(self, name: str, force: bool = False) -> DropReport:
+        """Removes a topic and everything that belongs to it; see `Journal.drop_topic`."""
+        report = super().drop_topic(name, force)
+        self._states.clear()
+        return report
 
     def outbox(self) -> LocalOutbox:
         """Gathers drafts for any topics locally and appends them as one atomic batch."""

@@ -26,6 +26,7 @@ from penstock.journal.storage import keys
 from penstock.journal.topic import BaseTopic
 from penstock.journal.transaction import BaseTransaction
 from penstock.journal.upkeep.compaction import Hold, Trim, cursor_holds
+from penstock.journal.upkeep.dropping import DropReport, drop_topic
 from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.journal.waking.signal import Hub
 from penstock.limits import INDEX_RUN_EVENTS
@@ -166,6 +167,19 @@ class BaseJournal:
         with self._engine.read() as snap:
             return [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
 
+    def drop_topic(self, name: str, force: bool = False) -> DropReport:
+        """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
+
+        TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. It is gone when this
+        returns; its rows are cleared away in passing, or by `maintain`.
+        """
+        check_name(name)
+        rules = self._housekeeper.drop_rules
+        report: DropReport = self._writer.run(WriteRequest(lambda commit: drop_topic(commit, name, force, rules)))
+        self._index.forget(name)
+        self._housekeeper.request_clearing()
+        return report
+
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
         return []
@@ -214,6 +228,7 @@ class BaseJournal:
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
         self._writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
+        self._housekeeper.clear_dropped()
         for name in self.topics():
             self._housekeeper.keep(name, thorough=True)
             self._indexer.index(name, thorough=True)

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.clock import Seconds, seconds
 from penstock.events import Event
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.following.selection import Selection
+from penstock.journal.reading import TopicView
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
 from penstock.observe.spans import handling
@@ -50,6 +54,8 @@ class TopicWorker(Worker):
         self._idle = seconds(idle, "idle")
         self._selection = selection
         self._committed = self._passed = -1
+        self._number = 0
+        """Which topic the batch is of: one of the same name may be made anew while the handler works."""
         self._moved = 0.0
         self._runner: asyncio.Runner | None = None
 
@@ -77,7 +83,10 @@ class TopicWorker(Worker):
     def _next_events(self) -> list[Event]:
         """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
         topic, selection = self._topic, self._selection
-        start = topic.cursor(self._consumer) or 0
+        number, start = topic._lookup(self._find_cursor, (0, 0))
+        if number != self._number:
+            self._number = number
+            self._committed = self._passed = -1
         if selection is None:
             return list(topic.read(start, self._batch))
         if start == self._committed:
@@ -92,8 +101,17 @@ class TopicWorker(Worker):
             start = self._passed = through
         return events
 
+    def _find_cursor(self, view: TopicView) -> tuple[int, int]:
+        return view.number, read_cursor(view.snap, view.number, self._consumer) or 0
+
     def _move_cursor(self, seq: int) -> None:
-        self._topic.commit(self._consumer, seq)
+        name, number = self._topic.name, self._number
+
+        def apply(commit: Commit) -> None:
+            if commit.is_current(name, number):  # else the position is of a topic that was dropped
+                move_cursor(commit, name, self._consumer, seq, back=False)
+
+        self._topic._writer.run(WriteRequest(apply))
         self._committed, self._moved = seq, time.monotonic()
 
     def _commit_passed(self, *, now: bool = False) -> None:

@@ -10,9 +10,10 @@ from msgspec import Meta
 
 from penstock.documents.cloudevents import BATCH, BINARY, STRUCTURED
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
-from penstock.errors import Conflict, FenceActive, PositionTrimmed
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, TopicDropped, TopicInUse, UnknownTopic
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.upkeep.compaction import CompactReport
+from penstock.journal.upkeep.dropping import DropReport
 from penstock.limits import MAX_POSITION
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.journal import Receipts
@@ -122,6 +123,10 @@ class CompactRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     force: bool = False
 
 
+class DropTopicQuery(msgspec.Struct, omit_defaults=True):
+    force: Annotated[bool, Meta(description="also with cursors, sealed files, or a queue")] = False
+
+
 _TOPIC = "/topics/{topic}"
 _CURSOR = _TOPIC + "/cursors/{consumer}"
 
@@ -137,6 +142,16 @@ CONFIGURE_TOPIC = Operation(
     role="admin",
     body=SettingsFields,
     answer=Settings,
+)
+DROP_TOPIC = Operation(
+    "drop_topic",
+    "DELETE",
+    _TOPIC,
+    "Removes a topic and everything that belongs to it",
+    role="admin",
+    query=DropTopicQuery,
+    answer=DropReport,
+    errors=(UnknownTopic, TopicInUse, FenceActive),
 )
 READ_EVENTS = Operation(
     "read_events",
@@ -180,7 +195,7 @@ FOLLOW_TOPIC = Operation(
     query=LiveQuery,
     answer=EventDocument,
     media=(SSE,),
-    errors=(PositionTrimmed,),
+    errors=(PositionTrimmed, TopicDropped),
 )
 FIND_POSITION = Operation(
     "find_position",
@@ -226,6 +241,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_TOPICS,
     READ_TOPIC,
     CONFIGURE_TOPIC,
+    DROP_TOPIC,
     READ_EVENTS,
     APPEND_EVENTS,
     READ_EVENT,

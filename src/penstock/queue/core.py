@@ -156,7 +156,7 @@ class QueueCore:
         if address is None or (address.group and address.group not in state.record.groups.values()):
             return None
         lease = state.group(commit.tx, address.group).lease(commit.tx, address.number)
-        if lease is None or not fits(self._number, address, lease.secret):
+        if lease is None or not fits(state.topic, address, lease.secret):
             return None
         return find_held(commit, state, address.group, address.number, address.index, lease.secret)
 

@@ -14,6 +14,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.storage.keys import stored_name
 from penstock.names import check_name
+from penstock.queue.flow.rows import flow_of_queue
 from penstock.queue.policy import checked, refuse_mismatch
 from penstock.queue.run.schedule import Scheduler
 from penstock.queue.run.upkeep import QueueUpkeep
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from penstock.journal.journal import BaseJournal
     from penstock.queue.queue import LocalQueue
     from penstock.surface.queue import Queue
+
+
+def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
+    """Everywhere rows of a queue may be."""
+    return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
 
 
 class QueueRegistry:
@@ -44,6 +50,11 @@ class QueueRegistry:
         journal._housekeeper.holds.append(self.upkeep.holds_in_passing)
         journal._housekeeper.before_retention.append(self.upkeep.give_way)
         journal._housekeeper.chores.append(self.upkeep.keep)
+        self.cache.found = self._renumber
+        rules = journal._housekeeper.drop_rules
+        rules.users.append(self._users)
+        rules.hooks.append(self._drop)
+        rules.rows.append(_rows_of)
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -101,8 +112,26 @@ class QueueRegistry:
             handle = self._handles.get(name)
             if handle is None:
                 handle = self._handles[name] = LocalQueue(self, name, topic)
-                self.scheduler.watch(name, topic)
+                self.scheduler.watch(name)
         return handle
+
+    def _renumber(self, name: str, topic: int) -> None:
+        """A handle may be older than the topic that its queue now is over."""
+        handle = self._handles.get(name)
+        if handle is not None:
+            handle._number = topic
+
+    # ── a topic that is dropped ──────────────────────────────────────────────────────────────────────────────────────
+    def _users(self, commit: Commit, topic: str) -> list[str]:
+        state = self.cache.find(commit, topic)
+        if state is None:
+            return []
+        return [f"the queue {topic!r} with {state.unsettled(commit)} messages that are not settled"]
+
+    def _drop(self, commit: Commit, topic: str, number: int) -> None:
+        """The queue goes with its topic; its groups, leases and schedules are rows of the topic's number."""
+        commit.tx.delete(keys.queue_key(topic))
+        self.cache.forget_topic(number)
 
     def own(self, queue: Queue | str) -> LocalQueue:
         """A handle of this journal, from a handle or a name."""

@@ -17,7 +17,7 @@ from penstock.names import check_name
 from penstock.protocol import journal as operations
 from penstock.protocol.journal import JournalDocument
 from penstock.protocol.queues import LIST_QUEUES
-from penstock.protocol.topics import LIST_TOPICS
+from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, events_of, receipt_of
 from penstock.remote.local_only import JournalElsewhere
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.entity.causality.graph import GraphFormat
+    from penstock.journal.upkeep.dropping import DropReport
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import DraftArguments, PolicyArguments
     from penstock.surface.topic import Topic
@@ -77,6 +78,12 @@ class RemoteJournal(JournalElsewhere):
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         return self._client.call(LIST_TOPICS).topics
+
+    def drop_topic(self, name: str, force: bool = False) -> DropReport:
+        """Removes a topic and everything that belongs to it; TopicInUse when something needs it, unless forced."""
+        self._check_writable()
+        self._queues.pop(name, None)
+        return self._client.call(DROP_TOPIC, check_name(name), query=DropTopicQuery(force))
 
     def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> RemoteQueue:
         """A queue; it is made on first use, unless `create` is False: then one that is not there is UnknownQueue.

@@ -25,6 +25,7 @@ from penstock.journal.waking.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
 from penstock.protocol.operation import SSE
+from penstock.protocol.problems import error_of
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
@@ -67,6 +68,8 @@ class RemoteSubscription(Subscription):
         self._room = threading.Condition()
         self._closed = False
         self._failure: PenstockError | None = None
+        self._connected = False
+        """Whether the server has answered before: then it is told what came last."""
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._thread: threading.Thread | None = None
         self.missed = 0
@@ -196,16 +199,21 @@ class RemoteSubscription(Subscription):
             self._topic.name,
             query=LiveQuery(after=self._received, **live_filters(self._filters)),
             accept=SSE,
-            headers={"Last-Event-ID": str(self._received)},
+            headers={"Last-Event-ID": str(self._received)} if self._connected else {},
             timeout=SILENCE,
         )
         self._answer = answer
-        passed = 0
+        self._connected = True
+        passed, problem = 0, False
         try:
             for line in lines_of(answer):
                 if self._closed:
                     return
-                if line.startswith(b"data: "):
+                if line == b"event: problem\n":
+                    problem = True
+                elif problem and line.startswith(b"data: "):
+                    raise error_of(200, line[6:])
+                elif line.startswith(b"data: "):
                     passed = 0
                     self._arrived(event_of(_decode(line[6:])))
                 elif line.startswith(b"id: "):

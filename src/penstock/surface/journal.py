@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.entity.staging.fence import Fence
     from penstock.events import Event
     from penstock.journal.journal import Description, Pressure
+    from penstock.journal.upkeep.dropping import DropReport
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import PolicyArguments
     from penstock.surface.outbox import Outbox
@@ -44,6 +45,14 @@ class Journal(ABC):
     @abstractmethod
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
+
+    @abstractmethod
+    def drop_topic(self, name: str, force: bool = False) -> DropReport:
+        """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
+
+        TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. UnknownTopic when there is
+        none. It is gone when this returns; its rows are cleared away in passing, or by `maintain`.
+        """
 
     @abstractmethod
     def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:

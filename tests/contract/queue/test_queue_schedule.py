@@ -76,7 +76,7 @@ def test_missed_ticks_can_be_one_or_none(journal: Journal, clock: ManualClock) -
 
     journal._registry.scheduler = Scheduler(journal._registry)
     for queue in (one, none):
-        journal._registry.scheduler.watch(queue.name, queue._number)
+        journal._registry.scheduler.watch(queue.name)
     eventually(lambda: (len(one) == 1 and len(none) == 1) or len(one) > 1)
     assert len(one) == 1 and one.schedules()[0].next_tick == one.schedules()[0].last_tick + timedelta(seconds=10)
 

@@ -18,7 +18,7 @@ from penstock.entity.projection.snapshot import (
     save,
     unpack_state,
 )
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, TopicDropped
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.writer import WriteRequest
@@ -83,7 +83,8 @@ class _Rebuild:
             # A snapshot held for the whole pass would keep the engine from cleaning up behind the writer.
             with self._journal._engine.read() as snap:
                 view = TopicView.open(snap, self._topic.name)
-                assert view is not None
+                if view is None or view.number != self._number:
+                    raise self._dropped()
                 for step, block in enumerate(view.blocks(after, through)):
                     events += self._fold(block, after, through)
                     after = min(block.last, through)
@@ -152,4 +153,12 @@ class _Rebuild:
         self._live.clear()
 
     def _change(self, apply: Callable[[Commit], None]) -> None:
-        self._journal._writer.run(WriteRequest(apply, relaxed=True))
+        def checked(commit: Commit) -> None:
+            if not commit.is_current(self._topic.name, self._number):
+                raise self._dropped()
+            apply(commit)
+
+        self._journal._writer.run(WriteRequest(checked, relaxed=True))
+
+    def _dropped(self) -> TopicDropped:
+        return TopicDropped(f"topic {self._topic.name!r} was dropped while its states were rebuilt")

@@ -38,15 +38,16 @@ class StateCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._saved: OrderedDict[tuple[str, str, int, str | None], Saved] = OrderedDict()
+        self._saved: OrderedDict[tuple[str, str, int, str | None], tuple[int, Saved]] = OrderedDict()
+        """With the number of the topic they are of: one of the same name may have been dropped since."""
 
-    def get(self, topic: str, declared: Declared, key: str | None) -> Saved | None:
+    def get(self, topic: str, declared: Declared, key: str | None) -> tuple[int, Saved] | None:
         return self._saved.get((topic, declared.name, declared.version, key))
 
-    def put(self, topic: str, declared: Declared, key: str | None, saved: Saved) -> None:
+    def put(self, topic: str, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
         place = (topic, declared.name, declared.version, key)
         with self._lock:
-            self._saved[place] = saved
+            self._saved[place] = number, saved
             self._saved.move_to_end(place)
             while len(self._saved) > _REMEMBERED:
                 self._saved.popitem(last=False)
@@ -64,7 +65,7 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
     if freshness not in ("consistent", "cached"):
         raise ConfigError(f'freshness is "consistent" or "cached", not {freshness!r}')
     journal = topic.journal
-    remembered = journal._states.get(topic.name, declared, key)
+    of_topic, remembered = journal._states.get(topic.name, declared, key) or (0, None)
     if freshness == "cached" and remembered is not None and remembered.fingerprint == declared.fingerprint:
         return remembered.generation, unpack_state(projection, remembered.state)
     lookup = journal._index.lookup(topic.name) if key is not None else None
@@ -73,6 +74,8 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
         if view is None:
             return 0, None
         state_of_topic = load_state(snap, view.number, topic.name)
+        if of_topic != view.number:
+            remembered = None
         start = _start(view, declared, key, state_of_topic, remembered)
         state = _unpacked(projection, start) if start is not None else None
         if freshness == "cached" and start is not None and state is not None:
@@ -85,7 +88,7 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
         return (start.generation, state) if start is not None else (0, None)
     first = start.first if start is not None else pieces.first
     saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
-    journal._states.put(topic.name, declared, key, saved)
+    journal._states.put(topic.name, view.number, declared, key, saved)
     if count >= SAVE_AFTER and not journal._engine.read_only:
         _save_soon(topic, view.number, declared, key, saved)
     return last, state
@@ -135,7 +138,8 @@ def _unpacked(projection: type[P], saved: Saved) -> P | None:
 
 def _save_soon(topic: EntityTopic, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
     def apply(commit: Commit) -> None:
-        save(commit.tx, number, declared, key, saved)
+        if commit.is_current(topic.name, number):
+            save(commit.tx, number, declared, key, saved)
 
     with suppress(Closed):  # the state was folded all the same, only nobody will find it saved
         topic.journal._writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)

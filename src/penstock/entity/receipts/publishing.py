@@ -138,7 +138,7 @@ def _segments(snap: Snapshot, topic: int) -> dict[int, bytes]:
 
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def publish(topic: EntityTopic, number: int, tree: TreeBuilder) -> TreeRoot | None:
-    """Writes a tree's new segments and its root down; None when compaction came in between: verify again."""
+    """Writes a tree's new segments and its root down; None when compaction or a drop came in between."""
     journal = topic.journal
     now, hash = journal.clock.now_ms(), tree.root
     fresh = sorted(tree.fresh.items())
@@ -147,13 +147,17 @@ def publish(topic: EntityTopic, number: int, tree: TreeBuilder) -> TreeRoot | No
 
     def put(part: Sequence[tuple[int, bytes]], commit: Commit) -> bool:
         rows = [(_key.pack(ROOTS, number, b"s", index), node) for index, node in part]
-        if any(commit.tx.get(key) not in (None, node) for key, node in rows):
-            return False  # another verification was faster, and saw other events
+        if not commit.is_current(topic.name, number) or any(
+            commit.tx.get(key) not in (None, node) for key, node in rows
+        ):
+            return False  # another verification was faster, and saw other events; or the topic was dropped
         for key, node in rows:
             commit.tx.put(key, node)
         return True
 
-    def end(commit: Commit) -> _StoredRoot:
+    def end(commit: Commit) -> _StoredRoot | None:
+        if not commit.is_current(topic.name, number):
+            return None
         key = _key.pack(ROOTS, number, b"t", tree.through)
         value = commit.tx.get(key)
         known = None if value is None else _decode(value)
@@ -167,7 +171,9 @@ def publish(topic: EntityTopic, number: int, tree: TreeBuilder) -> TreeRoot | No
         part = fresh[at : at + _STEP]
         if not topic._writer.run(WriteRequest(lambda commit, part=part: put(part, commit), relaxed=True)):
             return None
-    stored: _StoredRoot = topic._writer.run(WriteRequest(end))
+    stored = topic._writer.run(WriteRequest(end))
+    if stored is None:
+        return None
     return TreeRoot(journal._record.id, topic.name, tree.through, hash.hex(), stored.published_ms)
 
 

@@ -40,6 +40,7 @@ class Reactor(TopicWorker):
         topic, signal = self._entity_topic, self._entity_topic.journal._hub.signal(self._entity_topic.name)
         while not self._stopping.is_set():
             seen = signal.version
+            self._number = topic._lookup(lambda view: view.number, 0)
             start = topic.cursor(self._consumer)
             events = list(topic.read(start or 0, self._batch))
             if events:
@@ -93,12 +94,11 @@ class Reactor(TopicWorker):
             plan = self._plan(staged)
             if plan is None:
                 return True
-            topic, consumer, last = self._topic.name, self._consumer, events[-1].seq
+            topic, number, consumer, last = self._topic.name, self._number, self._consumer, events[-1].seq
 
             def apply(commit: Commit) -> None:
-                head = commit.head(topic)
-                if head is None or read_cursor(commit.tx, head.number, consumer) != start:
-                    return  # another reactor of this name was faster
+                if not commit.is_current(topic, number) or read_cursor(commit.tx, number, consumer) != start:
+                    return  # another reactor of this name was faster, or the topic was dropped
                 plan.apply(commit)
                 move_cursor(commit, topic, consumer, last, back=False)
 

@@ -24,7 +24,7 @@ from penstock.journal.commit.commit import Commit, next_id, topic_is_full
 from penstock.journal.storage import keys
 from penstock.journal.storage.apart import Reference, pack_reference, reference_in, stamp
 from penstock.journal.storage.block import Wire, read_block, seal
-from penstock.limits import INLINE_BYTES, MAX_POSITION, SETTLED_BYTES
+from penstock.limits import INLINE_BYTES, MAX_POSITION, RETENTION_BLOCKS, SETTLED_BYTES
 
 
 class StagedBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -222,7 +222,7 @@ def is_needed(snap: Snapshot, batch: bytes, record: PublishedBatch, before_ms: i
 
 
 def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
-    """Removes the blocks of a published batch that no topic holds any more; whether any went.
+    """Removes some blocks of a published batch that no topic holds any more; whether any went.
 
     A batch without such blocks is remembered until `before_ms`.
     """
@@ -230,10 +230,10 @@ def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
     if value is None:
         return False
     record = _published(value)
-    kept = [place for place in record.places if _is_held(commit.tx, batch, place)]
-    for place in record.places:
-        if place not in kept:
-            commit.tx.delete(keys.apart_key(batch, *place[2:]))
+    gone = [place for place in record.places if not _is_held(commit.tx, batch, place)][:RETENTION_BLOCKS]
+    kept = [place for place in record.places if place not in gone]
+    for place in gone:
+        commit.tx.delete(keys.apart_key(batch, *place[2:]))
     if not kept and record.published_ms < before_ms:
         commit.tx.delete(keys.published_key(batch))
         return True

@@ -176,6 +176,20 @@ class Commit:
             head = self._new_heads[name] = create_topic(self.tx, name)
         return head
 
+    def is_current(self, name: str, number: int) -> bool:
+        """Whether a topic that was looked at before is still there: not dropped, nor dropped and made anew."""
+        head = self.head(name)
+        return head is not None and head.number == number
+
+    def forget_topic(self, name: str) -> None:
+        """Says that this commit has removed a topic: nothing after it sees or adds to what it was."""
+        self.flush()
+        self._new_heads.pop(name, None)
+        self._indexing = [one for one in self._indexing if one[0] != name]
+        self._reshaping = True
+        self.catalog.forget()
+        self.touched.setdefault(name, 0)  # those who follow it look again
+
     def latest(self, name: str) -> int:
         """The highest position of a topic, this commit's events included."""
         additions = self.additions.get(name)

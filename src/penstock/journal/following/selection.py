@@ -48,21 +48,21 @@ class Selection(msgspec.Struct, frozen=True):
     where: Where | None
 
     def look(
-        self, topic: BaseTopic, after: int, limit: int, begin: Callable[[TopicView], int] | None = None
+        self, topic: BaseTopic, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
     ) -> tuple[list[Event], int]:
         """The next chosen events after a position, and how far that went: one step of a search.
 
-        `begin` may say, once the topic is seen, that the search begins later.
+        `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
         """
         journal = topic.journal
         lookup = None if self.wanted.key is None else journal._index.lookup(topic.name)
         with journal._engine.read() as snap:
             view = TopicView.open(snap, topic.name, journal.clock.now_ms())
+            if begin is not None:
+                after = max(after, begin(view))
             latest = 0 if view is None else view.latest()
             if view is None or after >= latest:
                 return [], after
-            if begin is not None:
-                after = max(after, begin(view))
             view.check_not_trimmed(after)
             through = latest if lookup is not None else min(latest, after + STEP)
             events = list(self._events(view, after, through, limit, lookup))

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from penstock.clock import Seconds, seconds
-from penstock.errors import Closed, ConfigError, Lagged
+from penstock.errors import Closed, ConfigError, Lagged, TopicDropped
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.journal.reading import TopicView
@@ -53,6 +53,8 @@ class LocalSubscription(Subscription):
         self._selection = selection
         self._read_through = self._position
         """How far the topic was read; events in between that nobody chose are behind."""
+        self._number: int | None = topic._lookup(lambda view: view.number, None)
+        """Which topic it follows, once there is one of this name."""
         self._closed = False
         self._turn = threading.Lock()
         self.missed = 0
@@ -128,15 +130,17 @@ class LocalSubscription(Subscription):
                 self._position = through
         return bool(self._ahead)
 
-    def _begin(self, view: TopicView) -> int:
+    def _begin(self, view: TopicView | None) -> int:
         """Where a search goes on: later when the subscriber may lag no further."""
-        if self._on_lag != "catch_up" and self._live:
+        self._check_same(view)
+        if view is not None and self._on_lag != "catch_up" and self._live:
             self._mind_the_lag(view)
         return self._position
 
     def _refill_all(self) -> bool:
         with self._journal._engine.read() as snap:
             view = TopicView.open(snap, self._topic.name, self._journal.clock.now_ms())
+            self._check_same(view)
             if view is None:
                 self._live = True
                 return False
@@ -150,6 +154,16 @@ class LocalSubscription(Subscription):
         if len(self._ahead) < max(self._buffer, _READ_AHEAD):
             self._live = True
         return True
+
+    def _check_same(self, view: TopicView | None) -> None:
+        """TopicDropped when the topic is not the one that was followed: positions of another one mean other events."""
+        if self._number is None:
+            self._number = None if view is None else view.number
+        elif view is None or view.number != self._number:
+            raise TopicDropped(
+                f"topic {self._topic.name!r} was dropped while it was followed, after position {self._position}; "
+                "subscribe again to follow one of this name that is made later"
+            )
 
     def _mind_the_lag(self, view: TopicView) -> None:
         behind = view.latest() - self._position

@@ -23,20 +23,20 @@ Written = tuple[bytes, Chunk]
 class Deletion:
     """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
 
-    def __init__(self, topic: str, run: int, start: bytes, stop: bytes, done: bool) -> None:
-        self._topic, self._run, self._start, self._stop, self._done = topic, run, start, stop, done
+    def __init__(self, topic: str, number: int, run: int, start: bytes, stop: bytes, done: bool) -> None:
+        self._topic, self._number, self._run = topic, number, run
+        self._start, self._stop, self._done = start, stop, done
 
     def __call__(self, commit: Commit) -> None:
-        head = commit.head(self._topic)
-        if head is None:
+        if not commit.is_current(self._topic, self._number):
             return
-        directory = load_directory(commit.tx, head.number, self._topic)
+        directory = load_directory(commit.tx, self._number, self._topic)
         if self._run not in directory.rubbish:
             return
         commit.tx.delete_range(self._start, self._stop)
         if self._done:
             left = tuple(run for run in directory.rubbish if run != self._run)
-            save_directory(commit.tx, head.number, replace(directory, rubbish=left))
+            save_directory(commit.tx, self._number, replace(directory, rubbish=left))
 
 
 class Building:
@@ -46,17 +46,18 @@ class Building:
         self,
         writer: Writer,
         topic: str,
+        number: int,
         directory: Directory,
         positions: tuple[int, int],
         level: int,
     ) -> None:
         self._writer = writer
         self._topic = topic
+        self._number = number
         self._epoch = directory.epoch
         self._positions = positions
         self._level = level
         self._id = 0
-        self._number = 0
         self._size = 0
         self._entities = 0
         self._sections: set[str] = set()
@@ -66,19 +67,18 @@ class Building:
         return bool(self._do(self._announce))
 
     def _announce(self, commit: Commit) -> bool:
-        head = commit.head(self._topic)
-        if head is None:
+        if not commit.is_current(self._topic, self._number):
             return False
-        directory = load_directory(commit.tx, head.number, self._topic)
+        directory = load_directory(commit.tx, self._number, self._topic)
         if directory.epoch != self._epoch:
             return False
-        self._id, self._number = directory.next, head.number
+        self._id = directory.next
         stale = [run for run, since in directory.building if commit.now_ms - since > _ABANDONED_MS]
         building = [one for one in directory.building if one[0] not in stale]
         building.append((self._id, commit.now_ms))
         save_directory(
             commit.tx,
-            head.number,
+            self._number,
             replace(directory, next=self._id + 1, building=tuple(building), rubbish=(*directory.rubbish, *stale)),
         )
         return True
@@ -87,13 +87,14 @@ class Building:
         """Changes the directory without a run: there was nothing to index."""
 
         def apply(commit: Commit) -> bool:
-            head = commit.head(self._topic)
-            directory = load_directory(commit.tx, head.number, self._topic) if head else None
-            if head is None or directory is None or directory.epoch != self._epoch:
+            if not commit.is_current(self._topic, self._number):
+                return False
+            directory = load_directory(commit.tx, self._number, self._topic)
+            if directory.epoch != self._epoch:
                 return False
             changed = change(directory)
             if changed is not None:
-                save_directory(commit.tx, head.number, changed)
+                save_directory(commit.tx, self._number, changed)
             return changed is not None
 
         return bool(self._do(apply))
@@ -110,6 +111,8 @@ class Building:
                 start, size = stop, 0
 
     def _put(self, part: Sequence[Written], commit: Commit) -> None:
+        if not commit.is_current(self._topic, self._number):
+            return  # nobody would ever clear it away
         for section, (mark, value) in part:
             commit.tx.put(run_key(self._number, self._id, section, mark), value)
 
@@ -126,7 +129,8 @@ class Building:
         self._entities = len(entities)
 
         def put(commit: Commit) -> None:
-            commit.tx.put(run_key(self._number, self._id, FILTER), value)
+            if commit.is_current(self._topic, self._number):
+                commit.tx.put(run_key(self._number, self._id, FILTER), value)
 
         self._do(put)
 
@@ -135,6 +139,8 @@ class Building:
         return bool(self._do(lambda commit: self._list(commit, change)))
 
     def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
+        if not commit.is_current(self._topic, self._number):
+            return False
         directory = load_directory(commit.tx, self._number, self._topic)
         mine = any(run == self._id for run, _ in directory.building)
         rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))

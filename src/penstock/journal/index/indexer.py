@@ -264,7 +264,7 @@ class Indexer:
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None
 
-        run = Building(self._writer, topic, directory, (base + 1, last), 0)
+        run = Building(self._writer, topic, view.number, directory, (base + 1, last), 0)
         if not written:
             done = run.skip(advance)
         elif run.begin():
@@ -290,7 +290,7 @@ class Indexer:
         if not parts:
             return False
         level = max(run.level for run in parts) + (0 if thorough else 1)
-        run = Building(self._writer, topic, directory, (parts[0].first, parts[-1].last), level)
+        run = Building(self._writer, topic, record.number, directory, (parts[0].first, parts[-1].last), level)
         if not run.begin():
             return False
         entities: set[str] | None = set()
@@ -334,7 +334,8 @@ class Indexer:
                 run = directory.rubbish[0]
                 start, stop = run_key(record.number, run), run_key(record.number, run + 1)
                 upto = _after_some(snap, start, stop)
-            self._writer.run(WriteRequest(Deletion(topic, run, start, upto or stop, upto is None), relaxed=True))
+            deletion = Deletion(topic, record.number, run, start, upto or stop, upto is None)
+            self._writer.run(WriteRequest(deletion, relaxed=True))
 
 
 def _some(blocks: Iterator[Block], breathe: Breathe) -> list[Block]:

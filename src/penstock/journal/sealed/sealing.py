@@ -33,8 +33,8 @@ from msgspec.structs import replace
 from penstock.clock import to_ms
 from penstock.durable import make_folder, settle
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.journal.commit.catalog import load_state, save_state
+from penstock.errors import ConfigError, PenstockError, StorageError, TopicDropped
+from penstock.journal.commit.catalog import Head, load_state, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.journal import BaseJournal
 from penstock.journal.reading import TopicView
@@ -141,6 +141,8 @@ class _Sealing:
         self.token = uuid.uuid4().hex[:12]
         self.filesystem, self.root = open_lake(lake)
         self.folder = f"{self.root}/{topic}"
+        self._recorded: set[tuple[str, str]] = set()
+        """Lakes and paths of the files that this seal made segments."""
 
     def run(self, through: int | None, progress: Progress | None, compact: bool) -> SealReport:
         if self.topic in self.journal.queues():
@@ -153,6 +155,7 @@ class _Sealing:
                 raise ConfigError(
                     f"topic {self.topic!r} keeps only the newest event of every key, so its history is never settled"
                 )
+            self.number = view.number
             state = load_state(snap, view.number, self.topic)
             seals = load_seals(snap, view.number)
             ranges = self._plan(view, max(state.sealed, state.trimmed), through)
@@ -227,6 +230,18 @@ class _Sealing:
                 run.append(segment)
         return [run for run in [*found, run] if len(run) > 1]
 
+    def _view(self, snap: Snapshot) -> TopicView:
+        view = TopicView.open(snap, self.topic)
+        if view is None or view.number != self.number:
+            raise TopicDropped(f"topic {self.topic!r} was dropped while it was sealed")
+        return view
+
+    def _head(self, commit: Commit) -> Head:
+        head = commit.head(self.topic)
+        if head is None or head.number != self.number:
+            raise TopicDropped(f"topic {self.topic!r} was dropped while it was sealed")
+        return head
+
     # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
         """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
@@ -267,9 +282,10 @@ class _Sealing:
         except (OSError, PenstockError) as error:
             with self.journal._engine.read() as snap:
                 view = TopicView.open(snap, self.topic)
-                assert view is not None
-                taken = load_seals(snap, view.number).token != self.token
-                known = frozenset((one.lake, one.path) for one in load_segments(snap, view.number))
+                dropped = view is None or view.number != self.number
+                taken = not dropped and load_seals(snap, self.number).token != self.token
+                stored = () if dropped else load_segments(snap, self.number)
+                known = frozenset([*self._recorded, *((one.lake, one.path) for one in stored)])
             with suppress(OSError):
                 _remove_orphans(self.lake, self.topic, self.token, known)
             if taken:
@@ -296,8 +312,7 @@ class _Sealing:
         return found
 
     def _take_turn(self, marker: _Marker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
-        head = commit.head(self.topic)
-        assert head is not None
+        head = self._head(commit)
         seals = load_seals(commit.tx, head.number)
         known = frozenset((one.lake, one.path) for one in load_segments(commit.tx, head.number))
         if marker is None and any(lake == self.lake for lake, _ in known):
@@ -307,8 +322,9 @@ class _Sealing:
             )
         if marker is not None and marker.seal not in self._own_tokens(seals):
             raise ConfigError(
-                f"{shown_url(self.lake)}/{self.topic} was sealed to by a copy of this journal, or this one was "
-                "restored from a backup older than that: use another lake"
+                f"{shown_url(self.lake)}/{self.topic} was sealed to by a copy of this journal or by a topic of this "
+                "name that was dropped since, or this journal was restored from a backup older than that: use another "
+                "lake"
             )
         markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
         unfinished = (*seals.unfinished, (self.lake, self.token))
@@ -340,8 +356,7 @@ class _Sealing:
 
     def _finish(self, commit: Commit) -> None:
         """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
-        head = commit.head(self.topic)
-        assert head is not None
+        head = self._head(commit)
         seals = load_seals(commit.tx, head.number)
         done = {*self._cleaned.unfinished, (self.lake, self.token)}
         gone = set(self._cleaned.gone)
@@ -383,10 +398,10 @@ class _Sealing:
         if info.size != segment.size:
             raise StorageError(f"{segment.place} was there a moment ago, and is not any more: seal again")
         self.journal.run(partial(self._adopt, segment))
+        self._recorded.add((segment.lake, segment.path))
 
     def _adopt(self, segment: Segment, commit: Commit) -> None:
-        head = commit.head(self.topic)
-        assert head is not None
+        head = self._head(commit)
         state = load_state(commit.tx, head.number, self.topic)
         mine = load_seals(commit.tx, head.number).token == self.token
         if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
@@ -408,8 +423,7 @@ class _Sealing:
     def _merge(self, old: list[Segment]) -> None:
         """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
         with self.journal._engine.read() as snap:
-            view = TopicView.open(snap, self.topic)
-            assert view is not None
+            view = self._view(snap)
             trimmed = load_state(snap, view.number, self.topic).trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
@@ -417,8 +431,7 @@ class _Sealing:
         self.journal.run(partial(self._swap, old, new))
 
     def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:
-        head = commit.head(self.topic)
-        assert head is not None
+        head = self._head(commit)
         there = [one for one in load_segments(commit.tx, head.number, 0, new.last) if one.last >= old[0].last]
         if load_seals(commit.tx, head.number).token != self.token or there != old:
             raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
@@ -429,8 +442,7 @@ class _Sealing:
         if self.settings.format == "parquet":
             return
         with self.journal._engine.read() as snap:
-            view = TopicView.open(snap, self.topic)
-            assert view is not None
+            view = self._view(snap)
             state = load_state(snap, view.number, self.topic)
             segments = list(load_segments(snap, view.number, state.trimmed))
         owner = Owner(self.journal._record.id, self.topic, self.lake)

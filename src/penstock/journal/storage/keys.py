@@ -14,6 +14,7 @@
     w batch                   a large batch that is being staged (journal.bulk.staging, msgpack)
     v batch                   one that is published, with blocks that are stored apart (msgpack)
     x batch piece index       a block that is stored apart
+    g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)
@@ -49,6 +50,7 @@ COPYING = b"u"
 STAGED = b"w"
 PUBLISHED = b"v"
 APART = b"x"
+DROPPED = b"g"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")
@@ -83,6 +85,14 @@ def segment_range(topic: int) -> tuple[bytes, bytes]:
 
 def seals_key(topic: int) -> bytes:
     return _topic.pack(SEALS, topic)
+
+
+def topic_range(prefix: bytes, topic: int) -> tuple[bytes, bytes]:
+    """Every row of a topic under a prefix that its number follows."""
+    return _topic.pack(prefix, topic), _topic.pack(prefix, topic + 1)
+
+
+dropped_key: Callable[[int], bytes] = partial(_topic.pack, DROPPED)
 
 
 def topic_key(name: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from penstock.clock import SystemClock
 from penstock.engine.contract import Engine
@@ -22,6 +23,7 @@ from penstock.journal.upkeep.compaction import (
     one_step,
     retention_bound,
 )
+from penstock.journal.upkeep.dropping import DropRules, clear_dropped
 from penstock.journal.upkeep.merging import settle_tail
 from penstock.journal.upkeep.sweeping import sweep_staged
 from penstock.limits import MERGE_FAN_IN, RETENTION_SECONDS, SETTLED_BYTES, SMALL_BYTES
@@ -58,6 +60,9 @@ class Housekeeper:
         """What retention and compaction by key wait for: messages that are not settled, not cursors."""
         self.before_retention: list[Callable[[Commit, str, int], bool]] = []
         """Called with the position through which retention wants to remove; True: there is more to do first."""
+        self.drop_rules = DropRules()
+        self._clearing = False
+        """Whether topics were dropped whose rows are still to be cleared away."""
         self._aged: set[str] = set()
         """Topics with a max_age: time alone makes them due."""
         self._looked_ms = self._swept_ms = writer.clock.now_ms()
@@ -78,10 +83,27 @@ class Housekeeper:
             if self._closed:
                 return
             self._due.add(topic)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
-                self._thread.start()
+            self._start()
         self._wanted.set()
+
+    def request_clearing(self) -> None:
+        """Asks for the rows of dropped topics to be cleared away soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._clearing = True
+            self._start()
+        self._wanted.set()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
+            self._thread.start()
+
+    def clear_dropped(self) -> None:
+        """Clears the rows of dropped topics away now."""
+        with self._turn:
+            clear_dropped(self._engine, self._writer, self.drop_rules, lambda: self._closed)
 
     def keep(self, topic: str, *, thorough: bool = False) -> None:
         """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
@@ -124,9 +146,12 @@ class Housekeeper:
         """Finds the topics that need a look also when nobody appends to them."""
         with self._engine.read() as snap:
             aged = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
+            dropped = next(iter(snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))), None)
         for topic in aged:
             self._aged.add(topic)
             self.request(topic)
+        if dropped is not None:  # a process that dropped it ended before all was cleared away
+            self.request_clearing()
 
     def _retain(self, commit: Commit, topic: str) -> tuple[bool, bool]:
         """Applies a topic's settings, a part at a time: whether space was freed, and whether there is more."""
@@ -189,19 +214,29 @@ class Housekeeper:
             self._wanted.wait(self._nap())
             self._wanted.clear()
             self._look_at_aged()
+            if self._clearing and not self._closed:
+                self._clearing = False
+                if not self._try("the rows of dropped topics", self.clear_dropped):
+                    return
             while not self._closed:
                 with self._lock:
                     if not self._due:
                         break
                     topic = self._due.pop()
-                try:
-                    self.keep(topic)
-                except Closed:
+                if not self._try(f"topic {topic!r}", partial(self.keep, topic)):
                     return
-                except PenstockError as error:
-                    # Housekeeping is an optimisation: the next commits, which report their own failures, ask again.
-                    log.warning("housekeeping of topic %r failed: %s", topic, error)
-                except Exception:
-                    log.exception("housekeeping of topic %r failed", topic)
             if self._closed:
                 return
+
+    def _try(self, what: str, work: Callable[[], None]) -> bool:
+        """Does something that may fail; False when the journal was closed meanwhile."""
+        try:
+            work()
+        except Closed:
+            return False
+        except PenstockError as error:
+            # Housekeeping is an optimisation: the next commits, which report their own failures, ask again.
+            log.warning("housekeeping of %s failed: %s", what, error)
+        except Exception:
+            log.exception("housekeeping of %s failed", what)
+        return True

@@ -21,7 +21,8 @@ def sweep_staged(engine: Engine, writer: Writer) -> bool:
     for batch in old:  # one commit each: nobody waits long behind it
         swept = bool(writer.run(WriteRequest(partial(_drop, batch), relaxed=True))) or swept
     for batch in published:
-        swept = writer.run(WriteRequest(partial(_forget, batch, oldest), relaxed=True)) or swept
+        while writer.run(WriteRequest(partial(_forget, batch, oldest), relaxed=True)):
+            swept = True
     return swept
 
 

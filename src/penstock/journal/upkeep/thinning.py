@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.commit.catalog import load_state, missing, open_block, save_state
+from penstock.journal.commit.catalog import load_record, load_state, missing, open_block, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.index.directory import drop_index
 from penstock.journal.storage import keys
@@ -38,6 +38,9 @@ def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int
 
     What is rewritten here counts as compacted afterwards, and nobody could tell a lost block from a removed one.
     """
+    record = load_record(snap, topic)
+    if record is None or record.number != number:
+        return  # dropped since: its blocks are being cleared away, and none of them is lost
     state = load_state(snap, number, topic)
     whole = max(start - 1, state.trimmed, state.compacted, state.sealed)
     low, _ = keys.block_range(number)

@@ -32,7 +32,7 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
             raise stale(token, queue.name)
         group = state.group(snap, address.group)
         lease = group.lease(snap, address.number)
-        if lease is None or not fits(queue._number, address, lease.secret) or address.index not in lease.held():
+        if lease is None or not fits(state.topic, address, lease.secret) or address.index not in lease.held():
             raise stale(token, queue.name)
         message = lease.message(address.index)
         event = BlockCache(queue.name, state.topic).event(snap, message.seq)

@@ -27,7 +27,7 @@ from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_
 from penstock.queue.run.cron import Cron
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.records import encode
+from penstock.queue.state.records import encode, read_queue
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -139,20 +139,20 @@ def add(
         return record
 
     record = queue._writer.run(WriteRequest(apply))
-    queue._registry.scheduler.watch(queue.name, queue._number, start=True)
+    queue._registry.scheduler.watch(queue.name, start=True)
     return _shown(queue.name, name, record)
 
 
 def listed(queue: LocalQueue) -> list[Schedule]:
     queue.journal._check_open()
     with queue.journal._engine.read() as snap:
-        return [_shown(queue.name, name, record) for name, record in _stored(snap, queue._number, queue.name)]
+        return [_shown(queue.name, name, record) for name, record in _stored(snap, queue.name)]
 
 
 def push_now(queue: LocalQueue, name: str) -> Receipt:
     """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
     with queue.journal._engine.read() as snap:
-        record = dict(_stored(snap, queue._number, queue.name)).get(name)
+        record = dict(_stored(snap, queue.name)).get(name)
     if record is None:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
     payload = record.payload if record.binary else msgspec.json.decode(record.payload)
@@ -162,8 +162,9 @@ def push_now(queue: LocalQueue, name: str) -> Receipt:
 
 def remove(queue: LocalQueue, name: str) -> bool:
     def apply(commit: Commit) -> bool:
-        row = keys.schedule_key(queue._number, name)
-        if commit.tx.get(row) is None:
+        state = queue._cache.find(commit, queue.name)
+        row = b"" if state is None else keys.schedule_key(state.topic, name)
+        if state is None or commit.tx.get(row) is None:
             return False
         commit.tx.delete(row)
         return True
@@ -185,8 +186,10 @@ def _shown(queue: str, name: str, record: ScheduleRecord) -> Schedule:
     )
 
 
-def _stored(snap: Snapshot, topic: int, queue: str) -> list[tuple[str, ScheduleRecord]]:
-    found = snap.scan(*keys.schedule_range(topic))
+def _stored(snap: Snapshot, queue: str) -> list[tuple[str, ScheduleRecord]]:
+    """A queue's schedules; none where there is no queue of that name (any more)."""
+    value = snap.get(keys.queue_key(queue))
+    found = () if value is None else snap.scan(*keys.schedule_range(read_queue(value, queue).topic))
     return [(keys.schedule_name(key), _read(value, queue)) for key, value in found]
 
 
@@ -271,23 +274,23 @@ class Scheduler:
 
     def __init__(self, registry: QueueRegistry) -> None:
         self._registry = registry
-        self._watched: dict[str, int] = {}
+        self._watched: set[str] = set()
         self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def watch(self, queue: str, topic: int, *, start: bool = False) -> None:
+    def watch(self, queue: str, *, start: bool = False) -> None:
         """A queue was opened: its schedules, if it has any, are run from here too."""
         if self._registry.journal._engine.read_only:
             return
         if not start:
             with self._registry.journal._engine.read() as snap:
-                start = next(iter(snap.scan(*keys.schedule_range(topic))), None) is not None
+                start = bool(_stored(snap, queue))
         if not start:
             return
         with self._lock:
-            self._watched[queue] = topic
+            self._watched.add(queue)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="penstock-schedules", daemon=True)
                 self._thread.start()
@@ -319,10 +322,10 @@ class Scheduler:
         """Pushes what is due now; returns the time of the next tick."""
         journal, earliest = self._registry.journal, None
         with self._lock:
-            watched = list(self._watched.items())
-        for queue, topic in watched:
+            watched = list(self._watched)
+        for queue in watched:
             with journal._engine.read() as snap:
-                stored = _stored(snap, topic, queue)
+                stored = _stored(snap, queue)
             for name, record in stored:
                 following_ms = record.next_ms
                 if following_ms <= journal.clock.now_ms():

@@ -6,7 +6,7 @@ has committed, the writer's epoch changes and everything here is read again; not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -171,6 +171,8 @@ class QueueCache:
         self._states: dict[str, QueueState] = {}
         self._lasting: dict[int, ProcessMemory] = {}
         self._epoch = -1
+        self.found: Callable[[str, int], None] = lambda name, topic: None
+        """Told of the topic's number when a queue was read: another one, after the topic was dropped and made anew."""
 
     def find(self, commit: Commit, name: str) -> QueueState | None:
         """A queue, or None when there is none of that name."""
@@ -182,6 +184,7 @@ class QueueCache:
             state = self.load(commit.tx, name)
             if state is not None:
                 self._states[name] = state
+                self.found(name, state.topic)
         return state
 
     def state(self, commit: Commit, name: str) -> QueueState:
@@ -210,6 +213,7 @@ class QueueCache:
         record = QueueRecord(policy, head.number, commit.now_ms)
         lasting = self._lasting.setdefault(head.number, ProcessMemory(name, head.number))
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
+        self.found(name, head.number)
         state.save(commit)
         state.apply_window(commit)
         if dropped is not None:
@@ -257,6 +261,10 @@ class QueueCache:
 
     def drop(self, name: str) -> None:
         self._states.pop(name, None)
+
+    def forget_topic(self, number: int) -> None:
+        """A topic was dropped: nobody will ask for what was remembered of its number."""
+        self._lasting.pop(number, None)
 
 
 def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:

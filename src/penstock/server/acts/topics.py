@@ -1,4 +1,4 @@
-"""Acts on topics: publish an event, say how long events are kept, remove old ones, move and forget consumers."""
+"""Acts on topics: publish an event, say how long events are kept, remove old ones or all, move and forget consumers."""
 
 from __future__ import annotations
 
@@ -80,6 +80,19 @@ def trim(call: ActCall) -> str:
         return f"Remove {what}?{waits} This cannot be undone."
     report = topic.compact(through, force=call.yes("force"))
     return happened(report.removed, "event", f"removed from {topic.name}")
+
+
+@act("admin", "topic", "force")
+def drop_topic(call: ActCall) -> str:
+    """Removes a topic and everything that belongs to it."""
+    topic = call.topic()
+    if call.preview:
+        what = counted(len(topic), "event")
+        if call.yes("force"):
+            what += f", {counted(len(topic.cursors()), 'consumer')} and its queue, if it has one"
+        return f"Drop the topic {topic.name} with {what}? This cannot be undone."
+    report = call.journal.drop_topic(topic.name, call.yes("force"))
+    return f"the topic {topic.name} was dropped with {counted(report.events, 'event')}"
 
 
 @act("write", "topic", "consumer", "to", "value")

@@ -13,14 +13,16 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.documents.events import event_json
-from penstock.errors import Closed, ConfigError
+from penstock.errors import Closed, ConfigError, TopicDropped
 from penstock.events import Event
 from penstock.protocol.operation import SSE
+from penstock.protocol.problems import problem_of
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.parameters import ReadFilter
@@ -62,6 +64,8 @@ class LiveTopic:
         self.listeners = 0
         self.task: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
+        self._number = topic._lookup(lambda view: view.number, None)
+        """Which topic this is: one of the same name that is made after a drop is another."""
 
     async def run(self) -> None:
         """Reads what comes, for as long as anybody listens."""
@@ -86,6 +90,11 @@ class LiveTopic:
     def _read(self) -> bool:
         """Takes in what follows, a bounded piece of it; False when there is nothing."""
         read = 0
+        number = self.topic._lookup(lambda view: view.number, None)
+        if self._number is None:
+            self._number = number
+        elif number != self._number:
+            raise TopicDropped(f"topic {self.topic.name!r} was dropped while it was followed")
         for event in self.topic.read(self.position, STREAM_EVENTS):
             made = frame(event)
             self._seqs.append(event.seq)
@@ -183,7 +192,8 @@ class LiveTopics:
         live.listeners -= 1
         self.listeners -= 1
         if live.listeners == 0:
-            self._topics.pop(live.topic.name, None)
+            if self._topics.get(live.topic.name) is live:  # not the one that follows a failed one
+                del self._topics[live.topic.name]
             if live.task is not None:
                 live.task.cancel()
 
@@ -200,6 +210,11 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
         after = topic.latest
     elif after:
         await run_in_threadpool(lambda: next(topic.read(after, 1), None))  # PositionTrimmed must be an answer
+        if "last-event-id" in call.request.headers and after > topic.latest:
+            raise TopicDropped(
+                f"topic {topic.name!r} ends at {topic.latest}, before the position {after} that was followed last: it "
+                "was dropped meanwhile; follow it from the beginning"
+            )
     frames = follow(service, topic.name, after, None if selection.everything else selection)
     return StreamingResponse(sliced(frames), media_type=SSE, headers=STREAM_HEADERS)
 
@@ -222,6 +237,8 @@ async def follow(service: Service, name: str, position: int, selection: ReadFilt
         told = position
         while not service.closing.is_set():
             if live.failure is not None:
+                if isinstance(live.failure, TopicDropped):
+                    yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(live.failure))
                 return
             if position < live.floor:
                 data, position = await run_in_threadpool(_from_log, live.topic, position, live.floor, selection)

@@ -16,6 +16,7 @@ from penstock.errors import Backpressure, ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.upkeep.compaction import CompactReport
+from penstock.journal.upkeep.dropping import DropReport
 from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields, given
@@ -26,6 +27,7 @@ from penstock.protocol.topics import (
     CursorChange,
     CursorDocument,
     CursorList,
+    DropTopicQuery,
     Forgotten,
     PositionDocument,
     PositionQuery,
@@ -71,6 +73,11 @@ def read_topic(call: Call[None, None]) -> TopicDocument:
 @serves(operations.CONFIGURE_TOPIC)
 def configure_topic(call: Call[None, SettingsFields]) -> Settings:
     return topic_of(call).configure(**given(call.body))
+
+
+@serves(operations.DROP_TOPIC)
+def drop_topic(call: Call[DropTopicQuery, None]) -> DropReport:
+    return call.service.journal.drop_topic(call.name("topic"), call.query.force)
 
 
 # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -38,7 +38,7 @@ document.addEventListener("submit", (submit) => {
   const act = submit.submitter?.dataset.act ?? form.dataset.act;
   const fields = fieldsOf(form, submit.submitter);
   if (act === "delete" && fields.scope !== "filter") delete fields.where;
-  carryOut(act, fields, submit.submitter?.textContent ?? "Yes", { stay: "stay" in form.dataset });
+  carryOut(act, fields, submit.submitter?.textContent ?? "Yes", { stay: "stay" in form.dataset, then: form.dataset.then });
 });
 
 document.addEventListener("click", (click) => {

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from penstock.api import LocalJournal, local
 from penstock.entity.projection.projection import Declared
 from penstock.entity.projection.snapshot import Saved, load_saved, pack_state, save, unpack_state
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, TopicDropped
 from penstock.journal.commit.catalog import load_record, load_state
 from penstock.journal.commit.commit import Commit
 from penstock.spark.projection.fold import Folded, emit, fold_sorted
@@ -103,6 +103,8 @@ class StreamFold:
         packed = [(one, pack_state(one.state)) for one in folded]
 
         def apply(commit: Commit) -> None:
+            if not commit.is_current(self.topic, number):
+                raise TopicDropped(f"topic {self.topic!r} was dropped while a stream kept its states with it")
             state = load_state(commit.tx, number, self.topic)
             for one, body in packed:
                 saved = Saved(declared.fingerprint, one.generation, one.first, 0, body)

@@ -96,18 +96,40 @@ def purge(context: CommandContext, queue: str, yes: bool) -> None:
         context.record({"queue": queue, "removed": handle.purge()})
 
 
-@command("drop", "penstock drop old-emails --yes")
+@command("drop", "penstock drop old-emails --yes", "penstock drop old-orders --topic --yes")
 @the_queue
+@click.option("--topic", is_flag=True, help="remove the topic of this name, with everything that belongs to it")
+@click.option("--force", is_flag=True, help="with --topic: also when it has cursors, sealed files or a queue")
 @with_yes
-def drop(context: CommandContext, queue: str, yes: bool) -> None:
-    """Removes a queue with its messages, groups and schedules.
+def drop(context: CommandContext, queue: str, topic: bool, force: bool, yes: bool) -> None:
+    """Removes a queue with its messages, groups and schedules; or, with --topic, a whole topic.
 
-    The topic of its name stays, and with it the count of positions: a queue made again goes on from there.
+    The topic of a queue's name stays, and with it the count of positions: a queue made again goes on from there. With
+    --topic nothing stays: a topic made again under this name begins at position 1.
     """
+    if topic:
+        _drop_topic(context, queue, force, yes)
+        return
+    if force:
+        raise click.UsageError("--force is for --topic: a queue is dropped whatever is in it")
     with context.journal() as journal:
         handle = context.existing_queue(journal, queue)
         context.confirm(f"Remove the queue {queue} with {len(handle):,} messages, its groups and schedules?", yes)
         context.record({"queue": queue, "removed": handle.drop()})
+
+
+def _drop_topic(context: CommandContext, name: str, force: bool, yes: bool) -> None:
+    with context.journal() as journal:
+        handle = context.existing_topic(journal, name)
+        cursors = len(handle.cursors())
+        users = [f"{cursors:,} cursor{'' if cursors == 1 else 's'}"] if cursors else []
+        users += ["its queue"] if name in journal.queues() else []
+        also = f", {' and '.join(users)}" if users and force else ""
+        context.confirm(f"Remove the topic {name} with {len(handle):,} events{also}? This cannot be undone.", yes)
+        report = journal.drop_topic(name, force)
+    context.record({"topic": name, "removed": report.events, **({"files": report.files} if context.json else {})})
+    for file in report.files:
+        context.note(f"sealed events stay in {file}")
 
 
 @command("discard", "penstock discard emails 17 18", "penstock discard emails --where 'payload.test = true' --dry-run")
