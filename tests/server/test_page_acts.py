@@ -93,6 +93,25 @@ def test_a_topic_and_a_queue_are_made_changed_and_dropped(
     assert journal.queues() == []
 
 
+def test_a_topic_is_dropped_with_what_belongs_to_it_after_asking(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    jobs = journal.queue("jobs")
+    jobs.push_many([1, 2, 3])
+    journal.topic("jobs").commit("billing", 1)
+    page = open_page()
+    page.goto(f"{served.url}/topics/jobs")
+    form = page.locator("#drop-topic")
+    form.get_by_label("also with its consumers and its queue").check()
+    form.get_by_role("button", name="Drop the topic").click()
+    say_yes(page, "Drop the topic jobs with 3 events, 1 consumer and 1 queue with 3 messages? This cannot be undone.")
+    expect(page.locator("h1")).to_have_text("Overview")
+    expect(page.locator("#toast")).to_contain_text("the topic jobs was dropped with 3 events")
+    assert journal.topics() == ["penstock.audit"] and journal.queues() == []
+    done = next(journal.topic("penstock.audit").read(reverse=True))
+    assert (done.kind, done.key) == ("console.drop-topic", "jobs")
+
+
 def test_a_dead_letter_is_edited_another_deleted_and_some_sent_back_by_a_condition(
     open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
 ) -> None:

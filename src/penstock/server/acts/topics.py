@@ -89,7 +89,9 @@ def drop_topic(call: ActCall) -> str:
     if call.preview:
         what = counted(len(topic), "event")
         if call.yes("force"):
-            what += f", {counted(len(topic.cursors()), 'consumer')} and its queue, if it has one"
+            queues = [call.journal.queue(name) for name in call.journal.queues() if name == topic.name]
+            held = f" with {counted(sum(map(len, queues)), 'message')}" if queues else ""
+            what += f", {counted(len(topic.cursors()), 'consumer')} and {counted(len(queues), 'queue')}{held}"
         return f"Drop the topic {topic.name} with {what}? This cannot be undone."
     report = call.journal.drop_topic(topic.name, call.yes("force"))
     return f"the topic {topic.name} was dropped with {counted(report.events, 'event')}"
