@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also what is left to the nightly run: see nightly.py")
 
 
-_SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http")
+_SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http", "slatedb")
 _SLOW_FILES = ("test_page", "test_examples", "test_stores", "test_safety", "test_azure", "test_dist")
 
 
@@ -65,22 +65,17 @@ def _is_fast(item: pytest.Item) -> bool:
     return schemes <= {"sqlite"} and "s3" not in values and "azure" not in values
 
 
-_APART = ("test_main_job.py", "test_pipeline_process.py")
-"""Programs that have nothing in this process, and go with the tests without Spark, so that both halves take as long."""
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests left to the nightly run are marked.
 
-    Tests with the shared Spark session run in one process; those that start a Spark of their own, in another.
+    Tests with the shared Spark session run in one process; those that start a Spark of their own, in another, together
+    with the torture, which starts programs as well: the halves take about as long then.
     """
     if is_nightly(item):
         item.add_marker(pytest.mark.nightly)
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
-    elif item.path.name in _APART:
-        return
-    elif "spark" in item.path.parts or "spark" in item.name or "docs/pipelines.md" in item.name:
+    elif {"spark", "torture"} & set(item.path.parts) or "spark" in item.name or "docs/pipelines.md" in item.name:
         item.add_marker(pytest.mark.program)
 
 
