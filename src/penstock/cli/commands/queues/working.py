@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -107,6 +106,8 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
     Those that failed too often and gave up come first: `penstock check` warns of them until they are started again.
     Other consumers that gave their name are shown as well; one that ended without saying so is forgotten after a day.
     """
+    import msgspec
+
     from penstock.observe import workers as reports
 
     if forget is not None:
