@@ -87,6 +87,8 @@ class TopicWorker(Worker):
         if number != self._number:
             self._number = number
             self._committed = self._passed = -1
+        if not number:
+            return []  # made this very moment, its events would be of a topic whose cursor cannot be moved
         if selection is None:
             return list(topic.read(start, self._batch))
         if start == self._committed:
