@@ -137,7 +137,7 @@ def test_a_minute_costs_less_than_half_a_percent_of_a_minute(tmp_path: Path) -> 
         assert sorted(took)[len(took) // 2] < 0.005 * 60
 
 
-def test_settle_times_cost_less_than_half_a_percent_of_taking_and_acknowledging(tmp_path: Path) -> None:
+def test_settle_times_cost_less_than_a_percent_of_taking_and_acknowledging(tmp_path: Path) -> None:
     """A take and an ack each write the group's record; what the histogram in it adds is measured beside them."""
     with penstock.open(tmp_path / "j.db") as journal:
         queue = journal.queue("q")
@@ -160,7 +160,7 @@ def test_settle_times_cost_less_than_half_a_percent_of_taking_and_acknowledging(
             count, 2_000
         )
 
-    assert any(added() < 0.005 * message for _ in range(10))  # what else runs on the machine can only add to it
+    assert any(added() < 0.01 * message for _ in range(10))  # what else runs on the machine can only add to it
 
 
 def fastest(work: Callable[[], object], times: int, clock: Callable[[], float] = time.thread_time) -> float:
