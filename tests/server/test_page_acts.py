@@ -193,6 +193,7 @@ def test_a_worker_that_gave_up_is_named_shown_and_forgotten(
     link.click()
     expect(page.locator("#gave-up")).to_contain_text("ValueError: <b>no</b> such table")
     expect(page.locator("#gave-up")).to_contain_text(socket.gethostname())
+    page.wait_for_load_state()  # a link's page can be seen before its buttons do anything
     page.get_by_role("button", name="Forget orders:billing").click()
     say_yes(page, "Forget 1 report, that orders:billing gave up?")
     expect(page.locator("#health")).to_contain_text("All is well")
@@ -212,6 +213,7 @@ def test_messages_are_listed_by_state_run_now_edited_and_deleted(
     expect(rows).to_have_count(50)
     page.get_by_role("link", name="Next →").click()
     expect(rows).to_have_count(5)
+    page.wait_for_load_state()
     page.get_by_role("button", name="Run now #71").click()
     expect(rows).to_have_count(4)
     assert [one.seq for one in queue.messages("ready", after=70)] == [71]
@@ -236,6 +238,7 @@ def test_messages_are_listed_by_state_run_now_edited_and_deleted(
     expect(rows.first).to_contain_text("worker-1")
     page.get_by_role("link", name="The queue", exact=True).click()
     page.locator("#dead-section [name=rate]").fill("1000")
+    page.wait_for_load_state()
     page.get_by_role("button", name="Send all back").click()
     say_yes(page, "Send 5 messages back to their queue, 1,000 a second")
     wait_until(lambda: not list(queue.dead_letters()))
