@@ -67,38 +67,10 @@ class LocalQueue(QueueCore, Queue):
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @overload
-    def push(
-        self,
-        payload: Any,
-        *,
-        kind: str = "message",
-        key: str | None = None,
-        priority: int | Literal["front"] = 0,
-        delay: Seconds = 0,
-        not_before: datetime | None = None,
-        dedup: str | None = None,
-        max_attempts: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        cause: Any = None,
-        reply: Literal[False] = False,
-    ) -> Receipt: ...
+    def push(self, payload: Any, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
 
     @overload
-    def push(
-        self,
-        payload: Any,
-        *,
-        kind: str = "message",
-        key: str | None = None,
-        priority: int | Literal["front"] = 0,
-        delay: Seconds = 0,
-        not_before: datetime | None = None,
-        dedup: str | None = None,
-        max_attempts: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        cause: Any = None,
-        reply: Literal[True],
-    ) -> ResultTicket: ...
+    def push(self, payload: Any, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
 
     def push(
         self,
