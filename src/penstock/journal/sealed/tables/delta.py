@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.sealed.tables.table import LakeFile, Owner, table_root
+from penstock.journal.sealed.tables.table import LakeFile, Owner, day_in, table_root
 
 _NO_STATISTICS = frozenset({"payload", "headers", "payload_bytes", "link", "id"})
 """Columns whose smallest and largest value tell a reader nothing."""
@@ -89,8 +89,7 @@ class DeltaLakeTable:
             if fresh:
                 self._table.alter.add_columns(fresh)
             if actions or removed:
-                days = {path: path.partition("/")[0].removeprefix("date=") for path in removed}
-                actions += [RemoveAction(path, True, now, partition_values={"date": days[path]}) for path in removed]
+                actions += [RemoveAction(path, True, now, partition_values={"date": day_in(path)}) for path in removed]
                 self._table.create_write_transaction(actions, "append", wanted, ["date"], commit_properties=properties)
         except CommitFailedError as error:
             raise StorageError(

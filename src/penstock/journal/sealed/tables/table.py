@@ -34,6 +34,11 @@ class Owner(NamedTuple):
         return f"{shown_url(self.lake)}/{self.topic}"
 
 
+def day_in(path: str) -> str:
+    """The date that the folder of a file is named after."""
+    return path.partition("/")[0].removeprefix("date=")
+
+
 class LakeFile(NamedTuple):
     """A sealed file on its way into a table."""
 
@@ -48,7 +53,7 @@ class LakeFile(NamedTuple):
     @property
     def day(self) -> str:
         """The date its folder is named after."""
-        return self.path.partition("/")[0].removeprefix("date=")
+        return day_in(self.path)
 
 
 class LakeTable(Protocol):
