@@ -7,7 +7,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from penstock.engine.sqlite.engine import CACHE_KIB, LOG_LIMIT_BYTES, PAGE_BYTES, SqliteEngine
+from penstock.engine.sqlite.checkpoints import PAGE_BYTES
+from penstock.engine.sqlite.engine import CACHE_KIB, LOG_LIMIT_BYTES, SqliteEngine
 from penstock.engine.sqlite.format import APPLICATION_ID, FORMAT
 
 FULL, NORMAL = 2, 1

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Snapshot
 from penstock.errors import Closed, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.units import in_parts
+
+END = b"\xff" * 600
+"""Above every key an engine takes."""
+COPY_BYTES = 8 << 20
+"""What one commit of a copy holds."""
 
 
 class BaseEngine(Engine):
@@ -65,11 +72,39 @@ class BaseEngine(Engine):
         self._turn_owner = 0
         self._turn.release()
 
+    def _shut(self) -> bool:
+        """Lets no further transaction begin; False when there is nothing to close: done already, or the parent's."""
+        if self._closed or self.is_foreign_process():
+            self._closed = True
+            return False
+        self._take_turn()
+        self._closed = True
+        self._end_turn()
+        return True
+
 
 def check_key(key: bytes) -> None:
     """Refuses keys that some engine could not store, so that a store can move between engines."""
     if not 0 < len(key) <= MAX_KEY_BYTES:
         raise ConfigError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(key)}: {bytes(key[:40])!r}")
+
+
+def other_format(where: object, found: bytes, wanted: bytes) -> ConfigError:
+    """What is said of a store that another version of penstock has written."""
+    return ConfigError(
+        f"{where} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
+        f"{wanted.decode()!r}; use the version that made it, or copy its events over"
+    )
+
+
+def check_only_own(folder: Path, store: str, is_own: Callable[[str], bool]) -> None:
+    """ConfigError for a folder that holds something but no store: a store shares its folder with no other files."""
+    others = sorted(entry.name for entry in folder.iterdir() if not is_own(entry.name)) if folder.is_dir() else []
+    if others:
+        raise ConfigError(
+            f"{folder} holds other things ({', '.join(others[:3])}) and no {store} store; "
+            "give the store a folder of its own"
+        )
 
 
 def check_backup_target(destination: str | os.PathLike[str]) -> Path:
@@ -87,3 +122,12 @@ def check_backup_target(destination: str | os.PathLike[str]) -> Path:
 def transaction_is_over() -> Closed:
     """The error of a transaction that is used outside its block."""
     return Closed("this transaction is over (or never began): use it inside its `with` block, while its store is open")
+
+
+def copy_rows(snapshot: Snapshot, target: Engine) -> None:
+    """Writes every row of a snapshot into an empty store, in commits of a few megabytes."""
+    for rows in in_parts(snapshot.scan(b"", END), lambda row: len(row[0]) + len(row[1]), COPY_BYTES):
+        with target.write(sync=False) as tx:
+            for key, value in rows:
+                tx.put(key, value)
+    target.flush()

@@ -112,7 +112,15 @@ class Engine(ABC):
 
     @abstractmethod
     def changes(self) -> int:
-        """A number that is another one after anybody, in any process, has committed; a few microseconds to ask."""
+        """A number that is another one after a commit in any process; a few microseconds to ask."""
+
+    def expect_word(self, expected: bool) -> None:
+        """Says whether `hear_word` will be called after others' commits: a store that asks for them asks less often."""
+        return
+
+    def hear_word(self) -> None:
+        """Others have committed: the next read, and the next `changes`, look without a pause that saves requests."""
+        return
 
     @abstractmethod
     def flush(self) -> None:
@@ -127,7 +135,7 @@ class Engine(ABC):
         """Bytes on disk (of keys and values, in memory)."""
 
     def writer(self) -> str | None:
-        """Who writes the store now, for people; None where that is not written down, or where nobody does."""
+        """Who writes the store now, for people; None where that is not written down, or where no process does."""
         return None
 
     def requests(self) -> dict[str, dict[str, int]]:
@@ -142,8 +150,12 @@ class Engine(ABC):
         return {}
 
     def unstored_seconds(self) -> float:
-        """For how long the oldest commit that nobody waited for is in this process's memory only; 0 when none is."""
+        """For how long the oldest commit that no caller waited for is in this process's memory only; 0 when none is."""
         return 0.0
+
+    def usable(self) -> bool:
+        """Whether it will ever do anything again: a writer that another one has replaced will not. Asks no store."""
+        return True
 
     @abstractmethod
     def backup(self, destination: str | os.PathLike[str]) -> None:

@@ -7,15 +7,30 @@ so that a scan can jump over them instead of walking through what was deleted.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
-from penstock.engine.base import check_key, transaction_is_over
+from penstock.engine.base import END, check_key, transaction_is_over
 from penstock.engine.contract import Snapshot
 
-END = b"\xff" * 600
-"""Above every key an engine takes."""
+
+def laid_over(
+    below: Iterator[tuple[bytes, bytes]], changed: Iterable[tuple[bytes, bytes | None]], *, reverse: bool
+) -> Iterator[tuple[bytes, bytes]]:
+    """Rows with changed ones in the place of theirs; a changed row without a value is a deleted one."""
+    found = next(below, None)
+    for key, value in changed:
+        while found is not None and (found[0] > key if reverse else found[0] < key):
+            yield found
+            found = next(below, None)
+        if found is not None and found[0] == key:
+            found = next(below, None)
+        if value is not None:
+            yield key, value
+    if found is not None:
+        yield found
+        yield from below
 
 
 class Overlay:
@@ -84,18 +99,7 @@ class Overlay:
             mine.reverse()
         # What a key held when the scan began: the caller may change keys behind it, and those must not come back.
         values = [self.changes[key] for key in mine]
-        found = next(below, None)
-        for key, value in zip(mine, values, strict=True):
-            while found is not None and (found[0] > key if reverse else found[0] < key):
-                yield found
-                found = next(below, None)
-            if found is not None and found[0] == key:
-                found = next(below, None)
-            if value is not None:
-                yield key, value
-        if found is not None:
-            yield found
-            yield from below
+        yield from laid_over(below, zip(mine, values, strict=True), reverse=reverse)
 
     def _below(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         """The base's keys outside the deleted ranges."""

@@ -34,9 +34,9 @@ ENGINES: dict[str, tuple[str, str, str | None]] = {
     "lmdb": ("penstock.engine.lmdb.engine", "LmdbEngine", "lmdb"),
     "rocksdb": ("penstock.engine.rocksdb.engine", "RocksdbEngine", "rocksdb"),
     "file": ("penstock.engine.file.engine", "FileEngine", None),
-    "s3": ("penstock.engine.slatedb.engine", "S3Engine", "object"),
-    "gs": ("penstock.engine.slatedb.engine", "GoogleEngine", "object"),
-    "az": ("penstock.engine.slatedb.engine", "AzureEngine", "object"),
+    "s3": ("penstock.engine.slatedb.providers", "S3Engine", "object"),
+    "gs": ("penstock.engine.slatedb.providers", "GoogleEngine", "object"),
+    "az": ("penstock.engine.slatedb.providers", "AzureEngine", "object"),
     "slatedb": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
 }
 """Scheme → the module and class of its engine, and the extra that brings its package."""

@@ -102,6 +102,15 @@ def test_a_key_outside_the_limits_is_refused_and_leaves_no_trace(engine: Engine,
     assert everything(engine) == {}
 
 
+def test_no_value_is_under_the_empty_key(engine: Engine) -> None:
+    """An engine may keep something of its own there; callers never see it."""
+    put(engine, a=b"1")
+    with engine.write() as tx:
+        assert tx.get(b"") is None
+    with engine.read() as snapshot:
+        assert snapshot.get(b"") is None and keys(snapshot) == [b"a"]
+
+
 def test_the_longest_key_is_stored(engine: Engine) -> None:
     longest = b"\xff" * MAX_KEY_BYTES
     with engine.write() as tx:
@@ -113,6 +122,7 @@ def test_the_longest_key_is_stored(engine: Engine) -> None:
         assert keys(snapshot, reverse=True) == [longest]
 
 
+@pytest.mark.slow
 def test_a_value_of_64_mib_is_stored(store: Store) -> None:
     value = random.Random(1).randbytes(64 << 20)
     with store.open().write() as tx:

@@ -82,9 +82,11 @@ def test_what_is_made_from_a_private_store_is_private(tmp_path: Path, scheme: st
             journal.backup(tmp_path / "backup")
             journal.export(tmp_path / "export")
             journal.export(tmp_path / "parts", format="parquet")
+            journal.export(tmp_path / "one.jsonl", topics=["t"])
+            journal.export(tmp_path / "one.parquet", topics=["t"])
     finally:
         os.umask(old)
-    for made in ("backup", "export", "parts"):
+    for made in ("backup", "export", "parts", "one.jsonl", "one.parquet"):
         for path in [tmp_path / made, *(tmp_path / made).rglob("*")]:
             mode = stat.S_IMODE(path.stat().st_mode)
             assert mode == (0o700 if path.is_dir() else 0o600), f"{path} {mode:o}"

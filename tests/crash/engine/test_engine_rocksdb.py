@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.rocksdb.engine import RocksdbEngine
+from penstock.engine.rocksdb.log import record_places
 from penstock.engine.rocksdb.manifest import cut_torn_end
 from penstock.errors import Corrupt
 
@@ -74,6 +75,38 @@ def test_damage_to_a_commit_that_a_later_one_calls_synced_is_corrupt_and_nothing
         assert (after / log.name).read_bytes() == before
 
 
+def test_a_changed_length_or_type_in_the_log_is_corrupt_and_opening_comes_to_an_end(tmp_path: Path) -> None:
+    """Behind a changed length RocksDB finds no record; of a type of logs that are used again it waits for the end."""
+    dead, log, ends, _ = dead_store(tmp_path, synced=6, relaxed=2)
+    whole = log.read_bytes()
+    for lost in range(5):
+        for at, change in ((4, 1), (5, 0x80), (6, 4), (6, 1)):
+            changed = bytearray(whole)
+            changed[ends[lost] + at] ^= change
+            log.write_bytes(changed)
+            with pytest.raises(Corrupt, match="restore a backup"):
+                RocksdbEngine(str(dead))
+            assert log.read_bytes() == changed
+
+
+def test_the_log_of_another_store_in_a_value_vouches_for_nothing(tmp_path: Path) -> None:
+    _, foreign, _, _ = dead_store(tmp_path / "other", synced=9, relaxed=0)
+    engine = RocksdbEngine(str(tmp_path / "live"))
+    with engine.write(sync=False) as tx:
+        tx.put(b"kept", foreign.read_bytes()[:30_000])
+    before = state(engine)
+    with engine.write(sync=False) as tx:
+        tx.put(b"lost", b"x" * 100)
+    shutil.copytree(tmp_path / "live", tmp_path / "dead", ignore=shutil.ignore_patterns("LOCK"))
+    engine.close()
+    (log,) = (tmp_path / "dead").glob("[0-9]*.log")
+    data = log.read_bytes()
+    log.write_bytes(data[:-20] + bytes(20))
+    engine = RocksdbEngine(str(tmp_path / "dead"))
+    assert state(engine) == before
+    engine.close()
+
+
 def test_a_torn_end_of_the_manifest_is_cut_only_while_the_log_it_would_replace_is_there(tmp_path: Path) -> None:
     dead, log, _, states = dead_store(tmp_path, synced=3, relaxed=0)
     manifest = dead / (dead / "CURRENT").read_text().strip()
@@ -87,6 +120,18 @@ def test_a_torn_end_of_the_manifest_is_cut_only_while_the_log_it_would_replace_i
     engine = RocksdbEngine(str(dead))
     assert state(engine) == states[-1]
     engine.close()
+
+
+def test_a_changed_type_in_the_manifest_is_told_and_opening_comes_to_an_end(tmp_path: Path) -> None:
+    dead, _, _, _ = dead_store(tmp_path, synced=3, relaxed=0)
+    manifest = dead / (dead / "CURRENT").read_text().strip()
+    whole = manifest.read_bytes()
+    for at, _ in record_places(whole):
+        changed = bytearray(whole)
+        changed[at + 6] ^= 4
+        manifest.write_bytes(changed)
+        with pytest.raises(Corrupt, match="restore a backup"):
+            RocksdbEngine(str(dead))
 
 
 def test_a_changed_length_in_the_manifest_is_corrupt_and_no_file_is_removed(tmp_path: Path) -> None:
@@ -175,3 +220,41 @@ def test_a_reader_that_is_never_closed_leaves_no_folder_behind(tmp_path: Path, m
                 journal.maintain()
                 assert reader.topic("t").latest == number
         assert list(folder.iterdir()) == []
+
+
+NO_DESCRIPTORS = """
+import os, resource, sys
+import penstock
+from penstock.errors import StorageError
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+journal = penstock.open(sys.argv[1])
+topic, kept, taken, refused = journal.topic("t"), [], [], []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for number in range(1000):  # until RocksDB begins another log
+    try:
+        kept.append(topic.append("k", "x" * 400_000).seq)
+    except StorageError as error:
+        refused.append(error)
+        if len(refused) == 3:
+            break
+assert [error.retryable for error in refused] == [True] * 3, refused
+assert all("too many files open" in str(error) for error in refused), refused
+for descriptor in taken:
+    os.close(descriptor)
+kept.append(topic.append("k", "after").seq)
+assert set(kept) <= {event.seq for event in topic.read()}
+journal.close()
+with penstock.open(sys.argv[1]) as journal:
+    assert set(kept) <= {event.seq for event in journal.topic("t").read()} and journal.topic("t").verify().ok
+"""
+
+
+def test_after_too_many_open_files_the_same_journal_goes_on_when_there_are_fewer(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_DESCRIPTORS, f"rocksdb:{tmp_path / 'store'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

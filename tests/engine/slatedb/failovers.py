@@ -11,6 +11,7 @@ writes is drawn by seed. In the end every note must be in the journal, at its po
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -28,63 +29,137 @@ sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 import penstock  # noqa: E402
 
-DEADLINE = 120.0
-LEASE = 1.0
+DEADLINE = 600.0
+"""Seconds after which nobody counts as writing any more: processes that leave the machine to others may take long."""
+LEASES = {"folder": 1.0, "s3": 3.0}
+"""Seconds; a request about the lease gets a third of it, and the emulator answers one request after the other."""
 
-CHILD = """
-import json, os, sys, time
+NURSERY = """
+import faulthandler, json, os, signal, sys, tempfile, time
 import penstock
+import penstock.engine.slatedb.engine
 from penstock.errors import Fenced, Locked, StorageError
 
-url, name, notes, mode, store, lease = sys.argv[1:]
-out = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-try:
-    journal = penstock.open(
-        url, lease=float(lease), timeout=5, store_options=json.loads(store) or None,
-        standby=mode == "standby", takeover=mode == "takeover",
-    )
-except Locked:
-    sys.exit(0)
-topic, number = journal.topic("t"), 0
-os.write(out, f"writes {name} {os.getpid()}\\n".encode())
-while True:
-    id = f"{name}-{number}"
+def write(url, name, notes, mode, store, lease, timeout):
+    out = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        receipt = topic.append("k", id, dedup=id)
-    except Fenced:
-        os.write(out, f"fenced {name}\\n".encode())
-        os._exit(0)
-    except StorageError:
+        journal = penstock.open(
+            url, lease=lease, timeout=timeout, store_options=store or None,
+            standby=mode == "standby", takeover=mode == "takeover",
+        )
+    except Locked:
+        return
+    topic, number = journal.topic("t"), 0
+    os.write(out, f"writes {name} {os.getpid()}\\n".encode())
+    while True:
+        id = f"{name}-{number}"
+        try:
+            receipt = topic.append("k", id, dedup=id)
+        except Fenced:
+            os.write(out, f"fenced {name}\\n".encode())
+            return
+        except StorageError:
+            continue
+        os.write(out, f"ack {receipt.seq} {id}\\n".encode())
+        number += 1
+        time.sleep(0.002)  # the writers of a thousand failovers leave a machine to others
+
+with tempfile.TemporaryDirectory() as folder, penstock.open(f"{folder}/warm.db") as warm:
+    warm.topic("t").append("k", 1, dedup="1")  # has everything imported but what starts SlateDB's threads
+faulthandler.register(signal.SIGUSR1)  # where a child hangs, should it
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children: they leave nothing behind
+for line in sys.stdin:
+    child = os.fork()
+    if child:
+        print(child, flush=True)
         continue
-    os.write(out, f"ack {receipt.seq} {id}\\n".encode())
-    number += 1
-    time.sleep(0.002)  # the writers of a thousand failovers leave a machine to others
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 1
+    try:
+        write(*json.loads(line))
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    os._exit(code)
 """
+"""Forks the processes that write: to start Python and import everything would be most of a failover's time. Nothing in
+it has called SlateDB, whose threads would not survive that."""
+
+
+class Child:
+    """A process that writes or stands by; told from a later one of the same number by when it began."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._began = (self._stat() or [""] * 20)[19]
+
+    def _stat(self) -> list[str]:
+        """The fields of /proc/PID/stat after the program's name: the state is the first, the start the twentieth."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+
+    def state(self) -> str:
+        """R, S, T (stopped) …, as the system says; empty when it is gone."""
+        now = self._stat()
+        return now[0] if now and now[19] == self._began and now[0] not in "ZX" else ""
+
+    def send(self, number: signal.Signals) -> None:
+        if self.state():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once, and returns when it has ended."""
+        self.send(signal.SIGKILL)
+        self.wait_for("")
+
+    def wait_for(self, *states: str) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while (now := self.state()) and now not in states:
+            assert time.monotonic() < deadline, f"process {self.pid} is still {now!r}"
+            time.sleep(0.002)
 
 
 class Failovers:
     """One journal, and the processes that want to write it."""
 
-    def __init__(self, url: str, folder: Path, seed: int, store: dict[str, Any], proxy: Any = None) -> None:
-        self.url, self.store, self.proxy = url, store, proxy
+    def __init__(
+        self, url: str, folder: Path, seed: int, lease: float, store: dict[str, Any], proxy: Any = None
+    ) -> None:
+        self.url, self.lease, self.store, self.proxy = url, lease, store, proxy
+        self.timeout = 30.0 if proxy is None else 5.0  # shorter than a cut, so that outcomes are unknown at times
         self.notes = folder / "notes"
         self.notes.touch()
         self.random = random.Random(seed)
-        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        with (folder / "complaints").open("ab") as complaints:
+            self.nursery = subprocess.Popen(
+                [sys.executable, "-c", NURSERY],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True, bufsize=1,
+            )  # fmt: skip
+        self.children: dict[int, Child] = {}
         self.started = 0
         self.did: Counter[str] = Counter()
         self.seen = 0
+        self.writers: dict[str, int] = {}
+        self.hurt: set[int] = set()
+        self.failed: AssertionError | None = None
 
     def start(self, mode: str = "standby") -> None:
         self.started += 1
-        words = [self.url, f"c{self.started}", str(self.notes), mode, json.dumps(self.store), str(LEASE)]
-        with (self.notes.parent / "complaints").open("ab") as complaints:
-            child = subprocess.Popen([sys.executable, "-c", CHILD, *words], stderr=complaints)
+        assert self.nursery.stdin is not None and self.nursery.stdout is not None
+        words = [self.url, f"c{self.started}", str(self.notes), mode, self.store, self.lease, self.timeout]
+        self.nursery.stdin.write(json.dumps(words) + "\n")
+        child = Child(int(self.nursery.stdout.readline()))
         self.children[child.pid] = child
+        self.hurt.discard(child.pid)  # numbers of processes come again
+        self.writers = {name: pid for name, pid in self.writers.items() if pid != child.pid}
 
     def refill(self) -> None:
         """One that writes and one that stands by: a writer that was replaced ends a moment later."""
-        for dead in [pid for pid, child in self.children.items() if child.poll() is not None]:
+        for dead in [pid for pid, child in self.children.items() if not child.state()]:
             del self.children[dead]
         while len(self.children) < 2:
             self.start()
@@ -100,22 +175,33 @@ class Failovers:
             self.wait_for_writer()
         except KeyboardInterrupt:
             print(f"stopped after {self.did.total()} failovers", flush=True)
+        except AssertionError as error:
+            print(f"ended after {self.did.total()} failovers: {error}", flush=True)
+            self.failed = error
         finally:
             for child in self.children.values():
                 child.kill()
-                child.wait(DEADLINE)
+            self.nursery.communicate(timeout=DEADLINE)
 
     def wait_for_writer(self) -> int:
-        """The process that writes, once it has acknowledged something after the last failover."""
+        """The process that writes: whose acknowledgement is the newest, and to whom nothing bad has happened yet.
+
+        Where a machine leaves processes no time, leases run out by themselves, and one says that it has begun to write
+        after it was replaced: only acknowledgements tell.
+        """
         deadline = time.monotonic() + DEADLINE
         while True:
             self.refill()
             lines = self.new_notes()
-            begun = [line.split() for line in lines if line.startswith(b"writes")]
-            acked = any(line.startswith(b"ack") for line in lines[-200:])
-            if begun and acked and int(begun[-1][2]) in self.children:
+            for line in lines:
+                if line.startswith(b"writes"):
+                    _, name, number = line.decode().split()
+                    self.writers[name] = int(number)
+            acked = next((line for line in reversed(lines) if line.startswith(b"ack")), None)
+            pid = 0 if acked is None else self.writers.get(acked.decode().split()[2].partition("-")[0], 0)
+            if pid in self.children and pid not in self.hurt:
                 self.seen += sum(len(line) for line in lines)
-                return int(begun[-1][2])
+                return pid
             if time.monotonic() > deadline:
                 raise AssertionError(f"nobody writes any more, after {dict(self.did)}; {self.complaints()}")
             time.sleep(0.01)
@@ -132,39 +218,48 @@ class Failovers:
         kinds = ["kill", "kill", "kill", "takeover", "stop"] + (["cut"] if self.proxy else [])
         what = self.random.choice(kinds)
         self.did[what] += 1
+        self.hurt.add(pid)
         child = self.children[pid]
         if what == "kill":
             child.kill()
-            child.wait(DEADLINE)
         elif what == "takeover":
             self.start("takeover")
         elif what == "stop":
-            os.kill(pid, signal.SIGSTOP)
-            os.waitpid(pid, os.WUNTRACED)
-            self.wait_for_another(pid)
-            os.kill(pid, signal.SIGCONT)
+            child.send(signal.SIGSTOP)
+            child.wait_for("T")
+            if child.state():  # it may have been replaced by itself, and ended, a moment before
+                self.wait_for_another(pid)
+                child.send(signal.SIGCONT)
         else:
             self.proxy.cut()
-            time.sleep(LEASE * (1 + self.random.random()))
+            time.sleep(self.lease * (1 + self.random.random()))
             self.proxy.heal()
             child.kill()
-            child.wait(DEADLINE)
 
     def wait_for_another(self, pid: int) -> None:
+        """Until a process that is not the stopped one acknowledges something."""
         deadline = time.monotonic() + DEADLINE
+        stopped = next(name for name, number in self.writers.items() if number == pid).encode()
         while True:
             self.refill()
-            lines = self.new_notes()
-            if any(line.startswith(b"writes") and int(line.split()[2]) != pid for line in lines):
+            acked = [line.split()[2].partition(b"-")[0] for line in self.new_notes() if line.startswith(b"ack")]
+            if any(name != stopped for name in acked):
                 return
             if time.monotonic() > deadline:
                 raise AssertionError(f"nobody took over from a stopped writer; {self.complaints()}")
             time.sleep(0.02)
 
     def complaints(self) -> str:
-        alive = [pid for pid, child in self.children.items() if child.poll() is None]
+        """What the children said, where those that live are, and the last they noted."""
+        alive = [pid for pid, child in self.children.items() if child.state()]
+        for pid in alive:
+            with (self.notes.parent / "complaints").open("ab") as complaints:
+                complaints.write(f"process {pid}:\n".encode())
+            os.kill(pid, signal.SIGUSR1)  # a stopped one does not answer
+            time.sleep(0.5)
         said = (self.notes.parent / "complaints").read_text()
-        return f"alive: {alive}; the children said: {said[-3000:]}"
+        noted = self.notes.read_text().splitlines()[-5:]
+        return f"alive: {alive}; noted: {noted}; the children said: {said[-9000:]}"
 
     def check(self) -> int:
         """Every acknowledged event is there, at its position, once; how many there are."""
@@ -182,15 +277,18 @@ class Failovers:
         print(f"{len(events)} events in all, {self.started} processes", flush=True)
         assert not repeated, f"kept twice: {repeated[:5]}"
         assert not missing, f"{len(missing)} acknowledged events are missing: {list(missing.items())[:5]}"
+        if self.failed is not None:
+            raise self.failed
         return len(acked)
 
 
-def torture(count: int, seed: int, store: str) -> tuple[int, Counter[str]]:
+def torture(count: int, seed: int, store: str, lease: float = 0.0) -> tuple[int, Counter[str]]:
     """Runs `count` failovers; how many events were acknowledged, and what happened how often."""
     with tempfile.TemporaryDirectory(prefix="penstock-failovers-") as name:
         folder = Path(name)
+        lease = lease or LEASES[store]
         if store == "folder":
-            run = Failovers(f"slatedb:{folder / 'shop'}", folder, seed, {})
+            run = Failovers(f"slatedb:{folder / 'shop'}", folder, seed, lease, {})
             run.run(count)
             return run.check(), run.did
         from store_proxy import StoreProxy
@@ -201,7 +299,7 @@ def torture(count: int, seed: int, store: str) -> tuple[int, Counter[str]]:
         proxy = StoreProxy(emulator.endpoint)
         try:
             options = {**emulator.options, "endpoint": proxy.endpoint}
-            run = Failovers(f"{emulator.bucket()}/shop", folder, seed, options, proxy)
+            run = Failovers(f"{emulator.bucket()}/shop", folder, seed, lease, options, proxy)
             run.run(count)
             return run.check(), run.did
         finally:
@@ -215,10 +313,11 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", choices=["folder", "s3"], default="folder")
+    parser.add_argument("--lease", type=float, default=0.0, metavar="SECONDS", help=f"instead of {LEASES}")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     begun = time.monotonic()
-    kept, did = torture(given.count, given.seed, given.store)
+    kept, did = torture(given.count, given.seed, given.store, given.lease)
     took = time.monotonic() - begun
     print(f"{did.total()} failovers in {took:.0f} s ({dict(did)}):")
     print(f"{kept} acknowledged events, all there, each once")

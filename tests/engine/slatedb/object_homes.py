@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import penstock
-from penstock.api import LocalJournal
+from penstock.local.journal import LocalJournal
 
 
 @dataclass

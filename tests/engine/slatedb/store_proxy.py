@@ -22,6 +22,8 @@ class StoreProxy:
         self.latency = latency
         self.counts: Counter[str] = Counter()
         self.bytes_in = self.bytes_out = 0
+        self.signers: set[tuple[str, str]] = set()
+        """Access keys, with the tokens of their sessions, that requests were signed with."""
         self.refuse: Callable[[str, str], bool] = _never
         """Requests that get 503, and do not reach the store."""
         self.silence: Callable[[str, str], bool] = _never
@@ -85,6 +87,8 @@ class StoreProxy:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.counts[method] += 1
         self.bytes_in += len(body)
+        key = headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
+        self.signers.add((key, headers.get("x-amz-security-token", "")))
         if self.latency:
             await asyncio.sleep(self.latency)
         if self.silence(method, path):

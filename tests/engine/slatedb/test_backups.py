@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from object_homes import Home
 
 import penstock
 from buffer.emulator import Emulator
+from penstock.buffer.store import open_store
+from penstock.buffer.store.cloud import CloudStore
 from penstock.engine.slatedb import database, upkeep
 from penstock.engine.slatedb.bridge import call
 from penstock.errors import ConfigError
+from server.serving import wait_until
 
 
 @pytest.fixture
@@ -93,6 +97,81 @@ def test_a_checkpoint_without_an_end_keeps_the_tables_of_a_backup(
         engine.collect()
         assert before <= tables(engine)
     assert len(payloads(f"{bucket}/thursday", emulator.options, read_only=True)) == 500
+
+
+def test_the_tables_of_a_backup_that_was_deleted_are_collected(
+    bucket: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = database._settings
+    monkeypatch.setattr(database, "_settings", lambda lease, local: soon.__wrapped__(lease, True))
+    monkeypatch.setattr(upkeep, "collectable_age", lambda lease: 0.0)
+    monkeypatch.setattr(database, "SNAPSHOT_SECONDS", 1)
+    with Home(f"{bucket}/shop", emulator.options).open() as journal:
+        engine: Any = journal._engine
+        for name in ("friday", "saturday"):
+            journal.topic("t").append_many([penstock.Draft("k", "x" * 1000) for _ in range(500)])
+            journal.backup(f"{bucket}/{name}")
+        assert journal.describe().objects["backups"] == 2 == len(endless_checkpoints(engine))
+        before = tables(engine)
+        for name in ("friday", "saturday"):
+            store = open_store(f"{bucket}/{name}", emulator.options)
+            assert isinstance(store, CloudStore)
+            store.delete([path for path, _ in store.sizes()])
+            if name == "friday":
+                journal.backup(f"{bucket}/sunday")
+                assert len(endless_checkpoints(engine)) == 2
+                penstock.open(f"{bucket}/sunday", read_only=True, store_options=emulator.options).close()
+                there = open_store(f"{bucket}/sunday", emulator.options)
+                assert isinstance(there, CloudStore)
+                there.delete([path for path, _ in there.sizes()])
+        engine.reclaim()
+        assert endless_checkpoints(engine) == [] and "backups" not in journal.describe().objects
+
+        def freed() -> bool:
+            journal.topic("more").append("k", 1)  # collection stops before the newest table
+            engine.reclaim()
+            engine.collect()
+            return not before & tables(engine)
+
+        admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+        for found in call(admin.list_checkpoints(None), 30):  # of cloning itself, for five minutes
+            call(admin.delete_checkpoint(found.id), 30)
+        wait_until(freed, 60)
+        assert len(list(journal.topic("t").read())) == 1_000
+    assert len(payloads(f"{bucket}/shop", emulator.options, read_only=True)) == 1_000
+
+
+class Killed(BaseException):
+    """Ends a backup as a kill would: nothing after it is done."""
+
+
+@pytest.mark.parametrize("when", ["before the clone", "after the clone"])
+def test_a_kill_amid_a_backup_leaves_nothing_for_good(
+    bucket: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def kill(*given: object) -> None:
+        for one in given:
+            if isinstance(one, Coroutine):
+                one.close()  # never begun
+        raise Killed
+
+    with Home(f"{bucket}/shop", emulator.options).open() as journal:
+        engine: Any = journal._engine
+        journal.topic("t").append("k", 1)
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(upkeep, *(("_complete", kill) if when == "after the clone" else ("call", kill)))
+            upkeep.clone(engine._place, upkeep.backup_place(engine._place, f"{bucket}/monday", engine.options), 30)
+        assert len(endless_checkpoints(engine)) == (when == "after the clone")
+        assert journal.describe().objects["backups"] == 1
+        engine.reclaim()
+        assert journal.describe().objects["backups"] == 1, "it may be about to be made, or is there"
+
+        store = open_store(f"{bucket}/monday", emulator.options)
+        assert isinstance(store, CloudStore)
+        store.delete([path for path, _ in store.sizes()])
+        monkeypatch.setattr(upkeep, "collectable_age", lambda lease: 0.0)
+        engine.reclaim()
+        assert endless_checkpoints(engine) == [] and "backups" not in journal.describe().objects
 
 
 def tables(engine: Any) -> set[str]:

@@ -19,6 +19,8 @@ import penstock
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.errors import ConfigError, Fenced, Locked
+from penstock.limits import TABLE_COMMITS
+from server.serving import wait_until
 
 DEADLINE = 60.0
 
@@ -196,3 +198,71 @@ def test_collection_removes_nothing_young(home: Home) -> None:
     engine.collect()
     after = {path for path, _ in engine._place.objects.sizes()}
     assert before <= after
+
+
+def test_writers_that_end_before_their_first_table_leave_no_ever_longer_log(home: Home) -> None:
+    """Opening replays the log since the last table: a loop of crashes must not make it longer each time."""
+
+    def length() -> int:
+        place = home.opened[0]._engine._place
+        admin = sl.AdminBuilder(place.path, place.store).build()
+        manifest = call(admin.read_manifest(None), 30)
+        assert manifest is not None
+        newest = max(int(path[4:-4]) for path, _ in place.objects.sizes() if path.startswith("wal/"))
+        return newest - manifest.replay_after_wal_id
+
+    for number in range(9):
+        journal = home.open(takeover=number > 0)  # the one before is not closed: it was killed
+        for _ in range(8):
+            journal.topic("t").append("k", number)
+    assert TABLE_COMMITS < 9 * 8
+    wait_until(lambda: length() < TABLE_COMMITS)
+    assert len(list(journal.topic("t").read())) == 72
+
+
+def test_of_two_standbys_one_takes_over_and_the_other_waits_on(home: Home) -> None:
+    writer = Elsewhere(home)
+    opened: list[Any] = []
+    try:
+        assert writer.append("a") == "1"
+        waiting = [
+            threading.Thread(target=lambda: opened.append(home.open(standby=True, lease=2.0)), daemon=True)
+            for _ in range(2)
+        ]
+        for thread in waiting:
+            thread.start()
+    finally:
+        writer.end()
+    wait_until(lambda: opened, DEADLINE)
+    first = opened[0]
+    assert first.topic("t").append("k", "b").seq == 2
+    assert len(opened) == 1 and any(thread.is_alive() for thread in waiting)
+    first.close()
+    for thread in waiting:
+        thread.join(DEADLINE)
+    second = opened[1]
+    assert second.topic("t").append("k", "c").seq == 3 and words(second) == ["a", "b", "c"]
+
+
+def test_a_message_taken_before_a_failover_stays_taken_until_its_lease_ends(home: Home) -> None:
+    clock = penstock.ManualClock()
+    first = home.open(clock=clock)
+    mail = first.queue("mail")
+    mail.configure(lease=60)
+    mail.push({"n": 1})
+    mail.push({"n": 2})
+    done, taken = mail.take(), mail.take()
+    assert done is not None and taken is not None
+    done.ack()
+
+    second = home.open(clock=clock, takeover=True)
+    again = second.queue("mail")
+    assert again.take() is None, "it is somebody's still, who may be at work on another machine"
+    with pytest.raises(Fenced):
+        taken.ack()
+    clock.advance(61)
+    found = again.take()
+    assert found is not None and found.payload == {"n": 2} and found.attempt == 2
+    found.ack()
+    clock.advance(61)
+    assert again.take() is None, "what was acknowledged before stays so"

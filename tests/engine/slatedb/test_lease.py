@@ -10,9 +10,11 @@ import pytest
 
 from buffer.faults import FaultyStore
 from penstock.buffer.store import open_store
+from penstock.buffer.store.contract import Stored
 from penstock.engine.slatedb import lease as module
 from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
 from penstock.errors import Corrupt, Fenced, Locked
+from penstock.limits import LEASE_SECONDS
 
 _names = itertools.count()
 TERM = 10.0
@@ -53,7 +55,7 @@ def world() -> World:
 
 
 def take(lease: WriterLease, *, takeover: bool = False, standby: bool = False) -> WriterLease:
-    lease.take(takeover=takeover, standby=standby, timeout=30)
+    lease.acquire(takeover=takeover, standby=standby, timeout=30)
     return lease
 
 
@@ -71,6 +73,27 @@ def test_a_released_lease_is_taken_at_once(world: World) -> None:
     second = take(world.lease())
 
     assert second.holds and second.epoch == 2 and world.now == 1000.0
+
+
+def test_a_lease_is_given_back_after_a_renewal_whose_answer_was_lost(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = take(world.lease())
+    world.store.on("put_if", "lose")
+    lease.beat()
+    caplog.clear()
+    lease.release()
+    assert world.record().released and not caplog.records
+
+
+def test_closing_a_writer_that_was_replaced_complains_of_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = take(world.lease()), world.lease()
+    take(second, takeover=True)
+    first.release()  # before it has noticed
+    assert not caplog.records
+    assert not world.record().released and world.record().owner == second._record.owner
 
 
 def test_a_holder_that_renews_is_found_alive_and_named(world: World) -> None:
@@ -138,6 +161,30 @@ def test_a_standby_waits_through_renewals_and_takes_over_when_they_end(world: Wo
     assert 1018.0 + TERM <= world.now <= 1018.0 + TERM * 1.3
 
 
+@pytest.mark.parametrize("tick", range(20))
+def test_by_default_a_standby_elsewhere_has_the_lease_six_seconds_after_a_kill(world: World, tick: int) -> None:
+    """The rest of the ten seconds that are promised is for opening."""
+    first = take(world.lease(LEASE_SECONDS))
+    killed = 1.0 + tick * LEASE_SECONDS * module.RENEW_AT / 20
+    for beat in range(1, 4):
+        if (when := beat * LEASE_SECONDS * module.RENEW_AT) <= killed + 6:
+            world.at(when, lambda when=when: first.beat() if when <= killed else None)  # type: ignore[misc]
+    real, reads = world.store.read, 0
+
+    def late(path: str, known: Stored | None = None) -> Stored | None:
+        nonlocal reads
+        reads += 1
+        world.sleep(0.025)
+        return real(path, known)
+
+    world.store.read = late  # type: ignore[method-assign]
+    second = take(world.lease(LEASE_SECONDS), standby=True)
+
+    assert second.holds and not first.holds
+    assert world.now - (1000.0 + killed) <= 6.0
+    assert reads <= 4 * module.RETRIES, "it does not ask without end"
+
+
 def test_a_standby_takes_over_as_soon_as_the_holder_lets_go(world: World) -> None:
     first = take(world.lease())
     world.at(3.0, first.release)
@@ -198,3 +245,16 @@ def test_a_lease_object_that_was_removed_ends_the_holder(world: World) -> None:
     assert lease.beat() is None
     with pytest.raises(Fenced, match="gone"):
         lease.check()
+
+
+def test_a_standby_prepares_when_it_begins_to_wait_and_when_the_holder_is_late(world: World) -> None:
+    holder = take(world.lease())
+    for number in range(1, 4):  # it renews three times, is killed
+        world.at(number * TERM * module.RENEW_AT, holder.beat)
+    prepared: list[float] = []
+    waiting = world.lease()
+    waiting.acquire(standby=True, timeout=30, meanwhile=lambda: prepared.append(world.now - 1000.0))
+    killed = 3 * TERM * module.RENEW_AT
+    assert prepared[0] == 0.0 and len(prepared) == 2
+    assert killed + TERM * module.LATE_AT <= prepared[1] < world.now - 1000.0
+    assert world.now - 1000.0 >= killed + TERM, "however prepared it is, it waits a whole term"

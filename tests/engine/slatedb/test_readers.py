@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
+import urllib.request
 from typing import Any
 
 import pytest
 import slatedb.uniffi as sl
 from object_homes import Home
+from store_proxy import StoreProxy
 
+from buffer.emulator import Emulator
 from penstock.api import open_local
-from penstock.engine.slatedb import follower
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.engine.slatedb.options import ObjectOptions
+from penstock.engine.slatedb.reading import follower
 from penstock.errors import ReadOnly
+from server.serving import serving, wait_until
 
 DEADLINE = 60.0
 
@@ -183,3 +187,28 @@ def test_a_relaxed_commit_reaches_readers_without_a_further_one(folder: Home) ->
         tx.put(b"zrelaxed", b"1")
     assert _get(writer, b"zrelaxed") == b"1"
     eventually(lambda: _get(reader, b"zrelaxed") == b"1")
+
+
+def test_the_console_of_a_reader_shows_what_the_writer_has_done(folder: Home) -> None:
+    writer = folder.open()
+    writer.topic("orders").append("placed", {"n": 1}, key="o1")
+    writer.queue("work").push({"job": 1})
+    with serving(folder.open(read_only=True)) as console:
+        for page in ("/", "/topics/orders", "/queues/work", "/metrics"):
+            with urllib.request.urlopen(f"{console.url}{page}", timeout=60) as answer:
+                assert answer.status == 200 and (page == "/metrics" or b"<html" in answer.read()), page
+
+
+def test_what_a_commit_brings_costs_a_reader_few_requests(behind: Home, proxy: StoreProxy, emulator: Emulator) -> None:
+    """Of each object of the log: is it there, twice, its bytes, and whether another one follows, once in vain."""
+    writer = Home(behind.url, emulator.options)
+    journal, reader = writer.open(), behind.open(read_only=True)
+    engine: Any = reader._engine
+    wait_until(lambda: reader.topic("t").latest == 0)
+    heads, checks = proxy.counts["HEAD"], engine._follower.log_checks
+    for number in range(1, 6):
+        journal.topic("t").append("k", number)
+        wait_until(lambda: reader.topic("t").latest == number)  # noqa: B023
+    made = proxy.counts["HEAD"] - heads - (engine._follower.log_checks - checks)
+    assert made <= 2 * engine._follower.log_reads
+    writer.close()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from object_homes import Home
 
 from buffer.emulator import Emulator
-from penstock.observe.collect import gauges
+from penstock.journal.commit import writer as writer_module
+from penstock.observe.gauges import gauges
+from server.serving import wait_until
 
 
 def test_requests_and_bytes_are_counted_by_cause(emulator: Emulator) -> None:
     home = Home(f"{emulator.bucket()}/shop", emulator.options)
     with home.open() as journal:
+        assert journal.describe().location == home.url
         before = journal.describe().requests["log"]
         for _ in range(5):
             journal.topic("t").append("k", "x" * 1000)
@@ -43,3 +50,42 @@ def test_a_commit_nobody_waited_for_is_unstored_until_the_next_one(folder: Home)
         with engine.write() as tx:
             tx.put(b"waited for", b"3")
         assert engine.unstored_seconds() == 0
+
+
+def test_a_commit_lingers_for_further_callers_and_by_default_for_nobody(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, in_threads: Callable[..., threading.Thread]
+) -> None:
+    """The wait is the writer's own, so the test decides when it is over: when everybody has come."""
+    home = Home(f"{emulator.bucket()}/shop", emulator.options)
+    callers, waits = 8, []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        wait_until(lambda: len(core.writer._pending) == callers)
+
+    monkeypatch.setattr(writer_module, "time", SimpleNamespace(sleep=sleep))
+    with home.open(linger=0.25) as journal:
+        core = journal._core
+        callers = 1
+        journal.topic("t").append("k", 0)
+        callers, waits[:] = 8, []
+        before = journal.describe().requests["log"]["put"]
+        threads = [in_threads(journal.topic("t").append, "k", number) for number in range(callers)]
+        for thread in threads:
+            thread.join(60)
+        assert waits == [0.25] and journal.describe().requests["log"]["put"] - before == 1
+        assert journal.topic("t").latest == 9
+        callers = 1  # what closing writes
+    waits.clear()
+    with home.open() as journal:
+        journal.topic("t").append("k", 9)
+    assert waits == []
+
+
+def test_process_durability_is_said_to_be_disk(folder: Home) -> None:
+    """What is not in the object store is in this process's memory: there is nothing in between."""
+    with folder.open(durability="process") as journal:
+        assert journal.describe().durability == "disk"
+        journal.topic("t").append("k", 1)
+        engine: Any = journal._engine
+        assert engine._database.status().durable_seq >= engine._newest and engine.unstored_seconds() == 0

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.engine.base import END
 from penstock.engine.file.disk import Disk
 from penstock.engine.file.index import Index
 from penstock.engine.file.log import COMMIT, COPY, DELETE, PUT, START, DataFile, Record, encode, make_header
 from penstock.engine.memory.sorted_map import Frozen
-from penstock.engine.overlay import END
 
 COPY_BYTES = 1 << 20
 """About how many bytes of values go into one record of a copy."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from penstock.durable import like
-from penstock.engine.base import BaseEngine, check_backup_target
+from penstock.engine.base import BaseEngine, check_backup_target, check_only_own
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.file.copy import Cancelled, Copy, create_data_file
 from penstock.engine.file.disk import Disk
@@ -79,7 +79,7 @@ class FileEngine(BaseEngine):
     def _open_to_write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._path.exists():
-            self._check_folder_is_free()
+            check_only_own(self._folder, "file", ("lock", "data.new").__contains__)
         self._folder_lock = FolderLock(self._folder, self._name)
         try:
             for leftover in ("data.new", "index.new"):
@@ -94,14 +94,6 @@ class FileEngine(BaseEngine):
         except BaseException:
             self._folder_lock.release()
             raise
-
-    def _check_folder_is_free(self) -> None:
-        others = sorted(entry.name for entry in self._folder.iterdir() if entry.name not in ("lock", "data.new"))
-        if others:
-            raise ConfigError(
-                f"{self._folder} holds other things ({', '.join(others[:3])}) and no file store; "
-                "give the store a folder of its own"
-            )
 
     def _load(self) -> int:
         """Reads the index, saved or made anew, and what was written after it."""
@@ -224,7 +216,7 @@ class FileEngine(BaseEngine):
             self._break(f"a commit failed ({cause}) and its bytes could not be removed ({error})")
 
     def _sync(self, data: DataFile) -> None:
-        """fdatasync. When it fails nobody knows what is on disk, and asking again would get a false yes."""
+        """fdatasync. When it fails it is not known what is on disk, and asking again would get a false yes."""
         try:
             self._disk.sync(data.descriptor)
         except OSError as error:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from penstock.engine.base import END
 from penstock.engine.checksum import crc32
 from penstock.engine.file.disk import Disk
 from penstock.engine.file.log import DELETE, ENTRY, PUT, Operation, place_length
 from penstock.engine.memory.sorted_map import Frozen, SortedMap
-from penstock.engine.overlay import END
 
 MAGIC = b"PENSTOCKIDX1"
 HEADER = struct.Struct("<12sIQQQQQQ")

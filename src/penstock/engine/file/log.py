@@ -160,7 +160,7 @@ class DataFile:
             if record is None or record.end > size or record.seq != (seq + 1 if record.kind == COMMIT else self.base):
                 return
             yield record
-            # Reading far ahead pays for small records; past large values it would read what nobody asked for.
+            # Reading far ahead pays for small records; past large values it would read what was not asked for.
             ahead = WINDOW if record.end - offset < WINDOW // 4 else HEAD.size + 4096
             offset, seq = record.end, record.seq
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from penstock.engine.base import transaction_is_over
 from penstock.engine.file.log import DataFile
 from penstock.engine.memory.sorted_map import Frozen, SortedMap
+from penstock.engine.transaction import HeldRead
 
 if TYPE_CHECKING:
     from penstock.engine.file.engine import FileEngine
@@ -40,38 +39,14 @@ class FileSnapshot:
             ahead = min(2 * ahead, READ_AHEAD)
 
 
-class FileRead:
+class FileRead(HeldRead[FileSnapshot]):
     """A snapshot that keeps its file open until it is closed."""
 
-    __slots__ = ("_engine", "_frozen", "_snapshot")
+    __slots__ = ("_frozen",)
 
     def __init__(self, engine: FileEngine, frozen: Frozen[int], data: DataFile) -> None:
-        self._engine = engine
-        self._frozen: Frozen[int] | None = frozen
-        self._snapshot: FileSnapshot | None = FileSnapshot(frozen, data)
+        super().__init__(engine, FileSnapshot(frozen, data))
+        self._frozen = frozen
 
-    def get(self, key: bytes) -> bytes | None:
-        return self._usable().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._usable().scan(start, stop, reverse=reverse):
-            yield row
-            self._usable()
-
-    def _usable(self) -> FileSnapshot:
-        if self._snapshot is None or self._engine._closed:
-            raise transaction_is_over()
-        return self._snapshot
-
-    def close(self) -> None:
-        frozen, self._frozen, self._snapshot = self._frozen, None, None
-        if frozen is not None:
-            frozen.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _let_go(self, view: FileSnapshot) -> None:
+        self._frozen.close()

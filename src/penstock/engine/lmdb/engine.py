@@ -10,196 +10,21 @@ compact copy. A snapshot held for long keeps the pages it sees from being used a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import lmdb
 
-from penstock.durable import like, settle, sync_folder
-from penstock.engine.base import BaseEngine, check_backup_target, check_key, transaction_is_over
-from penstock.engine.contract import MAX_KEY_BYTES, Durability
-from penstock.engine.lmdb.environment import Environment, acquire, explain, opening, release
+from penstock.durable import like, move_into_place, sync_folder
+from penstock.engine.base import BaseEngine, check_backup_target, check_only_own, other_format
+from penstock.engine.contract import Durability
+from penstock.engine.lmdb.environment import acquire, explain, release
+from penstock.engine.lmdb.transaction import LmdbRead, LmdbWrite
 from penstock.errors import ConfigError, NoStore, OutcomeUnknown, StorageError
 
 FORMAT = b"penstock lmdb 1"
 FORMAT_KEY = b"\xff" * 505
 """Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
-
-
-class _LmdbTransaction:
-    """Reading, which read and write transactions do alike."""
-
-    __slots__ = ("_engine", "_txn", "writes")
-
-    def __init__(self, engine: LmdbEngine) -> None:
-        self._engine = engine
-        self._txn: Any = None
-        self.writes = 0
-
-    def get(self, key: bytes) -> bytes | None:
-        txn = self._usable()
-        try:
-            return txn.get(key)  # type: ignore[no-any-return]
-        except lmdb.BadValsizeError:
-            return None
-        except lmdb.Error as error:
-            raise explain(error, self._engine._name) from error
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        txn = self._usable()
-        start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
-        try:
-            with txn.cursor() as cursor:
-                walk = self._backward(cursor, stop) if reverse else self._forward(cursor, start)
-                for row in walk:
-                    if row[0] < start if reverse else row[0] >= stop:
-                        return
-                    yield row
-                    self._usable()
-        except lmdb.Error as error:
-            raise explain(error, self._engine._name) from error
-
-    def _forward(self, cursor: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        found = cursor.set_range(start)
-        while found:
-            writes, row = self.writes, cursor.item()
-            yield row
-            if writes == self.writes:
-                found = cursor.next()
-            else:  # the cursor may stand anywhere after a change: find the way back by key
-                found = cursor.set_range(row[0])
-                if found and cursor.key() == row[0]:
-                    found = cursor.next()
-
-    def _backward(self, cursor: Any, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        found = self._step_before(cursor, stop)
-        while found:
-            writes, row = self.writes, cursor.item()
-            yield row
-            found = cursor.prev() if writes == self.writes else self._step_before(cursor, row[0])
-
-    @staticmethod
-    def _step_before(cursor: Any, key: bytes) -> bool:
-        return bool(cursor.prev() if cursor.set_range(key) else cursor.last())
-
-    def _usable(self) -> Any:
-        if self._txn is None or self._engine._closed:
-            raise transaction_is_over()
-        return self._txn
-
-
-class LmdbRead(_LmdbTransaction):
-    """A read transaction: a slot in LMDB's reader table."""
-
-    __slots__ = ("_environment",)
-
-    def __init__(self, engine: LmdbEngine, environment: Environment) -> None:
-        super().__init__(engine)
-        self._environment: Environment | None = None
-        with opening:
-            self._txn = engine._begin_read()
-            environment.users += 1
-            environment.reads += 1
-            self._environment = environment
-
-    def close(self) -> None:
-        txn, self._txn = self._txn, None
-        environment, self._environment = self._environment, None
-        if environment is not None and os.getpid() == self._engine._pid:
-            with opening:
-                txn.abort()
-                environment.reads -= 1
-                release(environment)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
-            self.close()
-
-
-class LmdbWrite(_LmdbTransaction):
-    """The one write transaction of all processes."""
-
-    __slots__ = ("_changed", "_full", "foreign")
-
-    def __init__(self, engine: LmdbEngine) -> None:
-        super().__init__(engine)
-        self._full = self._changed = False
-        self.foreign = False
-
-    def __enter__(self) -> Self:
-        engine = self._engine
-        engine._take_turn()
-        try:
-            self._txn = engine._begin_write()
-            self.foreign = engine._foreign or self._txn.id() != engine._last + 1
-            engine._foreign = self.foreign
-        except BaseException as error:
-            engine._end_turn()
-            if isinstance(error, lmdb.Error):
-                raise explain(error, engine._name) from error
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        engine = self._engine
-        txn, self._txn = self._txn, None
-        try:
-            if kind is None:
-                engine._commit(txn, changed=self._changed)
-            else:
-                txn.abort()
-            if self._full:
-                engine._environment.grow()
-        finally:
-            engine._end_turn()
-
-    def put(self, key: bytes, value: bytes) -> None:
-        check_key(key)
-        txn = self._usable()
-        self.writes += 1
-        try:
-            self._changed = True
-            txn.put(key, value)
-        except lmdb.Error as error:
-            self._full = isinstance(error, lmdb.MapFullError)
-            raise explain(error, self._engine._name) from error
-
-    def delete(self, key: bytes) -> None:
-        txn = self._usable()
-        self.writes += 1
-        try:
-            self._changed |= txn.delete(key)
-        except lmdb.BadValsizeError:
-            return
-        except lmdb.Error as error:
-            raise explain(error, self._engine._name) from error
-
-    def delete_range(self, start: bytes, stop: bytes) -> None:
-        txn = self._usable()
-        self.writes += 1
-        start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
-        try:
-            with txn.cursor() as cursor:
-                found = cursor.set_range(start)
-                while found and cursor.key() < stop:
-                    self._changed = True
-                    cursor.delete()
-                    found = cursor.key() != b""
-        except lmdb.Error as error:
-            raise explain(error, self._engine._name) from error
 
 
 class LmdbEngine(BaseEngine):
@@ -248,15 +73,7 @@ class LmdbEngine(BaseEngine):
             return
         if self.read_only:
             raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
-        if self._folder.is_dir():
-            others = sorted(
-                entry.name for entry in self._folder.iterdir() if entry.name not in ("data.mdb", "lock.mdb")
-            )
-            if others:
-                raise ConfigError(
-                    f"{self._folder} holds other things ({', '.join(others[:3])}) and no lmdb store; "
-                    "give the store a folder of its own"
-                )
+        check_only_own(self._folder, "lmdb", "lock.mdb".__eq__)
 
     def _check_format(self) -> None:
         with self._begin_read() as txn:
@@ -275,10 +92,7 @@ class LmdbEngine(BaseEngine):
                 f"{self._folder} is an LMDB environment of another program; give the store its own folder"
             )
         if found != FORMAT:
-            raise ConfigError(
-                f"{self._folder} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
-                f"{FORMAT.decode()!r}; use the version that made it, or copy its events over"
-            )
+            raise other_format(self._folder, found, FORMAT)
 
     # transactions
 
@@ -289,7 +103,7 @@ class LmdbEngine(BaseEngine):
         except lmdb.Error as error:
             raise explain(error, self._name) from error
 
-    def _begin_read(self) -> Any:
+    def _begin_read(self) -> lmdb.Transaction[bytes]:
         try:
             return self._env.begin()
         except lmdb.MapResizedError:
@@ -304,7 +118,20 @@ class LmdbEngine(BaseEngine):
         self._check_writable()
         return LmdbWrite(self)
 
-    def _begin_write(self) -> Any:
+    def _begin(self) -> tuple[lmdb.Transaction[bytes], bool]:
+        """Waits for this thread's turn; LMDB's transaction, and whether another writer has committed since."""
+        self._take_turn()
+        try:
+            txn = self._begin_write()
+            self._foreign = self._foreign or txn.id() != self._last + 1
+        except BaseException as error:
+            self._end_turn()
+            if isinstance(error, lmdb.Error):
+                raise explain(error, self._name) from error
+            raise
+        return txn, self._foreign
+
+    def _begin_write(self) -> lmdb.Transaction[bytes]:
         try:
             return self._env.begin(write=True)
         except lmdb.MapResizedError:
@@ -317,7 +144,7 @@ class LmdbEngine(BaseEngine):
             self._env, self._foreign = self._environment.env, True
             return self._env.begin(write=True)
 
-    def _commit(self, txn: Any, *, changed: bool) -> None:
+    def _commit(self, txn: lmdb.Transaction[bytes], *, changed: bool) -> None:
         number = txn.id()
         try:
             txn.commit()
@@ -354,7 +181,7 @@ class LmdbEngine(BaseEngine):
         # Not the environment's last_txnid: that one moves on before a reader can see what was committed: one that
         # then looks once and waits for the next change would wait in vain.
         with self.read() as snapshot:
-            return snapshot._usable().id()  # type: ignore[no-any-return]
+            return snapshot._usable().id()
 
     def flush(self) -> None:
         self._check_usable()
@@ -385,7 +212,7 @@ class LmdbEngine(BaseEngine):
             (partial / "data.mdb").unlink(missing_ok=True)
             self._env.copy(str(partial), compact=True)
             like(self._folder, partial)
-            settle(partial, target)
+            move_into_place(partial, target)
         except lmdb.Error as error:
             raise explain(error, self._name) from error
         except OSError as error:
@@ -396,14 +223,8 @@ class LmdbEngine(BaseEngine):
                 partial.rmdir()
 
     def close(self) -> None:
-        if self._closed:
+        if not self._shut():
             return
-        if os.getpid() != self._pid:
-            self._closed = True
-            return
-        self._take_turn()
-        self._closed = True
-        self._end_turn()
         try:
             if not self.read_only and self.durability == "process":
                 self._env.sync(True)

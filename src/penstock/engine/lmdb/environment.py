@@ -7,7 +7,6 @@ import os
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
@@ -33,7 +32,7 @@ class Environment:
         self.reads = 0
         self.env = self._open()
 
-    def _open(self) -> Any:
+    def _open(self) -> lmdb.Environment:
         for map_bytes in MAP_BYTES:
             try:
                 return lmdb.open(

@@ -1,17 +1,16 @@
-"""The engine without a disk: a sorted map in this process. For tests, and for journals nobody needs to keep."""
+"""The engine without a disk: a sorted map in this process. For tests, and for journals that need not be kept."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from types import TracebackType
 from typing import ClassVar, Self
 
-from penstock.engine.base import BaseEngine, transaction_is_over
+from penstock.engine.base import END, BaseEngine
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.memory.sorted_map import Frozen, SortedMap
-from penstock.engine.overlay import END, OverlayWrite
+from penstock.engine.overlay import OverlayWrite
+from penstock.engine.transaction import HeldRead
 from penstock.errors import ConfigError, NoStore
 
 
@@ -31,40 +30,13 @@ _named: dict[str, _MemoryStore] = {}
 _naming = threading.Lock()
 
 
-class MemoryRead:
+class MemoryRead(HeldRead[Frozen[bytes]]):
     """A snapshot of the map."""
 
-    __slots__ = ("_engine", "_frozen")
+    __slots__ = ()
 
-    def __init__(self, engine: MemoryEngine, frozen: Frozen[bytes]) -> None:
-        self._engine = engine
-        self._frozen: Frozen[bytes] | None = frozen
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._usable().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for item in self._usable().scan(start, stop, reverse=reverse):
-            yield item
-            self._usable()
-
-    def _usable(self) -> Frozen[bytes]:
-        if self._frozen is None or self._engine._closed:
-            raise transaction_is_over()
-        return self._frozen
-
-    def close(self) -> None:
-        frozen, self._frozen = self._frozen, None
-        if frozen is not None:
-            frozen.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _let_go(self, view: Frozen[bytes]) -> None:
+        view.close()
 
 
 class MemoryEngine(BaseEngine):

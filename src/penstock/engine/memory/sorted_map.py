@@ -76,7 +76,7 @@ class SortedMap(Generic[V]):
         self._now = 1
         self._list_stamp = 1
         self._open: set[int] = set()
-        # Stamps of closed snapshots, settled at the next change: closing one needs no lock, so a collector may do it.
+        # Stamps of closed snapshots, dropped at the next change: closing one needs no lock, so a collector may do it.
         self._released: list[int] = []
         self._shared = 0  # the newest stamp some open snapshot can see; what is stamped later is ours alone
 
@@ -99,7 +99,7 @@ class SortedMap(Generic[V]):
         self._now = stamp + 1
         return Frozen(self, self._firsts, self._chunks, stamp)
 
-    def _settle(self) -> None:
+    def _forget_closed(self) -> None:
         while self._released:
             self._open.discard(self._released.pop())
         self._shared = max(self._open, default=0)
@@ -107,7 +107,7 @@ class SortedMap(Generic[V]):
     def put(self, key: bytes, value: V) -> V | None:
         """Sets a key and hands back what it held."""
         if self._released:
-            self._settle()
+            self._forget_closed()
         chunks = self._chunks
         if not chunks:
             self._own_lists()
@@ -141,7 +141,7 @@ class SortedMap(Generic[V]):
     def delete(self, key: bytes) -> V | None:
         """Removes a key and hands back what it held; None when it was not there."""
         if self._released:
-            self._settle()
+            self._forget_closed()
         at = bisect_right(self._firsts, key) - 1
         if at < 0:
             return None
@@ -159,7 +159,7 @@ class SortedMap(Generic[V]):
     def delete_range(self, start: bytes, stop: bytes) -> list[tuple[bytes, V]]:
         """Removes start ≤ key < stop and hands them back with what they held."""
         if self._released:
-            self._settle()
+            self._forget_closed()
         removed: list[tuple[bytes, V]] = []
         if start >= stop or not self._chunks:
             return removed

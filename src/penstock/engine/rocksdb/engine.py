@@ -14,21 +14,20 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 import rocksdict
 
-from penstock.durable import like, settle, sync_folder
-from penstock.engine.base import BaseEngine, check_backup_target, transaction_is_over
+from penstock.durable import like, move_into_place, sync_folder
+from penstock.engine.base import END, BaseEngine, check_backup_target, check_only_own, copy_rows, other_format
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
-from penstock.engine.overlay import END, OverlayWrite
+from penstock.engine.overlay import OverlayWrite
 from penstock.engine.rocksdb import forks
 from penstock.engine.rocksdb.files import Secondary, open_database
-from penstock.engine.rocksdb.log import EMPTY_KEY, voucher
+from penstock.engine.rocksdb.log import EMPTY_KEY, Voucher
+from penstock.engine.rocksdb.transaction import RocksdbRead
 from penstock.engine.rocksdb.view import PinnedRocksdbView, RocksdbView, explain
 from penstock.errors import ConfigError, NoStore, OutcomeUnknown, PenstockError, StorageError
 
@@ -39,62 +38,6 @@ IDLE_READERS = 2
 """Secondary instances a reader keeps for its next snapshot."""
 ATTEMPTS = 20
 """How often a reader tries to open the files of a writer that is just changing them."""
-
-
-class RocksdbRead:
-    """A snapshot of the database, or a secondary instance held still."""
-
-    __slots__ = ("__weakref__", "_engine", "_instance", "_view")
-
-    def __init__(self, engine: RocksdbEngine, view: RocksdbView, instance: Secondary | None) -> None:
-        self._engine = engine
-        self._view: RocksdbView | None = view
-        self._instance = instance
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._usable().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._usable().scan(start, stop, reverse=reverse):
-            yield row
-            self._usable()
-
-    @property
-    def is_open(self) -> bool:
-        return self._view is not None
-
-    def _usable(self) -> RocksdbView:
-        if self._view is None or self._engine._closed:
-            raise transaction_is_over()
-        return self._view
-
-    def rocksdb_objects(self) -> Iterable[object]:
-        if self._view is not None:
-            yield from self._view.rocksdb_objects()
-        if self._instance is not None:
-            yield self._instance.db
-
-    def close(self) -> None:
-        if self._engine.is_foreign_process():
-            return  # forked: what this holds is the parent's, and must not be touched
-        view, self._view = self._view, None
-        instance, self._instance = self._instance, None
-        if view is not None:
-            view.drop()
-        if instance is not None:
-            self._engine._end_read(instance)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
-            self.close()
 
 
 class RocksdbEngine(BaseEngine):
@@ -133,7 +76,7 @@ class RocksdbEngine(BaseEngine):
         if new and read_only:
             raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
         if new:
-            self._check_folder_is_free()
+            check_only_own(self._folder, "rocksdb", _is_rocksdbs)
         forks.note(self)
         try:
             if read_only:
@@ -153,29 +96,17 @@ class RocksdbEngine(BaseEngine):
 
     def _open_database(self) -> None:
         self._db = open_database(self._folder)
+        self._voucher = Voucher(self._folder)
         # What was in the log is in a file of its own and synced before the database is open.
         self._synced_sequence = self._db.latest_sequence_number()
         self._unflushed = self._refused = self._is_closed = False
-
-    def _check_folder_is_free(self) -> None:
-        if not self._folder.is_dir():
-            return
-        others = sorted(entry.name for entry in self._folder.iterdir() if not _is_rocksdbs(entry.name))
-        if others:
-            raise ConfigError(
-                f"{self._folder} holds other things ({', '.join(others[:3])}) and no rocksdb store; "
-                "give the store a folder of its own"
-            )
 
     def _check_format(self, view: RocksdbView) -> None:
         found = view.get(FORMAT_KEY)
         if found == FORMAT:
             return
         if found is not None:
-            raise ConfigError(
-                f"{self._folder} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
-                f"{FORMAT.decode()!r}; use the version that made it, or copy its events over"
-            )
+            raise other_format(self._folder, found, FORMAT)
         if next(view.scan(b"", END), None) is not None:
             raise ConfigError(f"{self._folder} is a RocksDB database of another program; give the store its own folder")
         if self.read_only:
@@ -288,7 +219,7 @@ class RocksdbEngine(BaseEngine):
         else:
             batch = rocksdict.WriteBatch(raw_mode=True)
             if not relaxed:
-                batch.put(EMPTY_KEY, voucher(self._synced_sequence))
+                batch.put(EMPTY_KEY, self._voucher.value(self._synced_sequence))
             for start, stop in changes.ranges:
                 batch.delete_range(start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1])
             for key, value in changes.changes.items():
@@ -317,7 +248,7 @@ class RocksdbEngine(BaseEngine):
         if not self.read_only:
             with self._swap:
                 self._check_database()
-                return self._db.latest_sequence_number()  # type: ignore[no-any-return]
+                return self._db.latest_sequence_number()
         with self._watch:
             facts = self._file_facts()
             if facts != self._facts:
@@ -395,7 +326,7 @@ class RocksdbEngine(BaseEngine):
             else:
                 rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
             like(self._folder, partial)
-            settle(partial, target)
+            move_into_place(partial, target)
         except PenstockError:
             raise
         except OSError as error:
@@ -418,28 +349,13 @@ class RocksdbEngine(BaseEngine):
         with self.read() as snapshot:
             copy = RocksdbEngine(str(folder), durability="process")
             try:
-                waiting: list[tuple[bytes, bytes]] = []
-                bytes_waiting = 0
-                for row in snapshot.scan(b"", END):
-                    waiting.append(row)
-                    bytes_waiting += len(row[1])
-                    if bytes_waiting > 1 << 20:
-                        _put_all(copy, waiting)
-                        waiting, bytes_waiting = [], 0
-                _put_all(copy, waiting)
-                copy.flush()
+                copy_rows(snapshot, copy)
             finally:
                 copy.close()
 
     def close(self) -> None:
-        if self._closed:
+        if not self._shut():
             return
-        if os.getpid() != self._pid:
-            self._closed = True
-            return
-        self._take_turn()
-        self._closed = True
-        self._end_turn()
         for reading in list(self._reads):
             reading.close()
         try:
@@ -449,12 +365,6 @@ class RocksdbEngine(BaseEngine):
             raise explain(error, self._name) from error
         finally:
             self._abandon()
-
-
-def _put_all(engine: RocksdbEngine, rows: list[tuple[bytes, bytes]]) -> None:
-    with engine.write() as tx:
-        for key, value in rows:
-            tx.put(key, value)
 
 
 def _is_rocksdbs(name: str) -> bool:

@@ -7,11 +7,10 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import rocksdict
 
-from penstock.engine.rocksdb.log import vouched
+from penstock.engine.rocksdb.log import Voucher, check_types
 from penstock.engine.rocksdb.manifest import check_end, cut_torn_end
 from penstock.errors import Corrupt
 
@@ -20,13 +19,14 @@ WRITE_BUFFER_BYTES = 16 << 20
 log = logging.getLogger("penstock.engine.rocksdb.engine")
 
 
-def open_database(folder: Path) -> Any:
+def open_database(folder: Path) -> rocksdict.Rdict:
     """Opens a database for writing, as it was after its last commit, or before the first one a crash took.
 
     Only commits that were not synced may be behind the point it comes back to: where a record in the log shows that
     more was on disk, what is missing was damaged, and `Corrupt` says so and leaves everything as it is.
     """
     check_end(folder)
+    check_types(folder)
     try:
         return _open_database(folder)
     except Exception as error:
@@ -36,7 +36,7 @@ def open_database(folder: Path) -> Any:
     return _open_database(folder)
 
 
-def _open_database(folder: Path) -> Any:
+def _open_database(folder: Path) -> rocksdict.Rdict:
     # A log cut exactly between two records looks whole, also when a later one follows: only one log can be trusted so.
     if len([path for path in folder.glob("[0-9]*.log") if path.stat().st_size]) < 2:
         try:
@@ -47,7 +47,7 @@ def _open_database(folder: Path) -> Any:
     found = rocksdict.Rdict(str(folder), make_options(), access_type=rocksdict.AccessType.read_only())
     last = found.latest_sequence_number()
     found.close()
-    if (known := vouched(folder)) > last:
+    if (known := Voucher(folder).highest()) > last:
         raise Corrupt(
             f"the log of rocksdb:{folder} is damaged: it ends at {last} although {known} was on disk; restore a backup"
         )
@@ -100,7 +100,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def make_options(*, whole: bool = False) -> Any:
+def make_options(*, whole: bool = False) -> rocksdict.Options:
     """How penstock opens a database: bounded memory and files.
 
     `whole` refuses a log with anything wrong in it; otherwise the log is read up to the first thing wrong.

@@ -15,11 +15,12 @@ import os
 from pathlib import Path
 
 from penstock.durable import sync_folder
-from penstock.engine.rocksdb.log import BLOCK_BYTES, HEAD, is_sound
+from penstock.engine.rocksdb.log import BLOCK_BYTES, HEAD, is_sound, record_places
 from penstock.errors import Corrupt
 
-KINDS = range(1, 9)
-"""The types of a piece of a record."""
+KINDS = range(1, 5)
+"""The types of a piece of a record. Those of logs that are used again (5 to 8), which a changed bit may make of these,
+are never in a manifest, and RocksDB reads such a last one without end."""
 LAST = (1, 4)
 """The types of a whole record, and of the last piece of one."""
 NUMBERS = {2: "log", 3: "next file", 4: "last sequence", 9: "previous log", 10: "oldest log", 203: "column families"}
@@ -46,17 +47,13 @@ def check_end(folder: Path) -> None:
 
 def _chain_end(data: bytes) -> int:
     """Where the records end, each found by the length of the one before it; checksums are RocksDB's to check."""
-    at = 0
-    while at + HEAD.size <= len(data):
-        left = BLOCK_BYTES - at % BLOCK_BYTES
-        if left < HEAD.size:
-            at += left
-            continue
-        _, length, kind = HEAD.unpack_from(data, at)
-        if kind == 0 or HEAD.size + length > min(left, len(data) - at):
-            break
-        at += HEAD.size + length
-    return at
+    end = 0
+    for at, kind in record_places(data):
+        if kind not in KINDS:
+            return end
+        end = at + HEAD.size + HEAD.unpack_from(data, at)[1]
+    left = BLOCK_BYTES - end % BLOCK_BYTES
+    return end + left if left < HEAD.size else end
 
 
 def cut_torn_end(folder: Path) -> bool:
@@ -97,20 +94,15 @@ def _has_its_log(folder: Path, records: list[bytes]) -> bool:
 def _read(data: bytes) -> tuple[list[bytes], int]:
     """The whole records up to the first that is not sound, and where they end."""
     records: list[bytes] = []
-    pieces, at, end = b"", 0, 0
-    while at + HEAD.size <= len(data):
-        left = BLOCK_BYTES - at % BLOCK_BYTES
-        if left < HEAD.size:
-            at += left
-            continue
-        _, length, kind = HEAD.unpack_from(data, at)
-        if kind == 0 or not is_sound(data, at):
+    pieces, end = b"", 0
+    for at, kind in record_places(data):
+        if not is_sound(data, at):
             break
-        pieces += data[at + HEAD.size : at + HEAD.size + length]
-        at += HEAD.size + length
+        following = at + HEAD.size + HEAD.unpack_from(data, at)[1]
+        pieces += data[at + HEAD.size : following]
         if kind in LAST:
             records.append(pieces)
-            pieces, end = b"", at
+            pieces, end = b"", following
     return records, end
 
 

@@ -19,13 +19,15 @@ class RocksdbView:
 
     __slots__ = ("_db", "_iterators", "_name")
 
-    def __init__(self, db: Any, name: str) -> None:
-        self._db = db
+    def __init__(self, db: rocksdict.Rdict, name: str) -> None:
+        self._db: Any = db  # None once dropped; transactions that are over are not read from
         self._name = name
         # Iterators keep the database open, so they live here, where closing can drop them, and not in generators.
-        self._iterators: dict[int, Any] = {}
+        self._iterators: dict[int, rocksdict.RdictIter] = {}
 
     def get(self, key: bytes) -> bytes | None:
+        if not key:  # the log's own, see `log`; no caller's key is empty
+            return None
         try:
             return self._db.get(key)  # type: ignore[no-any-return]
         except Exception as error:
@@ -44,7 +46,7 @@ class RocksdbView:
         except Exception as error:
             raise explain(error, self._name) from error
 
-    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[Any, int]:
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
         """An iterator standing on the first key, and the number under which it is kept."""
         # The upper bound keeps it from walking on over keys deleted behind the range. rocksdict passes no lower bound
         # on, so walking backwards past the start may cross deleted keys.
@@ -60,7 +62,7 @@ class RocksdbView:
         return iterator, name
 
     def _walk(
-        self, iterator: Any, name: int, start: bytes, stop: bytes, reverse: bool
+        self, iterator: rocksdict.RdictIter, name: int, start: bytes, stop: bytes, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
         try:
             while iterator.valid():
@@ -68,7 +70,7 @@ class RocksdbView:
                 if key < start or key >= stop:
                     return
                 value = iterator.value()
-                iterator = None
+                del iterator
                 yield key, value
                 iterator = self._found_again(name, key)
                 # Stepping only when asked: the next key may lie behind many deleted ones.
@@ -80,7 +82,7 @@ class RocksdbView:
         finally:
             self._forget(name)
 
-    def _found_again(self, name: int, key: bytes) -> Any:
+    def _found_again(self, name: int, key: bytes) -> rocksdict.RdictIter:
         """The iterator after the caller had its turn, standing on the key."""
         iterator = self._iterators.get(name)
         if iterator is None:
@@ -111,16 +113,18 @@ class PinnedRocksdbView(RocksdbView):
 
     PINNED = 0
 
-    def __init__(self, db: Any, name: str) -> None:
+    def __init__(self, db: rocksdict.Rdict, name: str) -> None:
         super().__init__(db, name)
         while True:
             self._sequence = db.latest_sequence_number()
-            self._snapshot = db.snapshot()
+            self._snapshot: Any = db.snapshot()
             self._iterators[self.PINNED] = db.iter()
             if db.latest_sequence_number() == self._sequence:
                 break
 
     def get(self, key: bytes) -> bytes | None:
+        if not key:
+            return None
         try:
             return self._snapshot[key]  # type: ignore[no-any-return]
         except Exception as error:
@@ -128,7 +132,7 @@ class PinnedRocksdbView(RocksdbView):
                 return None
             raise explain(error, self._name) from error
 
-    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[Any, int]:
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
         iterator, name = super()._iterator(start, stop, reverse)
         if self._db.latest_sequence_number() == self._sequence:
             return iterator, name
@@ -142,7 +146,7 @@ class PinnedRocksdbView(RocksdbView):
             pinned.seek(start)
         return pinned, self.PINNED
 
-    def _found_again(self, name: int, key: bytes) -> Any:
+    def _found_again(self, name: int, key: bytes) -> rocksdict.RdictIter:
         iterator = super()._found_again(name, key)
         if name == self.PINNED and (not iterator.valid() or iterator.key() != key):
             iterator.seek(key)

@@ -16,7 +16,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -67,7 +67,7 @@ class _NoLoop:
     def create_future(self) -> _Answer:
         return _Answer()
 
-    def call_soon_threadsafe(self, callback: Any, answer: _Answer, code: int) -> None:
+    def call_soon_threadsafe(self, callback: Callable[[_Answer, int], object], answer: _Answer, code: int) -> None:
         callback(answer, code)
 
 
@@ -75,7 +75,7 @@ _NO_LOOP: Any = _NoLoop()
 _used_by = 0
 
 
-def call(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+def call(coroutine: Coroutine[_Answer, None, T], timeout: float | None = None) -> T:
     """The result of one of SlateDB's coroutines; `TimedOut` when it has none within `timeout` seconds."""
     global _used_by
     if _used_by != os.getpid():
@@ -108,7 +108,7 @@ _library, _rust_call = generated._UniffiLib, generated._uniffi_rust_call
 _slow_lower = generated._UniffiFfiConverterBytes.lower
 
 
-def _lower(value: bytes) -> Any:
+def _lower(value: bytes) -> generated._UniffiRustBuffer:
     """A Rust buffer with the length and the bytes in it, as the generated `lower` makes it."""
     size = len(value)
     buffer = _rust_call(_library.ffi_slatedb_uniffi_rustbuffer_alloc, size + 4)
@@ -135,7 +135,7 @@ def use_fast_bytes() -> bool:
 fast_bytes = use_fast_bytes()
 
 
-def _lift_rows(buffer: Any) -> list[tuple[bytes, bytes]]:
+def _lift_rows(buffer: generated._UniffiRustBuffer) -> list[tuple[bytes, bytes]]:
     """Keys and values out of a buffer of KeyValue records; the generated code makes an object of each."""
     data = ctypes.string_at(buffer.data, buffer.len)
     buffer.free()
@@ -151,9 +151,9 @@ def _lift_rows(buffer: Any) -> list[tuple[bytes, bytes]]:
     return rows
 
 
-def next_rows(iterator: Any, count: int, timeout: float | None) -> list[tuple[bytes, bytes]]:
+def next_rows(iterator: generated.DbIterator, count: int, timeout: float | None) -> list[tuple[bytes, bytes]]:
     """Up to `count` further keys and values of a scan; fewer mean that it is at its end."""
-    rows: Coroutine[Any, Any, list[tuple[bytes, bytes]]] = generated._uniffi_rust_call_async(
+    rows: Coroutine[_Answer, None, list[tuple[bytes, bytes]]] = generated._uniffi_rust_call_async(
         _library.uniffi_slatedb_uniffi_fn_method_dbiterator_next_batch(iterator._uniffi_clone_handle(), count),
         _library.ffi_slatedb_uniffi_rust_future_poll_rust_buffer,
         _library.ffi_slatedb_uniffi_rust_future_complete_rust_buffer,

@@ -9,6 +9,8 @@ from typing import Any
 
 import slatedb.uniffi as sl
 
+from penstock.engine.contract import Snapshot
+from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.place import Place
 from penstock.limits import (
@@ -153,3 +155,20 @@ def count_requests(recorder: sl.DefaultMetricsRecorder | None) -> dict[str, Coun
         found.setdefault("log", Counter())["put"] += logged
         found["database"]["put"] -= logged
     return found
+
+
+def make_batch(view: Snapshot, changes: OverlayWrite) -> sl.WriteBatch | None:
+    """The changes of a transaction over a snapshot as one batch; None when there are none."""
+    batch, count = sl.WriteBatch(), 0
+    for start, stop in changes.ranges:  # SlateDB deletes no ranges: every key in them is looked up
+        for key, _ in view.scan(start, stop):
+            if key not in changes.changes:
+                batch.delete(key)
+                count += 1
+    for key, value in changes.changes.items():
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, value)
+        count += 1
+    return batch if count else None

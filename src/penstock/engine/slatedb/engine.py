@@ -2,17 +2,17 @@
 
 A write transaction is an overlay that becomes one batch and one forced flush of SlateDB's log: one PUT. It is
 acknowledged when the object store has it and the lease is known to be held still. Reads of the writing process see the
-state after the last acknowledged commit, so nobody acts on what is not durable. `durability="process"` means `disk`
+state after the last acknowledged commit, so no reader acts on what is not durable. `durability="process"` means `disk`
 here, because what is not in the object store is in this process's memory; a relaxed commit (`sync=False`) is seen here
 at once, and goes into the object store with the next commit, or after a second.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,35 +20,25 @@ from typing import ClassVar, Self
 
 import slatedb.uniffi as sl
 
-from penstock.engine.base import BaseEngine
+from penstock.engine.base import BaseEngine, copy_rows
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.overlay import END, OverlayWrite
+from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call
-from penstock.engine.slatedb.database import count_requests, flush_log, flush_tables, make_cache, open_database
-from penstock.engine.slatedb.errors import explain
-from penstock.engine.slatedb.follower import Follower
+from penstock.engine.slatedb.database import flush_log, flush_tables, make_batch, make_cache, open_database
+from penstock.engine.slatedb.errors import explain, explained
+from penstock.engine.slatedb.format import FORMAT, FORMAT_KEY, check_folder, is_made
 from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
-from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, copy_rows
-from penstock.engine.slatedb.view import SlatedbRead, SlatedbView
-from penstock.errors import ConfigError, Fenced, NoStore, OutcomeUnknown, PenstockError, StorageError
+from penstock.engine.slatedb.reading.follower import Follower
+from penstock.engine.slatedb.reading.view import SlatedbRead, SlatedbView
+from penstock.engine.slatedb.reading.warming import warm_up
+from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, log_is_long, release_deleted
+from penstock.engine.slatedb.usage import objects_by_purpose, requests_by_cause
+from penstock.errors import Closed, ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
 
-FORMAT = b"penstock slatedb 1"
-FORMAT_KEY = b"\xff" * 505
-"""Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
-
-
-_PURPOSES = {
-    "wal": "log",
-    "compacted": "tables",
-    "manifest": "manifests",
-    "compactions": "compactions",
-    "gc": "collection",
-    "penstock": "lease",
-}
-"""What the objects of a store are for, by the folder they lie in."""
+log = logging.getLogger("penstock.engine.slatedb")
 
 
 class SlatedbEngine(BaseEngine):
@@ -95,10 +85,10 @@ class SlatedbEngine(BaseEngine):
         self._lease: WriterLease | None = None
         self._database: sl.Db | None = None
         self._follower: Follower | None = None
-        self._place = Place(url, self.options)
+        self._place = Place(url, self.options, reading=read_only)
         # Registering its hundred counters takes as long as opening a folder, where requests cost nothing.
         self._recorder = sl.DefaultMetricsRecorder() if remote else None
-        self._check_folder()
+        check_folder(self._place, self.read_only)
         try:
             if read_only:
                 self._open_to_read()
@@ -115,58 +105,41 @@ class SlatedbEngine(BaseEngine):
 
     # opening
 
-    def _check_folder(self) -> None:
-        folder = self._place.folder
-        if folder is None:
-            return
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file; a slatedb store is a folder: give it a name of its own")
-        if (folder / "manifest").is_dir():
-            return
-        others = sorted(entry.name for entry in folder.iterdir() if entry.name != "penstock") if folder.is_dir() else []
-        if others:
-            raise ConfigError(
-                f"{folder} holds other things ({', '.join(others[:3])}) and no slatedb store; "
-                "give the store a folder of its own"
-            )
-        if self.read_only:
-            raise NoStore(f"there is no store at {folder}; open it for writing once to make it")
-
     def _open_to_read(self) -> None:
-        check_store(self._place, LEASE_PATH, writing=False)
+        check_store(self._place, LEASE_PATH, writing=False, timeout=self._timeout)
         self._follower = Follower(self._place, self._name, make_cache(), self._recorder, self.options)
         self._follower.open()
-        self._check_format(self._follower.view())
+        is_made(self._follower.view(), self._name, self.read_only)
 
     def _open_to_write(self) -> None:
-        check_store(self._place, LEASE_PATH, writing=True)
+        standby = self.options.standby
+        check_store(self._place, LEASE_PATH, writing=True, timeout=self._timeout, patient=standby)
         lease = WriterLease(self._place.objects, self._name, self.options.lease)
-        lease.take(takeover=self.options.takeover, standby=self.options.standby, timeout=self._timeout)
+        cache = make_cache()
+
+        def fetch_in_advance() -> None:
+            if standby:
+                warm_up(self._place, cache, self._name, self._timeout)
+
+        lease.acquire(
+            takeover=self.options.takeover,
+            standby=standby,
+            timeout=self._timeout,
+            meanwhile=fetch_in_advance,
+        )
         self._lease = lease
-        lease.keep()
+        lease.renew_until_released()
         self._database = open_database(
-            self._place, make_cache(), self._recorder, lease=self.options.lease, timeout=self._timeout
+            self._place, cache, self._recorder, lease=self.options.lease, timeout=self._timeout
         )
         self._take_snapshot()
-        if not self._check_format(self._view):
+        if not is_made(self._view, self._name, self.read_only):
             call(self._database.put(FORMAT_KEY, FORMAT), self._timeout)
             flush_log(self._database, self._timeout)
             self._take_snapshot()
-
-    def _check_format(self, view: Snapshot) -> bool:
-        found = view.get(FORMAT_KEY)
-        if found == FORMAT:
-            return True
-        if found is not None:
-            raise ConfigError(
-                f"{self._name} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
-                f"{FORMAT.decode()!r}; use the version that made it, or copy its events over"
-            )
-        if next(view.scan(b"", END), None) is not None:
-            raise ConfigError(f"{self._name} is a SlateDB database of another program; give the journal its own place")
-        if self.read_only:
-            raise ConfigError(f"{self._name} is empty, not a store; open it for writing once to make it one")
-        return False
+        if not lease.was_given_back:
+            self._tabling = threading.Thread(target=self._make_table_of_long_log, name="penstock-table", daemon=True)
+            self._tabling.start()
 
     def _take_snapshot(self) -> None:
         assert self._database is not None
@@ -186,7 +159,7 @@ class SlatedbEngine(BaseEngine):
         self._take_turn()
         try:
             self._check_writer()
-            self._settle()
+            self._resolve_doubt()
         except BaseException:
             self._end_turn()
             raise
@@ -202,7 +175,7 @@ class SlatedbEngine(BaseEngine):
         if self._broken is not None:
             raise self._broken
 
-    def _settle(self) -> None:
+    def _resolve_doubt(self) -> None:
         """After a commit whose outcome is not known: waits until it is in the object store, like everything before."""
         if not self._in_doubt:
             return
@@ -224,7 +197,7 @@ class SlatedbEngine(BaseEngine):
     def _commit(self, changes: OverlayWrite) -> None:
         deadline = time.monotonic() + self._timeout
         relaxed = changes.relaxed
-        batch = self._make_batch(changes)
+        batch = make_batch(self._view, changes)
         if batch is None and not (self._unflushed and not relaxed):
             self._foreign = False
             return
@@ -252,23 +225,8 @@ class SlatedbEngine(BaseEngine):
         self._unflushed = relaxed
         self._version += 1
 
-    def _make_batch(self, changes: OverlayWrite) -> sl.WriteBatch | None:
-        batch, count = sl.WriteBatch(), 0
-        for start, stop in changes.ranges:  # SlateDB deletes no ranges: every key in them is looked up
-            for key, _ in self._view.scan(start, stop):
-                if key not in changes.changes:
-                    batch.delete(key)
-                    count += 1
-        for key, value in changes.changes.items():
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
-            count += 1
-        return batch if count else None
-
     def _put_log(self, deadline: float) -> None:
-        """One PUT with everything written so far; returns only while nobody can have taken the lease."""
+        """One PUT with everything written so far; returns only while no other writer can have taken the lease."""
         assert self._database is not None and self._lease is not None
         self._logged += 1
         idle = self._tabling is None or not self._tabling.is_alive()
@@ -280,6 +238,14 @@ class SlatedbEngine(BaseEngine):
         if not self._lease.confirm(max(0.0, deadline - time.monotonic())):
             raise TimedOut(f"the lease could not be renewed within {self._timeout:g} s")
 
+    def _make_table_of_long_log(self) -> None:
+        """Writers that are all killed before their first table must not leave an ever longer log to replay."""
+        try:
+            if log_is_long(self._place, self._timeout):
+                self._make_table()
+        except (sl.Error, TimedOut, StorageError) as error:
+            log.info("%s: the log could not be made a table yet: %s", self._name, error)
+
     def _make_table(self) -> None:
         assert self._database is not None
         with suppress(sl.Error):  # the next commit meets it too
@@ -290,9 +256,17 @@ class SlatedbEngine(BaseEngine):
     def changes(self) -> int:
         self._check_usable()
         if self._follower is not None:
-            self._follower.look()
+            self._follower.refresh()
             return self._follower.version
         return self._version
+
+    def expect_word(self, expected: bool) -> None:
+        if self._follower is not None:
+            self._follower.told = expected
+
+    def hear_word(self) -> None:
+        if self._follower is not None:
+            self._follower.hear_word()
 
     def flush(self) -> None:
         self._check_usable()
@@ -302,16 +276,16 @@ class SlatedbEngine(BaseEngine):
             pass  # an empty transaction takes along what relaxed ones left behind
 
     def reclaim(self) -> None:
-        """Has everything merged into one sorted run; what that replaces is collected when no snapshot can need it."""
+        """Has everything merged into one sorted run; what that replaces is collected when no snapshot can need it.
+
+        Tables that only backups needed which were deleted since are let go of, too.
+        """
         self._check_writable()
         assert self._database is not None
         self._check_writer()
-        try:
+        with explained(self._name, "compacted"):
+            release_deleted(self._place, self.options, self._timeout)
             compact(self._place, self._database, self._timeout)
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise StorageError(f"{self._name} could not be compacted now: {error}", retryable=True) from error
 
     def writer(self) -> str | None:
         """Who holds the lease, or held it last without giving it back."""
@@ -324,26 +298,13 @@ class SlatedbEngine(BaseEngine):
 
         Causes are log (commits), database (tables, opening, reading), compaction, collection, lease, following.
         """
-        if self._recorder is None:
-            return {}
-        found: dict[str, dict[str, int]] = {
-            cause: dict(kinds) for cause, kinds in count_requests(self._recorder).items()
-        }
-        if self._lease is not None:
-            found["lease"] = {"put": self._lease.renewals + 1}
-        if self._follower is not None:
-            found["following"] = {"head": self._follower.looks}
-        return found
+        return {} if self._recorder is None else requests_by_cause(self._recorder, self._lease, self._follower)
 
     def collect(self) -> None:
         """Removes objects that no state refers to, except young ones; it also happens every ten minutes."""
         self._check_writable()
-        try:
+        with explained(self._name, "collected"):
             collect(self._place, self.options.lease, self._timeout)
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise StorageError(f"{self._name} could not be collected now: {error}", retryable=True) from error
 
     def size(self) -> int:
         """Bytes of all objects, also of those that wait for collection."""
@@ -352,10 +313,7 @@ class SlatedbEngine(BaseEngine):
 
     def objects(self) -> dict[str, int]:
         self._check_usable()
-        found: Counter[str] = Counter()
-        for path, _ in self._place.objects.sizes():
-            found[_PURPOSES.get(path.partition("/")[0], "other")] += 1
-        return dict(found)
+        return objects_by_purpose(self._place)
 
     def unstored_seconds(self) -> float:
         if self._database is None or self._closed or not self._unflushed:
@@ -363,6 +321,9 @@ class SlatedbEngine(BaseEngine):
         if self._database.status().durable_seq >= self._newest:  # SlateDB has put it into the log by itself
             return 0.0
         return time.monotonic() - self._relaxed_since
+
+    def usable(self) -> bool:
+        return self._broken is None and (self._lease is None or not self._lease.lost)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a copy into a folder; or, given a url in the same bucket, makes a store there.
@@ -390,26 +351,17 @@ class SlatedbEngine(BaseEngine):
             finally:
                 copy.close()
             return
-        try:
+        with explained(self._name, "backed up"):
             with self.write():
-                pass  # everything acknowledged so far is settled, and what relaxed commits left behind is in the log
+                pass  # everything acknowledged so far is written, and what relaxed commits left behind is in the log
             assert self._database is not None
             flush_tables(self._database, self._timeout)
             clone(self._place, target, self._timeout)
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise StorageError(f"{self._name} could not be backed up now: {error}", retryable=True) from error
+            release_deleted(self._place, self.options, self._timeout)
 
     def close(self) -> None:
-        if self._closed:
+        if not self._shut():
             return
-        if os.getpid() != self._pid:
-            self._closed = True
-            return
-        self._take_turn()
-        self._closed = True
-        self._end_turn()
         self._let_go(patient=True)
 
     def _let_go(self, *, patient: bool) -> None:
@@ -421,8 +373,9 @@ class SlatedbEngine(BaseEngine):
             if self._database is not None:
                 call(self._database.shutdown(), self._timeout if patient else 1.0)
         except sl.Error as error:
-            # A writer that was replaced has nothing left to lose: what it acknowledged is the other one's now.
-            replaced = isinstance(explain(error, self._name), Fenced)
+            # A writer that was replaced has nothing left to lose: what it acknowledged is the other one's now. SlateDB
+            # says that it was fenced, or, where it found out by itself before, that it is closed.
+            replaced = isinstance(explain(error, self._name), Fenced | Closed)
             failed = error if self._broken is None and patient and not replaced else None
         except TimedOut as error:
             failed = error if self._unflushed and patient else None
@@ -434,23 +387,5 @@ class SlatedbEngine(BaseEngine):
         if failed is not None:
             raise StorageError(
                 f"{self._name} was closed without the store: {failed}. What was acknowledged is safe; commits that "
-                "nobody waited for may be lost"
+                "no caller waited for may be lost"
             ) from failed
-
-
-class S3Engine(SlatedbEngine):
-    """A store in Amazon S3, or in what speaks its language."""
-
-    scheme: ClassVar[str] = "s3"
-
-
-class GoogleEngine(SlatedbEngine):
-    """A store in Google Cloud Storage."""
-
-    scheme: ClassVar[str] = "gs"
-
-
-class AzureEngine(SlatedbEngine):
-    """A store in Azure Blob Storage."""
-
-    scheme: ClassVar[str] = "az"

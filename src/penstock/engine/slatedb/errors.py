@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import slatedb.uniffi as sl
 
 from penstock.engine.base import transaction_is_over
+from penstock.engine.slatedb.bridge import TimedOut
 from penstock.errors import Corrupt, Fenced, PenstockError, StorageError
 
 _GONE = ("not found", "notfound", "no such file", "nosuchkey")
@@ -37,3 +41,14 @@ def fenced(name: str, by: str, epoch: int = 0) -> Fenced:
         "Close this journal; open it again with standby=True to wait for its turn",
         epoch=epoch,
     )
+
+
+@contextmanager
+def explained(name: str, done: str) -> Iterator[None]:
+    """What SlateDB raises as an error of ours; `done` says what could not be done in time."""
+    try:
+        yield
+    except sl.Error as error:
+        raise explain(error, name) from error
+    except TimedOut as error:
+        raise StorageError(f"{name} could not be {done} now: {error}", retryable=True) from error

@@ -2,9 +2,9 @@
 
 The holder renews it after about half its term. A newcomer compares no clocks: it watches, by its own, whether the
 object changes for a whole term, and only then replaces it. The holder counts its term from before the put that renewed
-it and stops acknowledging a tenth earlier, so it has stopped before anybody can have taken over, however long the put
-took. A put whose answer was lost is found again by its number (`nonce`). SlateDB's own fence makes a takeover certain;
-the lease makes sure that there is none by accident.
+it and stops acknowledging a tenth earlier, so it has stopped before another writer can have taken over, however long
+the put took. A put whose answer was lost is found again by its number (`nonce`). SlateDB's own fence makes a takeover
+certain; the lease makes sure that there is none by accident.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ SAFETY = 0.9
 """The part of its term after which a holder stops acknowledging; the rest is for clocks of different speeds."""
 RENEW_AT = 0.6
 """The part of its term after which a lease is renewed, when all goes well."""
+LATE_AT = 0.75
+"""The part of its term after which a lease that was not renewed makes a newcomer expect to take it."""
 RETRIES = 12
 """Into how many pauses a term is divided when renewing fails, or when a newcomer watches."""
 
@@ -61,7 +63,10 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Another one in every put; the last field, where a store that compares endings looks."""
 
     def who(self) -> str:
-        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            since = datetime.fromtimestamp(self.since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        except (ValueError, OverflowError, OSError):
+            return f"process {self.pid} on {self.host}"
         return f"process {self.pid} on {self.host} since {since} UTC"
 
 
@@ -108,6 +113,8 @@ class WriterLease:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self.renewals = 0
+        self.was_given_back = True
+        """Whether the writer before, if there was one, ended as it should."""
 
     @property
     def epoch(self) -> int:
@@ -116,17 +123,28 @@ class WriterLease:
 
     # taking
 
-    def take(self, *, takeover: bool = False, standby: bool = False, timeout: float) -> None:
-        """Takes the lease, or raises `Locked`; `standby` waits for it, `takeover` takes it from a holder that lives."""
+    def acquire(
+        self,
+        *,
+        takeover: bool = False,
+        standby: bool = False,
+        timeout: float,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Takes the lease, or raises `Locked`; `standby` waits for it, `takeover` takes it from a holder that lives.
+
+        `meanwhile` is called, and must return at once, when a wait begins and when its holder is late in renewing.
+        """
         deadline = self._clock() + timeout
         seen: Stored | None = None
         first_seen = 0.0
+        late = waited = False
         while True:
             try:
                 found = self._store.read(LEASE_PATH, seen)
                 holder = None if found is None else _decode(found, self._name)
                 if found is None or holder is None or holder.owner == self._record.owner:
-                    # Nobody's, or this writer's: the answer to an earlier put was lost.
+                    # No writer's, or this one's: the answer to an earlier put was lost.
                     if self._put(found.version if found else None, holder.epoch if holder else 1):
                         break
                     continue
@@ -138,9 +156,10 @@ class WriterLease:
                 continue
             if seen is None or found.version != seen.version:
                 renewed = seen is not None
-                seen, first_seen = found, self._clock()
+                seen, first_seen, late = found, self._clock(), False
                 if not standby and not takeover and not holder.released and (renewed or _runs_here(holder)):
                     raise self._locked(holder)
+            self.was_given_back = holder.released
             free = holder.released or takeover or _died_here(holder)
             if free or self._clock() - first_seen >= holder.seconds:
                 try:
@@ -155,12 +174,17 @@ class WriterLease:
                 if not standby and not takeover:
                     raise self._locked(self._read() or holder)
                 continue
-            self._sleep(holder.seconds / RETRIES)
+            left = first_seen + holder.seconds - self._clock()
+            if not waited or (not late and left < holder.seconds * (1 - LATE_AT)):
+                late = waited
+                waited = True
+                meanwhile()
+            self._sleep(max(0.0, min(holder.seconds / RETRIES, left)))
         _held_here.add(self._record.owner)
 
-    def keep(self) -> None:
+    def renew_until_released(self) -> None:
         """Has a thread renew the lease until `release`."""
-        self._thread = threading.Thread(target=self._keep, name="penstock-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_loop, name="penstock-lease", daemon=True)
         self._thread.start()
 
     def _put(self, version: Version | None, epoch: int) -> bool:
@@ -199,7 +223,7 @@ class WriterLease:
 
     # holding
 
-    def _keep(self) -> None:
+    def _renew_loop(self) -> None:
         pause: float | None = self._record.seconds * RENEW_AT
         while pause is not None and not self._ending.wait(pause):
             pause = self.beat()
@@ -250,6 +274,11 @@ class WriterLease:
             self._lost = fenced(self._name, by, now.epoch if now is not None else 0)
             self._changed.notify_all()
 
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to be another writer's."""
+        return self._lost is not None
+
     def check(self) -> None:
         """`Fenced` when another writer has taken the lease."""
         if self._lost is not None:
@@ -257,7 +286,7 @@ class WriterLease:
 
     @property
     def holds(self) -> bool:
-        """Whether nobody else can have taken the lease yet."""
+        """Whether no other writer can have taken the lease yet."""
         return self._lost is None and self._clock() < self._good_until
 
     def confirm(self, timeout: float) -> bool:
@@ -279,8 +308,12 @@ class WriterLease:
             return
         self._record = msgspec.structs.replace(self._record, released=True, nonce=secrets.token_hex(8))
         try:
-            self._store.put_if(LEASE_PATH, msgspec.json.encode(self._record), self._version)
-        except (VersionConflict, StorageError) as error:
+            renewed = self._renew_once()
+            if renewed is False:  # an earlier put arrived though its answer was lost: its version is known now
+                renewed = self._renew_once()
+            if renewed is None:
+                log.info("the lease of %s is another writer's already", self._name)
+        except (StorageError, Corrupt) as error:
             log.warning("the lease of %s could not be given back, it runs out by itself: %s", self._name, error)
 
 
@@ -293,7 +326,7 @@ def read_lease(store: LeaseStore, name: str) -> LeaseRecord | None:
 def _decode(found: Stored, name: str) -> LeaseRecord:
     try:
         return msgspec.json.decode(bytes(found.data), type=LeaseRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(
             f"the lease of {name} ({LEASE_PATH}) is damaged: {error}. When no writer runs, delete that object"
         ) from error

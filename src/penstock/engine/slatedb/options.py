@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.limits import LEASE_SECONDS, LEASE_SECONDS_LEAST, STORE_TIMEOUT
+from penstock.names import is_number
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class ObjectOptions:
     """Waits for as long as another writer holds the lease."""
     hold: float = 0.0
     """Seconds for which a checkpoint keeps the tables a reader has opened from collection; 0: none is made."""
-    store: Mapping[str, Any] = field(default_factory=dict)
+    store: Mapping[str, object] = field(default_factory=dict)
     """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
 
     def __post_init__(self) -> None:
         for name, least in (("linger", 0.0), ("hold", 0.0), ("timeout", 0.01), ("lease", LEASE_SECONDS_LEAST)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            if not is_number(value) or not least <= value < math.inf:
                 raise ConfigError(f"{name} must be a number of seconds of at least {least:g}, not {value!r}")
         if self.takeover and self.standby:
             raise ConfigError("takeover=True takes the lease at once, standby=True waits for it: say one of them")

@@ -1,23 +1,41 @@
-"""Compaction on request, and backups."""
+"""Compaction on request, backups, and what deleted backups held."""
 
 from __future__ import annotations
 
+import logging
 import os
-from urllib.parse import urlsplit
+import time
+import uuid
 
+import msgspec
 import slatedb.uniffi as sl
 
-from penstock.engine.base import check_backup_target
-from penstock.engine.contract import Engine, Snapshot
-from penstock.engine.overlay import END
+from penstock.buffer.store.cloud import CloudStore
+from penstock.buffer.store.opening import open_cloud
+from penstock.engine.base import check_backup_target, copy_rows
+from penstock.engine.contract import Snapshot
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.database import collectable_age, flush_tables
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
+from penstock.engine.slatedb.reading.follower import LOG_PATH
 from penstock.errors import ConfigError
+from penstock.limits import TABLE_COMMITS
+from penstock.names import split_url
 
-COPY_BYTES = 8 << 20
-"""What one commit of a copy holds."""
+log = logging.getLogger("penstock.engine.slatedb")
+
+BACKUPS = "penstock/backups"
+"""Where a journal notes the backups that hold its tables."""
+
+
+class _Backup(msgspec.Struct):
+    """A backup of the same tables: where it is, and the checkpoints that keep them: the databases' paths and ids."""
+
+    url: str
+    checkpoints: list[tuple[str, str]]
+    """Empty while the backup is being made, and after a kill amid that."""
+    begun_ms: int = 0
 
 
 def compact(place: Place, database: sl.Db, timeout: float) -> None:
@@ -55,29 +73,9 @@ def collect(place: Place, lease: float, timeout: float) -> None:
     )
 
 
-def copy_rows(snapshot: Snapshot, target: Engine) -> None:
-    """Writes every row of a snapshot into an empty store, in commits of a few megabytes."""
-    rows: list[tuple[bytes, bytes]] = []
-    waiting = 0
-    for row in snapshot.scan(b"", END):
-        rows.append(row)
-        waiting += len(row[0]) + len(row[1])
-        if waiting > COPY_BYTES:
-            _put_all(target, rows)
-            rows, waiting = [], 0
-    _put_all(target, rows)
-    target.flush()
-
-
-def _put_all(target: Engine, rows: list[tuple[bytes, bytes]]) -> None:
-    with target.write(sync=False) as tx:
-        for key, value in rows:
-            tx.put(key, value)
-
-
 def backup_place(source: Place, destination: str, options: ObjectOptions) -> Place:
     """Where in the bucket of a journal a backup of it goes; ConfigError when it cannot go there."""
-    there, here = urlsplit(destination), urlsplit(source.url)
+    there, here = split_url(destination), split_url(source.url)
     if (there.scheme, there.netloc) != (here.scheme, here.netloc):
         raise ConfigError(
             f"a backup of {source.url} goes into the same bucket ({here.scheme}://{here.netloc}/…) or into a folder, "
@@ -95,13 +93,60 @@ def backup_place(source: Place, destination: str, options: ObjectOptions) -> Pla
 def clone(source: Place, target: Place, timeout: float) -> None:
     """Makes a store at `target` of the tables at `source`, which are not copied: a checkpoint there keeps them.
 
-    The log is not part of it, so the writer makes a table of it first.
+    The log is not part of it, so the writer makes a table of it first. It is noted before it is made: a process that
+    is killed in between leaves a note from which `release_deleted` finds the checkpoint.
     """
+    note = f"{BACKUPS}/{uuid.uuid4().hex}"
+    record = _Backup(target.url, [], int(time.time() * 1000))
+    source.objects.put_if(note, msgspec.json.encode(record), None)
     admin = sl.AdminBuilder(target.path, target.store).build()
     origin = sl.CloneSourceSpec(path=source.path, checkpoint=None, projection_range=None)
     builder = admin.create_clone_builder_from_source(origin)
     builder.with_object_store(source.store)
     call(builder.build(), timeout)
+    _complete(source, note, record, target, timeout)
+
+
+def _complete(source: Place, note: str, record: _Backup, target: Place, timeout: float) -> None:
+    """Notes the checkpoints that keep a backup's tables; its own first manifest names them."""
+    made = call(sl.AdminBuilder(target.path, target.store).build().read_manifest(None), timeout)
+    held = [] if made is None else [(one.path, one.final_checkpoint_id) for one in made.external_dbs]
+    record.checkpoints = [(path, id) for path, id in held if id is not None]
+    _store(source).put(note, msgspec.json.encode(record))
+
+
+def _store(place: Place) -> CloudStore:
+    assert isinstance(place.objects, CloudStore), "only a bucket has backups beside a journal"
+    return place.objects
+
+
+def release_deleted(place: Place, options: ObjectOptions, timeout: float) -> int:
+    """Lets go of the tables of backups that were deleted, so that collection frees them; how many backups those are."""
+    if not isinstance(place.objects, CloudStore):
+        return 0
+    released = 0
+    for path in list(place.objects.list(BACKUPS)):
+        found = place.objects.get(path)
+        if found is None:
+            continue
+        record = msgspec.json.decode(bytes(found), type=_Backup)
+        there = open_cloud(record.url, options.store)
+        if next(there.list("manifest"), None) is not None:
+            if not record.checkpoints:
+                _complete(place, path, record, Place(record.url, options), timeout)
+            continue
+        if not record.checkpoints and time.time() * 1000 - record.begun_ms < collectable_age(options.lease) * 1000:
+            continue  # it may be about to be made
+        for held, checkpoint in record.checkpoints:
+            try:
+                call(sl.AdminBuilder(held, place.store).build().delete_checkpoint(checkpoint), timeout)
+            except sl.Error.Unavailable:
+                raise  # the store's bad day: the note stays for the next time
+            except sl.Error as error:
+                log.info("the checkpoint of a deleted backup in %s is gone already: %s", held, error)
+        place.objects.delete([path])
+        released += 1
+    return released
 
 
 def back_up(snapshot: Snapshot, destination: str | os.PathLike[str]) -> None:
@@ -122,3 +167,10 @@ def back_up(snapshot: Snapshot, destination: str | os.PathLike[str]) -> None:
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def log_is_long(place: Place, timeout: float) -> bool:
+    """Whether opening would replay more objects of the log than a writer leaves between two tables."""
+    manifest = call(sl.AdminBuilder(place.path, place.store).build().read_manifest(None), timeout)
+    after = 0 if manifest is None else manifest.replay_after_wal_id
+    return place.objects.exists(LOG_PATH.format(after + TABLE_COMMITS))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
@@ -18,23 +17,25 @@ from typing import ClassVar, Self
 
 import apsw
 
-from penstock.durable import like, settle, sync_file, sync_folder
+from penstock.durable import like, move_into_place, sync_folder
 from penstock.engine.base import BaseEngine, check_backup_target
 from penstock.engine.contract import Durability
+from penstock.engine.sqlite.checkpoints import (
+    BEGIN_WRITE,
+    CHECKPOINT_COMMITS,
+    CHECKPOINT_PAGES,
+    LOG_BYTES,
+    PAGE_BYTES,
+    ROLLBACK,
+    WriteAheadLog,
+    wait_a_little,
+)
 from penstock.engine.sqlite.errors import explain, write_failed
-from penstock.engine.sqlite.format import MAKE, WAIT_SECONDS, is_made, run_all, switch_to_log
+from penstock.engine.sqlite.format import MAKE, is_made, run_all, switch_to_log
 from penstock.engine.sqlite.log import LogDoubt
 from penstock.engine.sqlite.transaction import SqliteRead, SqliteWrite
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, StorageError
 
-PAGE_BYTES = 4096
-CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
-"""The log is copied into the database after so many pages; after fewer when they came in this many small commits,
-because a log short enough to be written over again and again syncs faster than one that grows."""
-LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
-"""A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
-LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
-"""How much of the write-ahead log is allocated in advance: as much as is filled between two checkpoints."""
 LOG_LIMIT_BYTES = 64 << 20
 """A log that a long read made larger than this is cut back when it starts over."""
 CACHE_KIB = 8000
@@ -46,11 +47,8 @@ IDLE_READERS = 8
 
 CONNECT = "PRAGMA wal_autocheckpoint=0"
 """What every connection is told: the engine itself decides when the log is copied into the database."""
-BEGIN_WRITE = "BEGIN IMMEDIATE"
 COMMIT = "COMMIT"
-ROLLBACK = "ROLLBACK"
 BEGIN_READ = "BEGIN; SELECT 1 FROM kv LIMIT 1"
-END_READ = "COMMIT"
 SYNC = "PRAGMA synchronous=FULL"
 NO_SYNC = "PRAGMA synchronous=NORMAL"
 DATA_VERSION = "PRAGMA data_version"
@@ -92,7 +90,7 @@ class SqliteEngine(BaseEngine):
             name = self._path.as_uri() + "?immutable=1"
             flags |= apsw.SQLITE_OPEN_URI
         connection = apsw.Connection(name, flags=flags, vfs=self._vfs or None)
-        connection.set_busy_handler(_wait_a_little)
+        connection.set_busy_handler(wait_a_little)
         return connection
 
     def _connect_reader(self) -> apsw.Connection:
@@ -146,7 +144,7 @@ class SqliteEngine(BaseEngine):
         switch_to_log(writer)
         run_all(writer, f"{CONNECT}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES}")
         run_all(writer, f"PRAGMA cache_size=-{CACHE_KIB}; {SYNC}")
-        self._log_pages = self._checked_pages = self._unchecked_commits = 0
+        self._wal = WriteAheadLog(self._log, self._doubt, writer)
         writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
         self._unsynced = self._logged = False
@@ -155,24 +153,8 @@ class SqliteEngine(BaseEngine):
             sync_folder(self._path.parent)
         self._writer_execute = writer.cursor().execute
         if self._doubt.raised:
-            self._settle_doubt()
-        self._allocate_log()
-
-    def _allocate_log(self) -> None:
-        """Grows the log file to its working size; inside SQLite's write lock, so that nobody else is writing to it."""
-        if not hasattr(os, "posix_fallocate"):
-            return
-        self._writer.execute(BEGIN_WRITE)
-        try:
-            descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.posix_fallocate(descriptor, 0, LOG_BYTES)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            pass  # a full disk, or a file system without it: the log grows as it is written
-        finally:
-            self._writer.execute(ROLLBACK)
+            self._wal.repair()
+        self._wal.allocate()
 
     # reading
 
@@ -209,7 +191,7 @@ class SqliteEngine(BaseEngine):
             if len(self._idle) >= IDLE_READERS:
                 connection.close(True)
                 return
-            connection.execute(END_READ)
+            connection.execute(COMMIT)
         except apsw.Error:
             # Broken, or in the middle of a call on another thread, which then closes it by dropping it.
             with suppress(apsw.ThreadingViolationError):
@@ -240,8 +222,8 @@ class SqliteEngine(BaseEngine):
         return SqliteWrite(self, sync)
 
     def _begin(self, sync: bool) -> bool:
-        """Waits for this thread's turn, starts a transaction on the writing connection, and says whether anybody else
-        has committed meanwhile."""
+        """Waits for this thread's turn, starts a transaction on the writing connection, and says whether another
+        process has committed meanwhile."""
         if self._turn.acquire(False):
             self._turn_owner = get_ident()
         else:
@@ -252,7 +234,7 @@ class SqliteEngine(BaseEngine):
             execute = self._writer_execute
             sync = sync and self.durability == "disk"
             if self._doubt.raised:
-                self._settle_doubt()
+                self._wal.repair()
             if sync is not self._syncing:
                 execute(SYNC if sync else NO_SYNC)
                 self._syncing = sync
@@ -289,58 +271,16 @@ class SqliteEngine(BaseEngine):
         elif self._unsynced:
             # SQLite syncs nothing when nothing changed, as when a relaxed commit wrote the very same before.
             if not self._logged:
-                self._sync_log()
+                self._wal.sync()
             self._unsynced = False
-        self._unchecked_commits += 1
-        if self._unchecked_commits >= CHECKPOINT_COMMITS or not (
-            0 <= self._log_pages - self._checked_pages < CHECKPOINT_PAGES
-        ):
-            self._checkpoint_in_passing()
+        wal = self._wal
+        wal.unchecked_commits += 1
+        if wal.unchecked_commits >= CHECKPOINT_COMMITS or not (0 <= wal.pages - wal.checked_pages < CHECKPOINT_PAGES):
+            wal.checkpoint_in_passing(self._syncing)
 
     def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        self._log_pages, self._logged = pages, True
+        self._wal.pages, self._logged = pages, True
         return apsw.SQLITE_OK
-
-    def _checkpoint_in_passing(self) -> None:
-        """Copies the log into the database now and then, so that it can start over."""
-        pages = self._log_pages
-        if pages < self._checked_pages:
-            self._checked_pages = 0
-        grown = pages - self._checked_pages
-        # A commit that is not synced gains nothing from a short log, and a checkpoint costs two syncs.
-        enough = CHECKPOINT_COMMITS if self._syncing else 8 * CHECKPOINT_COMMITS
-        if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self._unchecked_commits < enough):
-            return
-        self._checked_pages, self._unchecked_commits = pages, 0
-        with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write
-            if pages < LONG_LOG_PAGES:
-                self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
-            else:
-                self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_RESTART, milliseconds=50)
-
-    def _checkpoint_waiting(self, mode: int, *, milliseconds: int) -> None:
-        self._writer.set_busy_timeout(milliseconds)
-        try:
-            with suppress(apsw.BusyError):
-                self._checkpoint(mode)
-        finally:
-            self._writer.set_busy_handler(_wait_a_little)
-
-    def _checkpoint(self, mode: int) -> None:
-        try:
-            self._writer.wal_checkpoint(mode=mode)
-        except apsw.IOError:
-            self._doubt.raise_()  # it syncs the log first
-            raise
-
-    def _settle_doubt(self) -> None:
-        """Makes the log whole after a sync of it failed, while no process writes to it."""
-        frames = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
-        self._writer.execute(BEGIN_WRITE)
-        try:
-            self._doubt.settle(frames)
-        finally:
-            self._writer.execute(ROLLBACK)
 
     def _rollback(self) -> None:
         try:
@@ -365,22 +305,7 @@ class SqliteEngine(BaseEngine):
         """Syncs the log; what left the log for the database was synced on the way."""
         self._check_usable()
         if not self.read_only:
-            self._sync_log()
-
-    def _sync_log(self) -> None:
-        try:
-            descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise OutcomeUnknown(f"{self._log} could not be synced: {error}; it may be lost in a power cut") from error
-        try:
-            sync_file(descriptor)
-        except OSError as error:
-            self._doubt.raise_()
-            raise OutcomeUnknown(f"{self._log} could not be synced: {error}; it may be lost in a power cut") from error
-        finally:
-            os.close(descriptor)
+            self._wal.sync()
 
     def reclaim(self) -> None:
         """Moves pages from the end of the file into free ones, a few at a time, cuts the file and empties the log."""
@@ -390,8 +315,8 @@ class SqliteEngine(BaseEngine):
                 pass
             self._take_turn()
             try:
-                self._checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=500)
-                self._allocate_log()
+                self._wal.checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=500)
+                self._wal.allocate()
             finally:
                 self._end_turn()
         except apsw.Error as error:
@@ -442,7 +367,7 @@ class SqliteEngine(BaseEngine):
                 connection.execute("VACUUM INTO ?", (str(partial),))
             finally:
                 connection.close(True)
-            settle(partial, target)
+            move_into_place(partial, target)
         except apsw.Error as error:
             raise self._explain(error) from error
         except OSError as error:
@@ -464,30 +389,12 @@ class SqliteEngine(BaseEngine):
             with self._watch:
                 self._watcher.close(True)
             if not self.read_only:
-                self._close_writer()
+                self._wal.close()
         finally:
             if not self.read_only:
                 self._end_turn()
-
-    def _close_writer(self) -> None:
-        if self._doubt.raised:
-            try:
-                self._settle_doubt()
-            except (StorageError, apsw.Error):
-                # The last one to close copies the log into the database; from a log with a hole it must not.
-                self._writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self._writer.close(True)
 
     def _explain(self, error: apsw.Error) -> PenstockError:
         if self._closed:
             return Closed(f"{self._name} is closed")
         return explain(error, self._file)
-
-
-def _wait_a_little(calls: int) -> bool:
-    """SQLite's busy handler: short sleeps first, because most commits of other processes take under a millisecond."""
-    pause = min(0.0002 * (calls + 1), 0.005)
-    if calls * 0.005 > WAIT_SECONDS:
-        return False
-    time.sleep(pause)
-    return True

@@ -7,6 +7,11 @@ import apsw
 from penstock.errors import ConfigError, Corrupt, PenstockError, StorageError
 
 
+def damaged_row(key: object) -> Corrupt:
+    """A row that holds a number, a text or nothing where bytes were stored: SQLite types values, not columns."""
+    return Corrupt(f"a row of the database holds no bytes (key {key!r}): the file is damaged")
+
+
 def write_failed(error: apsw.IOError) -> bool:
     """Whether a commit failed while its pages were written: then its last one, without which none counts, was not."""
     # Errors that Python code raises inside SQLite do not have it.

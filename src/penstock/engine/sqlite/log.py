@@ -39,7 +39,7 @@ class LogDoubt:
         with suppress(OSError):  # a disk that takes no file either: this process still knows
             self._mark.touch(0o600)
 
-    def settle(self, frames: int) -> None:
+    def repair(self, frames: int) -> None:
         """Makes the log whole, of which the first `frames` are in use; StorageError when that fails."""
         try:
             self._write_again()

@@ -11,6 +11,7 @@ import apsw
 
 from penstock.engine.base import check_key, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES
+from penstock.engine.sqlite.errors import damaged_row
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ SCAN = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k"
 SCAN_REVERSE = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k DESC"
 
 
-def _refuse(*_: object) -> Any:
+def _refuse(*_: object) -> object:
     raise transaction_is_over()
 
 
@@ -40,7 +41,12 @@ class _SqliteTransaction:
 
     def get(self, key: bytes) -> bytes | None:
         try:
-            return self._execute(GET, (key,)).get  # type: ignore[no-any-return]
+            found = self._execute(GET, (key,)).get
+            if found.__class__ is not bytes and found is not None:
+                raise damaged_row(key)
+            return found
+        except UnicodeDecodeError as error:
+            raise damaged_row(key) from error
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
@@ -50,7 +56,12 @@ class _SqliteTransaction:
         cursor = self._connection.cursor()
         self._scans.add(cursor)
         try:
-            yield from cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop))
+            for row in cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop)):
+                if row[1].__class__ is not bytes or row[0].__class__ is not bytes:
+                    raise damaged_row(row[0])
+                yield row
+        except UnicodeDecodeError as error:
+            raise damaged_row(start) from error
         except (apsw.CursorClosedError, apsw.ConnectionClosedError) as error:
             raise transaction_is_over() from error
         except apsw.Error as error:

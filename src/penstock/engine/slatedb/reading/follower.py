@@ -23,9 +23,15 @@ from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, open_reader
 from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
-from penstock.engine.slatedb.view import LayeredView, SlatedbView
+from penstock.engine.slatedb.reading.view import LayeredView, SlatedbView
 from penstock.errors import ConfigError, NoStore, StorageError
-from penstock.limits import FOLLOW_BYTES, FOLLOW_IDLE_SECONDS, FOLLOW_SECONDS
+from penstock.limits import (
+    FOLLOW_BYTES,
+    FOLLOW_IDLE_SECONDS,
+    FOLLOW_SECONDS,
+    FOLLOW_TOLD_LEAST,
+    FOLLOW_TOLD_SECONDS,
+)
 
 log = logging.getLogger("penstock.engine.slatedb")
 
@@ -36,6 +42,11 @@ RENEW_SECONDS = SNAPSHOT_SECONDS / 3
 HOLD_TIMEOUT = 5.0
 """How long a reader waits for a checkpoint before it goes without."""
 LOG_PATH = "wal/{:020d}.sst"
+OPEN_FETCHES = 8
+"""How many objects of the log are fetched at once when it is read for the first time; afterwards one.
+
+SlateDB looks for as many behind the newest one in vain, with three requests each.
+"""
 _ROW_OVERHEAD = 120
 
 
@@ -58,23 +69,28 @@ class Follower:
         self._hold = options.hold
         self._checkpoint: str | None = None
         self._admin = sl.AdminBuilder(place.path, place.store).build()
-        self._log = sl.SlateDbWalReader(place.path, place.store)
+        self._log = _log_reader(place, 1)
         self._lock = threading.Lock()
         self._rows: SortedMap[bytes | None] = SortedMap()
         self._numbers: dict[bytes, int] = {}
         self._bytes = 0
         self._applied = 0
         self._pause = 0.0
-        self._looked = self._manifest_read = self._based = float("-inf")
+        self._refreshed = self._manifest_read = self._based = float("-inf")
         self._manifest = -1
         self._retired: list[tuple[weakref.ref[SlatedbView], sl.DbReader, str | None]] = []
         self._reader: sl.DbReader | None = None
         self._base: SlatedbView
         self._view: LayeredView
         self._held = 0
+        self._word = False
+        self.told = False
+        """Whether a server says when the log has grown, so that it need not be asked as often."""
         self.version = 0
-        self.looks = 0
+        self.log_checks = 0
         """How often the store was asked whether the log has grown: one request each."""
+        self.log_reads = 0
+        """How many objects of the log were read."""
 
     def open(self) -> None:
         """Opens the newest tables; ConfigError when there is no store."""
@@ -84,7 +100,7 @@ class Follower:
                 raise NoStore(f"there is no store at {self._name}; open it for writing once to make it")
             with self._lock:
                 self._open_tables(manifest)
-                self._read_log()
+                self._read_log(_log_reader(self._place, OPEN_FETCHES))
         except sl.Error as error:
             raise explain(error, self._name) from error
         except TimedOut as error:
@@ -92,24 +108,31 @@ class Follower:
 
     def view(self) -> LayeredView:
         """The newest state known, which is at most a pause old."""
-        self.look()
+        self.refresh()
         return self._view
 
-    def look(self) -> None:
-        """Reads what the log has gained, unless another thread is at it or the last look was a moment ago."""
+    def hear_word(self) -> None:
+        """The log has grown, a server said: the next `refresh` does not wait for its pause to end."""
+        self._pause = min(self._pause, FOLLOW_SECONDS)  # not all that is said of is stored yet
+        self._word = True
+
+    def refresh(self) -> None:
+        """Reads what the log has gained, unless another thread is at it or the last refresh was a moment ago."""
         local = self._place.folder is not None
-        if not local and time.monotonic() - self._looked < self._pause:
+        pause = min(self._pause, FOLLOW_TOLD_LEAST) if self._word else self._pause
+        if not local and time.monotonic() - self._refreshed < pause:
             return
         if not self._lock.acquire(blocking=local):
             return
         try:
+            self._word = False  # before looking: a word that comes meanwhile is for the next look
             self._catch_up()
         except sl.Error as error:
             raise explain(error, self._name) from error
         except TimedOut as error:
             raise StorageError(f"{self._name} could not be read: {error}; try again", retryable=True) from error
         finally:
-            self._looked = time.monotonic()
+            self._refreshed = time.monotonic()
             self._lock.release()
 
     def _catch_up(self) -> None:
@@ -117,18 +140,19 @@ class Follower:
         if grown:
             self._pause = FOLLOW_SECONDS
         else:
-            self._pause = min(max(self._pause, FOLLOW_SECONDS) * 1.25, FOLLOW_IDLE_SECONDS)
+            longest = FOLLOW_TOLD_SECONDS if self.told else FOLLOW_IDLE_SECONDS
+            self._pause = min(max(self._pause, FOLLOW_SECONDS) * 1.25, longest)
         now = time.monotonic()
         full = self._bytes > FOLLOW_BYTES and now - self._manifest_read > MANIFEST_SECONDS / 10
         if full or now - self._manifest_read > MANIFEST_SECONDS:
-            self._look_at_manifest(now)
+            self._refresh_manifest(now)
         for retired in [one for one in self._retired if one[0]() is None]:
             self._retired.remove(retired)
             _, reader, checkpoint = retired
             call(reader.shutdown(), self._timeout)
             self._delete_checkpoint(checkpoint)
 
-    def _look_at_manifest(self, now: float) -> None:
+    def _refresh_manifest(self, now: float) -> None:
         manifest = call(self._admin.read_manifest(None), self._timeout)
         self._manifest_read = now
         if manifest is None:
@@ -185,19 +209,21 @@ class Follower:
         except (sl.Error, TimedOut) as error:
             log.info("a checkpoint of %s expires by itself: %s", self._name, error)
 
-    def _read_log(self) -> bool:
+    def _read_log(self, log: sl.SlateDbWalReader | None = None) -> bool:
         """Takes in every object the log has gained; each one whole, so that no reader sees half a commit."""
+        log = log or self._log
         grown = False
         iterator: sl.SlateDbWalIterator | None = None
         while self._next_exists():
             if iterator is None:
-                iterator = call(self._log.iterator(self._applied + 1), self._timeout)
+                iterator = call(log.iterator(self._applied + 1), self._timeout)
             found = call(iterator.next(), self._timeout)
             if found is None:
                 break
+            self.log_reads += 1
             for row in found.rows:
                 if row.seq > self._held:
-                    self._take(row)
+                    self._apply(row)
             self._applied = found.last_consumed_wal_file_id
             if found.rows:
                 grown = True
@@ -205,10 +231,10 @@ class Follower:
         return grown
 
     def _next_exists(self) -> bool:
-        self.looks += 1
+        self.log_checks += 1
         return self._place.objects.exists(LOG_PATH.format(self._applied + 1))
 
-    def _take(self, row: sl.RowEntry) -> None:
+    def _apply(self, row: sl.RowEntry) -> None:
         key = bytes(row.key)
         value = None if row.kind is sl.RowEntryKind.TOMBSTONE else bytes(row.value or b"")
         known = self._numbers.get(key)
@@ -234,6 +260,12 @@ class Follower:
             except (sl.Error, TimedOut) as error:
                 log.warning("a reader of %s did not close: %s", self._name, error)
             self._delete_checkpoint(checkpoint)
+
+
+def _log_reader(place: Place, fetches: int) -> sl.SlateDbWalReader:
+    return sl.SlateDbWalReader.with_options(
+        place.path, place.store, sl.SlateDbWalReaderOptions(max_fetch_tasks=fetches)
+    )
 
 
 def _size(key: bytes, value: bytes | None) -> int:

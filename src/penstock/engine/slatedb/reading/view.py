@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Protocol, Self
+from queue import SimpleQueue
 
 import slatedb.uniffi as sl
 
-from penstock.engine.base import transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Snapshot
 from penstock.engine.memory.sorted_map import Frozen
+from penstock.engine.overlay import laid_over
 from penstock.engine.slatedb.bridge import TimedOut, call, next_rows
 from penstock.engine.slatedb.errors import explain
+from penstock.engine.transaction import HeldRead
 from penstock.errors import StorageError
 
 FETCH_BYTES = 1 << 20
 """What one call to SlateDB brings at the most, once a scan has shown that it goes on."""
 FETCH_ROWS = 512
+AHEAD_BYTES = 1 << 20
+"""Bytes after which a scan is taken for a long one, whose next rows are fetched before they are asked for."""
+AHEAD_FETCHES = 2
 READ_AHEAD_BYTES = 2 << 20
 READ_AHEAD_TASKS = 4
 
@@ -34,12 +38,70 @@ _ORDERS = [
 ]
 
 
+Rows = list[tuple[bytes, bytes]]
+
+
+class _Fetch:
+    """The next rows of a scan: few at first, for most scans end soon, then as many as make a call worth it."""
+
+    __slots__ = ("_iterator", "_timeout", "_wanted", "over", "size")
+
+    def __init__(self, iterator: sl.DbIterator, timeout: float) -> None:
+        self._iterator = iterator
+        self._timeout = timeout
+        self._wanted = 2
+        self.over = False
+        self.size = 0
+        """Bytes of values so far."""
+
+    def __call__(self) -> Rows:
+        wanted = self._wanted
+        rows = next_rows(self._iterator, wanted, self._timeout)
+        if len(rows) < wanted:
+            self.over = True
+            return rows
+        size = sum(len(value) for _, value in rows)
+        self.size += size
+        self._wanted = max(1, min(wanted * 4, FETCH_ROWS, FETCH_BYTES // (size // wanted + 64)))
+        return rows
+
+
+def _fetched_ahead(fetch: _Fetch) -> Iterator[tuple[bytes, bytes]]:
+    """The rest of a long scan: a thread fetches the next rows while the caller works on the ones before.
+
+    Waiting for SlateDB needs no interpreter, so the two go on beside each other.
+    """
+    asked: SimpleQueue[bool] = SimpleQueue()
+    answers: SimpleQueue[Rows | BaseException | None] = SimpleQueue()
+    threading.Thread(target=_answer, args=(fetch, asked, answers), name="penstock-scan", daemon=True).start()
+    try:
+        for _ in range(AHEAD_FETCHES):
+            asked.put(True)
+        while (found := answers.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            asked.put(True)
+            yield from found
+    finally:
+        asked.put(False)
+
+
+def _answer(fetch: _Fetch, asked: SimpleQueue[bool], answers: SimpleQueue[Rows | BaseException | None]) -> None:
+    """Fetches as often as it is asked, until the scan is over or is left."""
+    while asked.get():
+        try:
+            answers.put(None if fetch.over else fetch())
+        except BaseException as error:  # the caller's to raise
+            answers.put(error)
+            return
+
+
 class SlatedbView:
     """get and scan over one of SlateDB's sources that stands still: a DbSnapshot or a DbReader."""
 
     __slots__ = ("__weakref__", "_name", "_timeout", "source")
 
-    def __init__(self, source: Any, name: str, timeout: float) -> None:
+    def __init__(self, source: sl.DbSnapshot | sl.DbReader, name: str, timeout: float) -> None:
         self.source = source
         self._name = name
         self._timeout = timeout
@@ -59,16 +121,13 @@ class SlatedbView:
         if start >= stop:
             return
         bounds = sl.KeyRange(start=start or None, start_inclusive=True, end=stop, end_inclusive=False)
-        wanted = 2
         try:
             iterator = call(self.source.scan_with_options(bounds, _ORDERS[reverse]), self._timeout)
-            while True:
-                rows = next_rows(iterator, wanted, self._timeout)
-                yield from rows
-                if len(rows) < wanted:
-                    return
-                average = sum(len(value) for _, value in rows) // len(rows) + 64
-                wanted = max(1, min(wanted * 4, FETCH_ROWS, FETCH_BYTES // average))
+            fetch = _Fetch(iterator, self._timeout)
+            while not fetch.over and fetch.size < AHEAD_BYTES:
+                yield from fetch()
+            if not fetch.over:
+                yield from _fetched_ahead(fetch)
         except sl.Error as error:
             raise explain(error, self._name) from error
         except TimedOut as error:
@@ -95,55 +154,10 @@ class LayeredView:
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
         below = self._base.scan(start, stop, reverse=reverse)
-        found = next(below, None)
-        for key, value in self._rows.scan(start, stop, reverse=reverse):
-            while found is not None and (found[0] > key if reverse else found[0] < key):
-                yield found
-                found = next(below, None)
-            if found is not None and found[0] == key:
-                found = next(below, None)
-            if value is not None:
-                yield key, value
-        if found is not None:
-            yield found
-            yield from below
+        yield from laid_over(below, self._rows.scan(start, stop, reverse=reverse), reverse=reverse)
 
 
-class Open(Protocol):
-    """What a read transaction asks of its engine."""
-
-    _closed: bool
-
-
-class SlatedbRead:
+class SlatedbRead(HeldRead[Snapshot]):
     """A snapshot held open."""
 
-    __slots__ = ("__weakref__", "_engine", "_view")
-
-    def __init__(self, engine: Open, view: Snapshot) -> None:
-        self._engine = engine
-        self._view: Snapshot | None = view
-
-    def _usable(self) -> Snapshot:
-        if self._view is None or self._engine._closed:
-            raise transaction_is_over()
-        return self._view
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._usable().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._usable().scan(start, stop, reverse=reverse):
-            yield row
-            self._usable()
-
-    def close(self) -> None:
-        self._view = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    __slots__ = ()

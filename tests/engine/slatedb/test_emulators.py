@@ -1,0 +1,100 @@
+"""Kills and the model of an engine, of every engine's suites, in the emulators of S3 and Azure: the nightly run's."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from buffer.azure_emulator import ACCOUNT, KEY, AzureEmulator, azurite
+from buffer.emulator import Emulator
+from crash.engine.test_engine_kill import DEADLINE, WRITER, check, wait_for_growth
+from model.test_engine_model import END, EngineMachine
+from nightly import examples
+from penstock.engine.contract import Engine
+from penstock.engine.slatedb.options import ObjectOptions
+from penstock.engine.url import open_engine
+from penstock.errors import Fenced
+
+pytestmark = pytest.mark.nightly
+
+
+class Bucket(NamedTuple):
+    url: str
+    options: dict[str, Any]
+    environment: dict[str, str]
+
+
+@pytest.fixture(params=["s3", *(["azure"] if azurite() else [])])
+def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    if request.param == "s3":
+        emulator: Emulator = request.getfixturevalue("emulator")
+        yield Bucket(emulator.bucket(), emulator.options, emulator.environment)
+        return
+    azure: AzureEmulator = request.getfixturevalue("azure")
+    environment = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY}
+    yield Bucket(azure.container(), azure.options, {**environment, "AZURE_STORAGE_ENDPOINT": azure.endpoint})
+
+
+def test_a_writer_killed_in_an_emulator_loses_nothing_it_acknowledged(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    url, oracle = f"{bucket.url}/store", tmp_path / "oracle"
+    oracle.touch()
+    rng = random.Random(10)
+    for _ in range(3):
+        before = oracle.stat().st_size
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, url, str(oracle), "disk"])
+        try:
+            wait_for_growth(writer, oracle, before + rng.randrange(50, 300))
+        finally:
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.wait(DEADLINE)
+        check(url, int(oracle.read_bytes().split()[-1]))
+
+
+class EmulatedMachine(EngineMachine):
+    """The model over a bucket; a crash is a takeover, after which the first writer has nothing to say."""
+
+    scheme = "slatedb"
+    bucket: Bucket
+
+    def open(self, *, takeover: bool = False) -> Engine:
+        options = ObjectOptions(store=self.bucket.options, takeover=takeover)
+        return open_engine(f"{self.bucket.url}/{self.name}", durability=self.durability, options=options)
+
+    @rule()
+    def crash(self) -> None:
+        self.forget_snapshots()
+        first, self.engine = self.engine, self.open(takeover=True)
+        with suppress(Fenced):
+            first.close()
+        with self.engine.read() as snapshot:
+            found = dict(snapshot.scan(b"", END))
+        assert found in [*self.unsafe, self.model]
+        self.model, self.unsafe = found, []
+
+
+def test_an_engine_in_an_emulator_behaves_like_a_dict_with_snapshots_and_takeovers(bucket: Bucket) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        type("Machine", (EmulatedMachine,), {"bucket": bucket}),
+        settings=settings(
+            max_examples=examples(2),
+            stateful_step_count=15,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
