@@ -1,7 +1,6 @@
 """What `penstock` offers to a type checker; a test holds it against the table in `__init__.py`."""
 
 from penstock import errors as errors
-from penstock.api import Transaction as Transaction
 from penstock.api import copy as copy
 from penstock.api import current as current
 from penstock.api import describe as describe
@@ -22,17 +21,19 @@ from penstock.entity.receipts.proof import TreeRoot as TreeRoot
 from penstock.entity.receipts.proof import check_proof as check_proof
 from penstock.entity.receipts.proof import check_root as check_root
 from penstock.entity.receipts.proof import sign_root as sign_root
+from penstock.entity.staging.declared import gate as gate
 from penstock.entity.staging.fence import Fence as Fence
 from penstock.events import Draft as Draft
 from penstock.events import Event as Event
 from penstock.events import Receipt as Receipt
 from penstock.journal.commit.catalog import Settings as Settings
 from penstock.journal.cursors import TopicConsumer as TopicConsumer
-from penstock.journal.journal import Description as Description
-from penstock.journal.journal import Pressure as Pressure
+from penstock.journal.description import Description as Description
+from penstock.journal.description import Pressure as Pressure
 from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep.compaction import CompactReport as CompactReport
 from penstock.journal.upkeep.dropping import DropReport as DropReport
+from penstock.local.transaction import Transaction as Transaction
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing

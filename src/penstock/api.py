@@ -1,4 +1,4 @@
-"""The assembled product: Journal, Topic and Transaction with what every layer adds, and how to open one."""
+"""How to open a journal, here or behind a url, and to say which one code is to use."""
 
 from __future__ import annotations
 
@@ -6,92 +6,28 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.clock import Clock
 from penstock.engine.contract import Durability
 from penstock.engine.url import OBJECT_SCHEMES, open_engine, parse_url
-from penstock.entity.journal import EntityJournal
-from penstock.entity.topic import EntityTopic
 from penstock.errors import ConfigError, NoStore
-from penstock.journal.journal import Description
-from penstock.journal.moving import CopyReport, copy_store
+from penstock.journal.description import Description
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
-from penstock.names import check_whole, shown_url
-from penstock.queue.journal import QueueJournal, QueueTransaction
+from penstock.local.journal import LocalJournal
+from penstock.names import check_whole, is_number, shown_url
 from penstock.surface.journal import Journal
-from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.options import ObjectOptions
-    from penstock.observe.sample import Sample
-
-
-class LocalTopic(EntityTopic, Topic):
-    """A topic of a journal in this process."""
-
-    journal: LocalJournal
-
-
-class Transaction(QueueTransaction):
-    """All or nothing across topics and queues; a clean exit commits, an exception rolls back."""
-
-    def __enter__(self) -> Transaction:
-        super().__enter__()
-        return self
-
-
-class LocalJournal(EntityJournal, QueueJournal, Journal):
-    """A journal in this process."""
-
-    topic_type = LocalTopic
-    transaction_type = Transaction
-
-    def topic(self, name: str) -> LocalTopic:
-        return cast(LocalTopic, super().topic(name))
-
-    def transaction(self) -> Transaction:
-        return cast(Transaction, super().transaction())
-
-    @property
-    def id(self) -> str:  # type: ignore[override]
-        """The store's own name: the same wherever, and under whatever address, the store is opened."""
-        return self._record.id
-
-    def stats(self) -> Sample:
-        """Every topic and queue with its backlogs and lags, at one time."""
-        from penstock.observe.collect import take_sample
-
-        return take_sample(self)
-
-    def copy_to(
-        self,
-        url: str | os.PathLike[str],
-        *,
-        store_options: Mapping[str, Any] | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> CopyReport:
-        """Copies the whole journal into a new place on any engine, while it is in use, and compares every row.
-
-        Positions, ids, cursors, queues, snapshots and marks come along; the copy is the state at its end. One that was
-        interrupted goes on when called again. `progress` is told how many of how many bytes are done.
-        """
-        self._check_open()
-        target = open_engine(url, options=_object_options(store=store_options))
-        try:
-            return copy_store(self._engine, self._record.id, target, progress)
-        finally:
-            target.close()
-
-    def __enter__(self) -> Self:
-        return self
+    from penstock.journal.moving import CopyReport
 
 
 def describe(
     url: str | os.PathLike[str] | None = None,
     *,
     token: str | None = None,
-    store_options: Mapping[str, Any] | None = None,
+    store_options: Mapping[str, object] | None = None,
 ) -> Description:
     """What a journal is (engine, place, size, topics, queues) without opening it for writing.
 
@@ -114,7 +50,7 @@ def copy(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    store_options: Mapping[str, Any] | None = None,
+    store_options: Mapping[str, object] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CopyReport:
     """Copies a journal to another place, from a file to a bucket or back; see `Journal.copy_to`.
@@ -146,7 +82,8 @@ def open(
     lease: float | None = None,
     takeover: bool = False,
     standby: bool = False,
-    store_options: Mapping[str, Any] | None = None,
+    store_options: Mapping[str, object] | None = None,
+    told_by: str | None = None,
 ) -> Journal:
     """Opens a journal, making it when it is not there.
 
@@ -159,15 +96,19 @@ def open(
     Such a journal has one writer, who holds a lease: another gets `Locked`, unless `standby` (wait for the lease) or
     `takeover` (end that writer). `lease` is after how many seconds without a sign of life a writer may be replaced,
     `timeout` how long the store may take to answer, `linger` for how long a commit waits for further callers.
-    `store_options` are the provider's settings where the environment's will not do.
+    `store_options` are the provider's settings where the environment's will not do. `told_by` is for readers
+    (`read_only`): the address of a server of the same journal, asked with `token`, which says when something was
+    committed, so that it is seen sooner and the store is asked less often.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
+    if told_by is not None:
+        _check_told(url, read_only)
     if isinstance(url, str) and is_served(url):
         from penstock.remote import connect
 
         return connect(url, token=token, read_only=read_only)
-    return open_local(
+    opened = open_local(
         url,
         read_only=read_only,
         durability=durability,
@@ -178,6 +119,32 @@ def open(
             linger=linger, timeout=timeout, lease=lease, takeover=takeover, standby=standby, store=store_options
         ),
     )
+    if told_by is not None:
+        try:
+            _listen(opened, told_by, token)
+        except BaseException:
+            opened.close()
+            raise
+    return opened
+
+
+def _check_told(url: str | os.PathLike[str], read_only: bool) -> None:
+    if (isinstance(url, str) and is_served(url)) or not _in_object_store(url):
+        raise ConfigError(
+            f"told_by is for a journal in an object store ({', '.join(f'{name}:' for name in OBJECT_SCHEMES)}); "
+            f"{shown_url(str(url))} is told of changes as it is: leave told_by out"
+        )
+    if not read_only:
+        raise ConfigError("told_by is for readers, and who writes knows what was written: say read_only=True too")
+
+
+def _listen(journal: LocalJournal, told_by: str, token: str | None) -> None:
+    """Has a server tell a reader of changes, until the journal is closed."""
+    from penstock.remote.word import WordOfChanges
+
+    core = journal._core
+    word = WordOfChanges(told_by, token, core.id, changed=core.engine.hear_word, listening=core.engine.expect_word)
+    core.before_close.append(word.close)
 
 
 def open_local(
@@ -199,13 +166,13 @@ def open_local(
     if writer_capacity is None:
         writer_capacity = _capacity_from_environment()
     check_whole(writer_capacity, "writer_capacity")
-    if not isinstance(pressure, int | float) or not 0 < pressure <= 1:
+    if not is_number(pressure) or not 0 < pressure <= 1:
         raise ConfigError(f"pressure must be a share between 0 and 1, not {pressure!r}")
     engine = open_engine(url, read_only=read_only, durability=durability, options=options)
     try:
         journal = LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
         if not read_only:
-            journal._housekeeper.begin()
+            journal._core.housekeeper.begin()
         return journal
     except BaseException:
         engine.close()

@@ -10,8 +10,20 @@ import fcntl
 import os
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from penstock.errors import StorageError
+
+
+@contextmanager
+def as_storage_error(doing: str) -> Iterator[None]:
+    """What the system says of a file is a StorageError that says what was being done; trying again may help."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot {doing}: {error}", retryable=not isinstance(error, PermissionError)) from error
 
 
 def sync_file(descriptor: int) -> None:
@@ -36,7 +48,7 @@ def sync_path(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def settle(partial: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def move_into_place(partial: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Gives a finished file, or a folder of files, its name, on disk with all that is in it."""
     source, place = Path(partial), Path(target)
     _sync_all(source)
@@ -49,7 +61,7 @@ def replace_file(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(data)
-        settle(partial, path)
+        move_into_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 

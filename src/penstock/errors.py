@@ -38,18 +38,17 @@ Errors carry what a program needs as attributes, and what a person needs in thei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 
 class PenstockError(Exception):
     """The root of every error penstock raises."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # The usual way calls the class with the message alone, which errors with required details refuse.
         return restored, (type(self), self.args, self.__dict__)
 
 
-def restored(kind: type[PenstockError], args: tuple[Any, ...], details: dict[str, Any]) -> PenstockError:
+def restored(kind: type[PenstockError], args: tuple[object, ...], details: dict[str, object]) -> PenstockError:
     """An error copied or unpickled, with all its details."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(details)
@@ -255,6 +254,6 @@ class Unflushed(StorageError):
     The store may have taken the last attempt without answering: those entries can turn up after all.
     """
 
-    def __init__(self, message: str, *, batches: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, *, batches: Sequence[object] = ()) -> None:
         super().__init__(message, retryable=True)
         self.batches = tuple(batches)

@@ -46,7 +46,7 @@ LEASE_SECONDS: Final = 5.0
 LEASE_SECONDS_LEAST: Final = 0.2
 """The shortest lease: below it, a pause of the interpreter would end a healthy writer."""
 RELAXED_SECONDS: Final = 1.0
-"""After how long a commit that nobody waits for is put into the object store, when no other one takes it along."""
+"""After how long a commit that no caller waits for is put into the object store, when no other one takes it along."""
 TABLE_COMMITS: Final = 48
 """Commits after which a log in an object store becomes a table, so that opening replays fewer objects."""
 TABLE_SECONDS: Final = 1.0
@@ -61,6 +61,10 @@ FOLLOW_SECONDS: Final = 0.4
 """How often a reader looks for new objects of the log while something happens; the pause grows to the next one."""
 FOLLOW_IDLE_SECONDS: Final = 0.7
 """The longest pause of a reader."""
+FOLLOW_TOLD_SECONDS: Final = 2.0
+"""The longest pause of a reader whom a server tells of changes."""
+FOLLOW_TOLD_LEAST: Final = 0.05
+"""The least time between two looks of such a reader, and between two words of the server."""
 SPARK_HOLD_SECONDS: Final = 3600.0
 """For how long a Spark task's tables in an object store are kept from collection: more than a task should take."""
 FOLLOW_BYTES: Final = 16 << 20
@@ -75,18 +79,20 @@ BLOCK_BYTES: Final = 256 << 10
 """What merging aims at, and where a large batch is cut into several blocks."""
 BLOCK_EVENTS: Final = 65_536
 """The most events in one block."""
-SETTLED_BYTES: Final = 64 << 10
+MERGED_BYTES: Final = 64 << 10
 """A block of at least this size is never merged again."""
 INLINE_BYTES: Final = 4 << 20
 """Up to this size a batch of blocks is appended in one commit; a larger one is staged first, in steps."""
-STEP_BYTES: Final = 2 << 20
-"""Payload bytes of one such step: what everybody else waits behind."""
+STEP_BYTES: Final = 1 << 20
+"""Payload bytes of one such step: what all other callers wait behind."""
 STAGED_SECONDS: Final = 7 * 24 * 3600.0
 """After this time a batch that was staged and never published is removed."""
 MERGE_FAN_IN: Final = 64
 """How many small neighbouring blocks make a merge worth its writes."""
 SMALL_BYTES: Final = 6 << 10
 """The first merging tier: blocks below this size are merged among themselves before they meet larger ones."""
+MAX_PARTITION_VALUES: Final = 200
+"""Values of the column that parts sealed files, in one range of positions: each is a file that is written at once."""
 
 # ── the index of entities ────────────────────────────────────────────────────────────────────────────────────────────
 INDEX_RUN_BYTES: Final = 4 << 20
@@ -102,7 +108,7 @@ INDEX_CHUNK_BYTES: Final = 16 << 10
 INDEX_LARGE_CHUNK_BYTES: Final = 64 << 10
 """The chunks of an entity that is larger than one."""
 INDEX_STEP_BYTES: Final = 1 << 20
-"""What building a run writes in one commit, so that nobody else waits long for the writer."""
+"""What building a run writes in one commit, so that no caller waits long for the writer."""
 INDEX_FILTER_TERMS: Final = 262_144
 """Runs with more entities than this have no filter: they are large, and most look-ups find something there."""
 INDEX_MEMORY_BYTES: Final = 64 << 20
@@ -114,9 +120,9 @@ TOPIC_DEDUP_WINDOW: Final = 7 * 24 * 3600.0
 SUBSCRIPTION_BUFFER: Final = 128
 """Events a subscriber may be behind before on_lag="raise" or "drop" apply; also its read-ahead."""
 RETENTION_SECONDS: Final = 30.0
-"""How often topics with a max_age are looked at, also when nobody appends to them; readers see nothing older anyway."""
+"""How often topics with a max_age are looked at, also when no event is appended; readers see nothing older anyway."""
 RETENTION_BLOCKS: Final = 32
-"""Blocks that one commit of housekeeping removes at the most, so that nobody waits long behind it."""
+"""Blocks that one commit of housekeeping removes at the most, so that no caller waits long behind it."""
 RETENTION_BYTES: Final = 1 << 20
 """The same in bytes, about."""
 EXCHANGE_BYTES: Final = 512 << 10
@@ -154,6 +160,10 @@ MAX_ERROR_BYTES: Final = 4 << 10
 """UTF-8 bytes of an error's text that a message keeps; longer ones lose their middle."""
 MAX_TRACEBACK_BYTES: Final = 8 << 10
 """The same of its traceback."""
+ATTEMPTS_KEPT: Final = 10
+"""Failed attempts that are kept of a message, the newest."""
+MAX_ATTEMPT_ERROR_BYTES: Final = 512
+"""UTF-8 bytes of the error that each of them keeps."""
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 MESSAGES_LISTED: Final = 100

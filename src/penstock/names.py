@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Literal, TypeGuard, get_args
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import ConfigError, InvalidName
 from penstock.limits import (
@@ -44,14 +45,14 @@ def check_consumer(name: str, what: str = "consumer") -> str:
     return name
 
 
-def check_kind(kind: Any) -> str:
+def check_kind(kind: object) -> str:
     if not isinstance(kind, str) or not kind or len(kind) > MAX_KIND_LENGTH:
         raise ConfigError(f"an event's kind must be text of 1 to {MAX_KIND_LENGTH} characters, not {kind!r:.80}")
     _encoded(kind, "kind")
     return kind
 
 
-def check_text(text: Any, what: str, error: type[ConfigError] = ConfigError) -> str:
+def check_text(text: object, what: str, error: type[ConfigError] = ConfigError) -> str:
     """A key, scope or dedup key: text of 1 to 400 bytes."""
     if not isinstance(text, str) or not text:
         raise error(f"{what} must be text that is not empty, not {text!r:.80}")
@@ -61,7 +62,7 @@ def check_text(text: Any, what: str, error: type[ConfigError] = ConfigError) -> 
     return text
 
 
-def check_headers(headers: Any) -> Mapping[str, str]:
+def check_headers(headers: object) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
         raise ConfigError(f"headers must be a mapping of text to text, not {type(headers).__name__}")
     if len(headers) > MAX_HEADERS:
@@ -96,7 +97,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, float) or is_whole(value)
 
 
-def check_whole(value: Any, name: str, minimum: int = 1) -> int:
+def check_whole(value: object, name: str, minimum: int = 1) -> int:
     """A whole number of at least `minimum`; ConfigError says what it should have been."""
     if not is_whole(value) or value < minimum:
         raise ConfigError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
@@ -116,6 +117,14 @@ def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> by
         return text.encode()
     except UnicodeEncodeError as cause:
         raise error(f"{what} {text[:40]!r} is not valid Unicode text: {cause.reason}") from cause
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a url; `ConfigError` for what is none, such as one with half an IPv6 address."""
+    try:
+        return urlsplit(url)
+    except ValueError:  # its text may have a secret in it
+        raise ConfigError(f"{shown_url(url)!r:.200} is no url: the machine it names cannot be read") from None
 
 
 def shown_url(url: str) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
+U = TypeVar("U", bound=Upcaster)
 
 MESSAGE_KIND = "message"
 """The kind of messages that were pushed without one."""
@@ -56,7 +57,7 @@ class Schema:
             return self.version
         return max(self.upcasters, default=0) + 1
 
-    def upcast(self, payload: Any, version: int, where: str) -> Any:
+    def upcast(self, payload: object, version: int, where: str) -> object:
         """A plain payload of a version brought up to the newest one."""
         newest = self.newest
         if version > newest:
@@ -114,14 +115,14 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
     return declare
 
 
-def upcast(kind: str, *, version: int) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def upcast(kind: str, *, version: int) -> Callable[[U], U]:
     """Declares a function that turns a plain payload of `version` into one of `version + 1`."""
     from penstock.names import check_kind, check_whole
 
     check_kind(kind)
     check_whole(version, "version")
 
-    def declare(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def declare(function: U) -> U:
         if not callable(function):
             raise ConfigError(f"an upcast of {kind!r} must be a function, not {function!r}")
         with _lock:
@@ -155,7 +156,7 @@ def schema_of(kind: str) -> Schema | None:
     return _by_kind.get(kind)
 
 
-def schema_of_type(cls: type[Any]) -> Schema | None:
+def schema_of_type(cls: type[object]) -> Schema | None:
     """What a type is declared as, or None."""
     return _by_type.get(cls)
 
@@ -168,7 +169,7 @@ def forget(kind: str) -> None:
             _by_type.pop(schema.type, None)
 
 
-def brings_kind(payload: Any, kind: str) -> bool:
+def brings_kind(payload: object, kind: str) -> bool:
     """Whether a message's payload is of a declared type, which brings its kind along; ConfigError for another kind."""
     schema = _by_type.get(type(payload))
     if schema is None:
@@ -180,7 +181,7 @@ def brings_kind(payload: Any, kind: str) -> bool:
     return True
 
 
-def encode_event(instance: Any) -> tuple[str, Any, dict[str, str]]:
+def encode_event(instance: object) -> tuple[str, object, dict[str, str]]:
     """The kind, the payload and the headers of an instance of a declared type."""
     schema = _by_type.get(type(instance))
     if schema is None:
@@ -190,7 +191,7 @@ def encode_event(instance: Any) -> tuple[str, Any, dict[str, str]]:
     return schema.kind, payload, {} if schema.version == 1 else {VERSION_HEADER: str(schema.version)}
 
 
-def _no_kind(given: Any) -> str:
+def _no_kind(given: object) -> str:
     """Why something is no kind: None, a payload that came first, or a class that is not declared."""
     name = type(given).__qualname__
     if given is None or isinstance(given, int | float):
@@ -242,7 +243,7 @@ def stored_version(headers: Mapping[str, str], topic: str, seq: int) -> int:
     raise ConfigError(f"event {seq} of topic {topic!r} has the header {VERSION_HEADER}: {text!r}, which is no version")
 
 
-def _check_only_type(schema: Schema, cls: type[Any]) -> None:
+def _check_only_type(schema: Schema, cls: type[object]) -> None:
     if schema.type is not None and not _is_redefinition(schema.type, cls):
         raise ConfigError(
             f"{schema.kind!r} is declared for {_name(schema.type)} already; {_name(cls)} needs a kind of its own"
@@ -271,7 +272,7 @@ def _name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-def _is_pydantic(cls: type[Any]) -> bool:
+def _is_pydantic(cls: type[object]) -> bool:
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(cls, type) and issubclass(cls, pydantic.BaseModel)
 
@@ -298,11 +299,11 @@ class _Lazy:
 
     __slots__ = ("_cls", "_decode")
 
-    def __init__(self, cls: Any) -> None:
+    def __init__(self, cls: object) -> None:
         self._cls = cls
         self._decode: Callable[[Any], Any] | None = None
 
-    def __call__(self, raw: bytes | memoryview) -> Any:
+    def __call__(self, raw: bytes | memoryview) -> object:
         decode = self._decode
         if decode is None:
             try:
@@ -312,13 +313,13 @@ class _Lazy:
         return decode(raw)
 
 
-def _convert(payload: Any, cls: type[Any]) -> Any:
+def _convert(payload: object, cls: type[Any]) -> Any:
     if _is_pydantic(cls):
         return cls.model_validate(payload)
     return msgspec.convert(payload, cls)
 
 
-def _misfit(event: Event, cls: type[Any], version: int, reason: object) -> PoisonMessage:
+def _misfit(event: Event, cls: type[object], version: int, reason: object) -> PoisonMessage:
     return PoisonMessage(
         f"the payload of event {event.seq} of topic {event.topic!r} ({event.kind!r}, version {version}) does not fit "
         f"{cls.__qualname__}: {reason}",

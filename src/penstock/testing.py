@@ -55,7 +55,9 @@ def drain(
     return payloads
 
 
-def assert_appended(topic: penstock.Topic, kind: str, payload: Any = ..., *, key: str | None = None) -> penstock.Event:
+def assert_appended(
+    topic: penstock.Topic, kind: str, payload: object = ..., *, key: str | None = None
+) -> penstock.Event:
     """Fails unless the topic holds an event of this kind (and payload, and key); returns the newest one."""
     found = [event for event in topic.read(kind=kind) if key is None or event.key == key]
     matching = [event for event in found if payload is ... or event.payload == payload]

@@ -1,6 +1,6 @@
 """Ticket: a result under way that can be polled, waited for by threads, and awaited by event loops.
 
-A `concurrent.futures.Future` costs 5 µs to make and resolve; a ticket nobody waits for costs one object. A waiting
+A `concurrent.futures.Future` costs 5 µs to make and resolve; a ticket without a waiter costs one object. A waiting
 thread parks on a lock of its own; an event loop is woken once for all the tickets that one commit resolves.
 """
 
@@ -16,6 +16,9 @@ from penstock.clock import Seconds, seconds
 if TYPE_CHECKING:  # a quarter of the time `import penstock` would take, for those who await nothing
     import asyncio
 
+    Waiter = threading.Lock | tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+    """A thread parked on a lock of its own, or a future of an event loop."""
+
 T = TypeVar("T")
 
 
@@ -28,7 +31,7 @@ class Ticket(Generic[T]):
         self._done = False
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._waiters: list[Any] = []
+        self._waiters: list[Waiter] = []
 
     def done(self) -> bool:
         """Whether the result (or the failure) is there."""
@@ -61,7 +64,7 @@ class Ticket(Generic[T]):
                 raise
         return self._error
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[object, None, T]:
         if not self._done:
             import asyncio
 
@@ -79,26 +82,30 @@ class Ticket(Generic[T]):
 
     def resolve(self, value: T) -> None:
         """For the issuer of the ticket: hands out the result."""
-        self.settle(value, None)
+        self.set_outcome(value, None)
         wake((self,))
 
     def fail(self, error: BaseException) -> None:
         """For the issuer of the ticket: hands out a failure."""
-        self.settle(None, error)
+        self.set_outcome(None, error)
         wake((self,))
 
-    def settle(self, value: T | None, error: BaseException | None) -> None:
-        """Sets the outcome without waking anyone: settle many, then `wake` them together."""
+    def set_outcome(self, value: T | None, error: BaseException | None) -> None:
+        """Sets the outcome without waking anyone: set many, then `wake` them together."""
         self._value = value
         self._error = error
         self._done = True
 
 
 def wake(tickets: Iterable[Ticket[Any]]) -> None:
-    """Wakes everyone who waits for these settled tickets; each event loop once."""
+    """Wakes all waiters of tickets that have their outcome; each event loop once."""
+    wake_waiters([ticket._waiters for ticket in tickets])
+
+
+def wake_waiters(waiting: Iterable[list[Waiter]]) -> None:
+    """Wakes the waiters in some lists, and empties these: threads by their locks, each event loop once."""
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for ticket in tickets:
-        waiters = ticket._waiters
+    for waiters in waiting:
         while waiters:
             try:
                 waiter = waiters.pop()
@@ -111,7 +118,7 @@ def wake(tickets: Iterable[Ticket[Any]]) -> None:
     for loop, futures in loops.items():
         try:
             loop.call_soon_threadsafe(_wake_futures, futures)
-        except RuntimeError:  # the loop was closed: nobody waits there any more
+        except RuntimeError:  # the loop was closed: no task waits there any more
             continue
 
 

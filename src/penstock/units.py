@@ -1,11 +1,15 @@
-"""Durations, times and sizes as people write them: 90s, 1h30m, 2024-05-01, 64MiB."""
+"""Durations, times and sizes as people write them (90s, 1h30m, 2024-05-01, 64MiB), and things counted by size."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from penstock.errors import ConfigError
+
+T = TypeVar("T")
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -21,6 +25,22 @@ _SIZES = {
     "T": 10**12,
     "TI": 1 << 40,
 }
+
+
+def in_parts(
+    items: Iterable[T], size: Callable[[T], int], most_bytes: int, most_items: int | None = None
+) -> Iterator[list[T]]:
+    """Things in lists, each of which ends once it holds `most_bytes` bytes or `most_items` things."""
+    part: list[T] = []
+    total = 0
+    for item in items:
+        part.append(item)
+        total += size(item)
+        if total >= most_bytes or len(part) == most_items:
+            yield part
+            part, total = [], 0
+    if part:
+        yield part
 
 
 def parse_duration(text: str) -> float:

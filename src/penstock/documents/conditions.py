@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any
 
-from penstock.errors import ConfigError, PoisonMessage
+from penstock.documents.evaluation import Value, applied, compared, field_at, same, searched, truth
+from penstock.errors import ConfigError
 from penstock.events import Event
 
 MAX_LENGTH = 4000
@@ -53,8 +52,6 @@ _EVENT_FIELDS = [
 _WORDS = {"and", "or", "not", "in", "contains", "startswith", "endswith", "true", "false", "null"}
 _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
-Value = Callable[[Event], Any]
-
 
 class Where:
     """A condition on events, parsed once: `Where("payload.total > 10").matches(event)`."""
@@ -71,7 +68,7 @@ class Where:
 
     def matches(self, event: Event) -> bool:
         """Whether the condition holds for an event."""
-        return _truth(self._test(event))
+        return truth(self._test(event))
 
     __call__ = matches
 
@@ -96,16 +93,6 @@ def predicate(choice: EventChoice | None) -> Callable[[Event], bool] | None:
     if choice is not None and not callable(choice):
         raise ConfigError(f'a condition is a function or text, like "payload.total > 10", not {choice!r:.80}')
     return choice
-
-
-class _Missing:
-    """What is not there: null to everything but has()."""
-
-    def __bool__(self) -> bool:
-        return False
-
-
-_MISSING = _Missing()
 
 
 class _Parser:
@@ -182,26 +169,26 @@ class _Parser:
         while self._accept("or"):
             tests.append(self._both())
         self._depth -= 1
-        return tests[0] if len(tests) == 1 else lambda event: any(_truth(test(event)) for test in tests)
+        return tests[0] if len(tests) == 1 else lambda event: any(truth(test(event)) for test in tests)
 
     def _both(self) -> Value:
         tests = [self._negated()]
         while self._accept("and"):
             tests.append(self._negated())
-        return tests[0] if len(tests) == 1 else lambda event: all(_truth(test(event)) for test in tests)
+        return tests[0] if len(tests) == 1 else lambda event: all(truth(test(event)) for test in tests)
 
     def _negated(self) -> Value:
         turns = 0
         while self._accept("not"):
             turns += 1
         test = self._comparison()
-        return test if turns % 2 == 0 else lambda event: not _truth(test(event))
+        return test if turns % 2 == 0 else lambda event: not truth(test(event))
 
     def _comparison(self) -> Value:
         left = self._value()
         sign = self._accept(*_COMPARISONS)
         if sign is not None:
-            return _compared(_COMPARISONS[sign], left, self._value())
+            return compared(_COMPARISONS[sign], left, self._value())
         if self._accept("not"):
             self._expect("in")
             inside = self._one_of(left)
@@ -210,7 +197,7 @@ class _Parser:
             return self._one_of(left)
         word = self._accept("contains", "startswith", "endswith")
         if word is not None:
-            return _searched(word, left, self._value())
+            return searched(word, left, self._value())
         return left
 
     def _one_of(self, left: Value) -> Value:
@@ -219,7 +206,7 @@ class _Parser:
         while self._accept(","):
             choices.append(self._value())
         self._expect(")")
-        return lambda event: any(_same(left(event), choice(event)) for choice in choices)
+        return lambda event: any(same(left(event), choice(event)) for choice in choices)
 
     def _value(self) -> Value:
         kind, text = self._peek()
@@ -254,11 +241,11 @@ class _Parser:
             inner = self._value()
             self._depth -= 1
             self._expect(")")
-            return _function(name, inner)
+            return applied(name, inner)
         if name not in _EVENT_FIELDS:
             self._at -= 1
             self._refuse(f"an event has no {name!r}; there are {', '.join(_EVENT_FIELDS)} (and payload.{name}?)")
-        return _path(name, self._steps(name))
+        return field_at(name, self._steps(name))
 
     def _steps(self, name: str) -> tuple[str | int, ...]:
         steps: list[str | int] = []
@@ -284,129 +271,3 @@ class _Parser:
         if steps and name not in ("payload", "headers"):
             self._refuse(f"{name} has nothing inside it")
         return tuple(steps)
-
-
-# ── evaluating ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _truth(value: Any) -> bool:
-    return bool(value)
-
-
-def _path(name: str, steps: tuple[str | int, ...]) -> Value:
-    if name == "payload":
-        return lambda event: _inside(_payload(event), steps)
-    if name == "headers":
-        return lambda event: _inside(dict(event.headers), steps)
-
-    def field(event: Event) -> Any:
-        return getattr(event, name)
-
-    return field
-
-
-def _payload(event: Event) -> Any:
-    try:
-        return event.payload
-    except PoisonMessage:
-        return _MISSING
-
-
-def _inside(value: Any, steps: tuple[str | int, ...]) -> Any:
-    for step in steps:
-        if isinstance(step, int):
-            if not isinstance(value, list) or not -len(value) <= step < len(value):
-                return _MISSING
-            value = value[step]
-        else:
-            if not isinstance(value, dict) or step not in value:
-                return _MISSING
-            value = value[step]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    return None if value is _MISSING else value
-
-
-def _like_with_like(left: Any, right: Any) -> tuple[Any, Any] | None:
-    """Two values in a form that compares, or None when they do not."""
-    left, right = _plain(left), _plain(right)
-    if isinstance(left, datetime) and isinstance(right, str):
-        right = _moment(right)
-    elif isinstance(right, datetime) and isinstance(left, str):
-        left = _moment(left)
-    if left is None or right is None:
-        return None
-    if isinstance(left, bool) or isinstance(right, bool):
-        return (left, right) if isinstance(left, bool) and isinstance(right, bool) else None
-    if isinstance(left, int | float) and isinstance(right, int | float):
-        return left, right
-    for kind in (str, datetime, list, dict):
-        if isinstance(left, kind) and isinstance(right, kind):
-            return left, right
-    return None
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.astimezone()
-
-
-def _same(left: Any, right: Any) -> bool:
-    pair = _like_with_like(left, right)
-    if pair is None:
-        return _plain(left) is None and _plain(right) is None
-    return bool(pair[0] == pair[1])
-
-
-def _compared(sign: str, left: Value, right: Value) -> Value:
-    if sign == "==":
-        return lambda event: _same(left(event), right(event))
-    if sign == "!=":
-        return lambda event: not _same(left(event), right(event))
-
-    def ordered(event: Event) -> bool:
-        pair = _like_with_like(left(event), right(event))
-        if pair is None or isinstance(pair[0], list | dict):
-            return False
-        one, other = pair
-        if sign == "<":
-            return bool(one < other)
-        if sign == "<=":
-            return bool(one <= other)
-        return bool(one > other) if sign == ">" else bool(one >= other)
-
-    return ordered
-
-
-def _searched(word: str, left: Value, right: Value) -> Value:
-    def search(event: Event) -> bool:
-        whole, part = left(event), right(event)
-        if isinstance(whole, str) and isinstance(part, str):
-            if word == "startswith":
-                return whole.startswith(part)
-            return whole.endswith(part) if word == "endswith" else part in whole
-        if word != "contains":
-            return False
-        if isinstance(whole, list):
-            return any(_same(item, part) for item in whole)
-        return isinstance(whole, dict) and isinstance(part, str) and part in whole
-
-    return search
-
-
-def _function(name: str, inner: Value) -> Value:
-    if name == "has":
-        return lambda event: inner(event) is not _MISSING
-
-    def length(event: Event) -> Any:
-        value = inner(event)
-        return len(value) if isinstance(value, str | list | dict | bytes) else None
-
-    def lower(event: Event) -> Any:
-        value = inner(event)
-        return value.lower() if isinstance(value, str) else value
-
-    return length if name == "len" else lower

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def decoded(data: bytes, decode: Callable[[bytes], T], kind: Any, what: str = "the body") -> T:
+def decoded(data: bytes, decode: Callable[[bytes], T], kind: object, what: str = "the body") -> T:
     """A body as a value of the expected type."""
     try:
         return decode(data)
@@ -32,7 +32,7 @@ def decoded(data: bytes, decode: Callable[[bytes], T], kind: Any, what: str = "t
         raise ConfigError(f"{what} cannot be used: {misspelt_in(data, kind) or error}") from error
 
 
-def misspelt_in(data: bytes, kind: Any) -> str | None:
+def misspelt_in(data: bytes, kind: object) -> str | None:
     """The first unknown field in a JSON text, in a sentence; None when every field is known, or it is no JSON."""
     from msgspec.inspect import type_info  # here: only what is wrong needs it
 
@@ -42,7 +42,7 @@ def misspelt_in(data: bytes, kind: Any) -> str | None:
         return None
 
 
-def _misspelt(value: Any, kind: types.Type, where: str) -> str | None:
+def _misspelt(value: object, kind: types.Type, where: str) -> str | None:
     from msgspec import inspect as types
 
     if isinstance(kind, types.Metadata):
@@ -79,7 +79,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def query_of(given: Mapping[str, Sequence[str]], kind: type[Q]) -> Q:
     """A query string's parameters as a struct. A parameter without a value counts as not given, a flag as given."""
     fields = _fields(kind)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, texts in given.items():
         field = fields.get(name)
         if field is None:
@@ -126,7 +126,7 @@ class _Parameter:
         else:
             self._rule = "cannot be used"
 
-    def read(self, name: str, text: str) -> Any:
+    def read(self, name: str, text: str) -> object:
         if self.flag:
             text = {"": "true", "yes": "true", "no": "false"}.get(text.lower(), text)
         try:

@@ -181,7 +181,7 @@ def receipt_document(receipt: Receipt) -> ReceiptDocument:
     return ReceiptDocument(receipt.topic, receipt.seq, receipt.id, receipt.correlation_id, receipt.duplicate)
 
 
-def decode_binary(text: Any) -> bytes:
+def decode_binary(text: object) -> bytes:
     """The bytes behind a binary payload's base64 text."""
     if not isinstance(text, str):
         raise ConfigError("a binary payload is base64 text")

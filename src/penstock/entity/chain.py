@@ -15,11 +15,12 @@ from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import check_sealed
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block, Columns, columns_of
+from penstock.journal.storage.block import Block, columns_of
 from penstock.journal.storage.links import GENESIS, link_of, load_blake3, name_of, said_by, stored_link
+from penstock.journal.storage.wire import Columns
 
 if TYPE_CHECKING:
-    from penstock.entity.topic import EntityTopic
+    from penstock.journal.log import TopicLog
 
 
 class BrokenLink(msgspec.Struct, frozen=True):
@@ -53,22 +54,22 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return self.ok
 
 
-def verify(topic: EntityTopic, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+def verify(log: TopicLog, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
     """Recomputes every entity's chain, and the checksums of sealed files; publishes a root, or names what is broken."""
-    return _Verification(topic, progress).run()
+    return _Verification(log, progress).run()
 
 
 class _Verification:
-    def __init__(self, topic: EntityTopic, progress: Callable[[int, int], None] | None) -> None:
-        self._topic = topic
+    def __init__(self, log: TopicLog, progress: Callable[[int, int], None] | None) -> None:
+        self._log = log
         self._progress = progress
         self._hash = load_blake3()
         self._links: dict[str, bytes] = {}
         self._events = self._unlinked = self._anchored = 0
 
     def run(self) -> VerifyReport:
-        name = self._topic.name
-        with self._topic.journal._engine.read() as snap:
+        name = self._log.name
+        with self._log.core.engine.read() as snap:
             view = TopicView.open(snap, name)
             if view is None:
                 return VerifyReport(name)
@@ -90,7 +91,7 @@ class _Verification:
             tree.finish(view.latest())
         if tree.changed is not None:
             return self._report(BrokenLink(tree.changed, None, "what lies here is not what a published root covers"))
-        return msgspec.structs.replace(self._report(None), root=publish(self._topic, view.number, tree))
+        return msgspec.structs.replace(self._report(None), root=publish(self._log, view.number, tree))
 
     def _check(self, block: Block, columns: Columns) -> BrokenLink | None:
         rows = range(block.count)
@@ -116,18 +117,18 @@ class _Verification:
         return None
 
     def _report(self, broken: BrokenLink | None) -> VerifyReport:
-        return VerifyReport(self._topic.name, self._events, len(self._links), self._unlinked, self._anchored, broken)
+        return VerifyReport(self._log.name, self._events, len(self._links), self._unlinked, self._anchored, broken)
 
 
-def check(topic: EntityTopic, receipt: Receipt) -> CheckReport:
+def check(log: TopicLog, receipt: Receipt) -> CheckReport:
     """Whether a receipt's event is stored as it was when the receipt was given."""
     if not isinstance(receipt, Receipt):
         raise ConfigError(f"check takes the receipt of an append, not {receipt!r:.80}")
-    if receipt.topic != topic.name:
-        raise ConfigError(f"the receipt is of topic {receipt.topic!r}, not of {topic.name!r}")
-    lookup = topic.journal._index.lookup(topic.name)
-    with topic.journal._engine.read() as snap:
-        view = TopicView.open(snap, topic.name)
+    if receipt.topic != log.name:
+        raise ConfigError(f"the receipt is of topic {receipt.topic!r}, not of {log.name!r}")
+    lookup = log.core.index.lookup(log.name)
+    with log.core.engine.read() as snap:
+        view = TopicView.open(snap, log.name)
         if view is None:
             return CheckReport(False, "the topic has no events")
         if receipt.seq <= view.trimmed():

@@ -3,6 +3,7 @@
     journal, topic, transaction, subscription, worker    what users hold
     reading     one topic in one snapshot: blocks, events, searching
     cursors     how far each named consumer has come
+    owners      processes that hold leases and fences, and whether they live
     interrupts  keeps Ctrl-C out of the middle of a commit
     waking/     waking readers that wait, in this process and in others
     storage/    what is stored and how: key layout, blocks, columns, Arrow

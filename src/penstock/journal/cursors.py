@@ -48,7 +48,7 @@ def read_consumers(snap: Snapshot, number: int, latest: int) -> list[TopicConsum
 
 
 def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bool) -> None:
-    """Sets a cursor; only `back` lets it move to a smaller position. A position nobody has written yet is refused."""
+    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused."""
     latest = commit.latest(topic)
     if seq > latest:
         raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")

@@ -21,7 +21,6 @@ from _signal import signal as set_handler
 from collections.abc import Callable, Collection
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
-from typing import Any
 
 SIGINT, SIGTERM = int(signal.SIGINT), int(signal.SIGTERM)
 main_thread = threading.main_thread().ident
@@ -37,8 +36,8 @@ class _Handlers:
         self.up: list[Shield] = []
         self.late: list[tuple[int, FrameType | None]] = []
         """Signals that wait; one at most."""
-        self.interrupt: Any = None
-        self.terminate: Any = None
+        self.interrupt: object = None
+        self.terminate: object = None
 
     def install(self) -> None:
         self.interrupt, self.terminate = getsignal(SIGINT), getsignal(SIGTERM)

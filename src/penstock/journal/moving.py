@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from penstock.engine.base import END
 from penstock.engine.contract import Engine, Snapshot
-from penstock.engine.overlay import END
 from penstock.errors import ConfigError, Corrupt
 from penstock.journal.storage import keys
 
@@ -35,7 +35,7 @@ class CopyReport(msgspec.Struct, frozen=True):
 def copy_store(source: Engine, store_id: str, target: Engine, progress: Progress | None = None) -> CopyReport:
     """Makes `target` hold what `source` holds; ConfigError when it holds something else already."""
     _claim(target, store_id)
-    tell = _Teller(source.size(), progress)
+    tell = _Teller(0 if progress is None else source.size(), progress)  # of a bucket it takes many requests
     written = 0
     for _ in range(2):  # the second pass is short: what was written during the first
         with source.read() as wanted:

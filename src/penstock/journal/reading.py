@@ -206,15 +206,15 @@ class TopicView:
             high = min(through, state.sealed)
             yield from sealed_blocks_back(self.snap, self.number, self.name, after, high, state.trimmed)
             return
-        settled = max(after, state.trimmed, state.compacted)
+        floor = max(after, state.trimmed, state.compacted)
         upper: int | None = None
         for key, value in self.snap.scan(low, stop, reverse=True):
             block = open_block(self.snap, key, value, self.name)
             if upper is None:
-                if max(block.last, settled) < through:
-                    self._check_is_end(max(block.last, settled) + 1, through)
-            elif upper > max(block.last, settled) + 1:
-                raise self._missing(max(block.last, settled) + 1, upper - 1)
+                if max(block.last, floor) < through:
+                    self._check_is_end(max(block.last, floor) + 1, through)
+            elif upper > max(block.last, floor) + 1:
+                raise self._missing(max(block.last, floor) + 1, upper - 1)
             if block.last <= after:
                 return
             yield block
@@ -222,9 +222,9 @@ class TopicView:
             if upper <= after + 1:  # whatever is wrong with the blocks before does not concern this reader
                 return
         if upper is None:
-            self._check_is_end(settled + 1, through)
-        elif upper > settled + 1:
-            raise self._missing(settled + 1, upper - 1)
+            self._check_is_end(floor + 1, through)
+        elif upper > floor + 1:
+            raise self._missing(floor + 1, upper - 1)
 
     def _check_is_end(self, first: int, through: int) -> None:
         """Where no block holds first … through, the topic must end before `first`."""
@@ -324,13 +324,13 @@ class TopicView:
         return block.seq(low - 1)
 
 
-def find_event(snap: Snapshot, id: str) -> Event | None:
-    """The event with an id, in whichever topic it is."""
+def find_event(snap: Snapshot, id: str, now_ms: int | None = None) -> Event | None:
+    """The event with an id, in whichever topic it is; for a reader who says what time it is, none that is too old."""
     number = parse_id(id)
     if number is None:
         return None
     for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
-        view = TopicView.open(snap, keys.stored_name(key[1:]))
+        view = TopicView.open(snap, keys.stored_name(key[1:]), now_ms)
         found = view.find(number) if view else None
         if found is not None:
             return found

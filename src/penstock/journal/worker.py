@@ -6,12 +6,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from sys import modules
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds, seconds
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.following.selection import Selection
 from penstock.journal.reading import TopicView
@@ -23,29 +22,29 @@ from penstock.surface.worker import Worker, finished
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.journal.topic import BaseTopic
+    from penstock.journal.log import TopicLog
     from penstock.surface.journal import Journal
 
 PASS_SECONDS = 1.0
 """How often a cursor moves that only passes events which were not chosen."""
 
 
-class TopicWorker(Worker):
-    """A handler over a topic's events, with a durable cursor."""
+class BatchWorker(Worker):
+    """A handler over a topic's events, a batch at a time, with a durable cursor; wherever the topic is."""
 
     def __init__(
         self,
-        topic: BaseTopic,
+        journal: Journal,
+        topic: str,
         consumer: str,
-        handler: Callable[[list[Event]], Any],
+        handler: Callable[[list[Event]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
         selection: Selection | None = None,
     ) -> None:
-        # A journal in this process is a `Journal`; this layer knows only the part of it that it is made of.
-        super().__init__(f"{topic.name}:{consumer}", cast("Journal", topic.journal), handler, restarts)
+        super().__init__(f"{topic}:{consumer}", journal, handler, restarts)
         check_whole(batch, "batch")
         self._topic = topic
         self._consumer = consumer
@@ -53,10 +52,6 @@ class TopicWorker(Worker):
         self._batch = batch
         self._idle = seconds(idle, "idle")
         self._selection = selection
-        self._committed = self._passed = -1
-        self._number = 0
-        """Which topic the batch is of: one of the same name may be made anew while the handler works."""
-        self._moved = 0.0
         self._runner: asyncio.Runner | None = None
 
     def run(self) -> None:
@@ -64,66 +59,9 @@ class TopicWorker(Worker):
             self._opened = opened
             super().run()
 
-    def _work(self) -> None:
-        topic, signal = self._topic, self._topic.journal._hub.signal(self._topic.name)
-        self._committed = self._passed = -1
-        while not self._stopping.is_set():
-            seen = signal.version
-            events = self._next_events()
-            if events:
-                self._handle(events)
-                self._move_cursor(max(self._passed, events[-1].seq) if self._selection is not None else events[-1].seq)
-                continue
-            with topic.journal._hub:
-                # The wait is for other processes' sake bounded; commits of this one signal at once.
-                signal.wait(seen, max(self._idle, 0.05))
-            self._commit_passed()
-        self._commit_passed(now=True)
-
-    def _next_events(self) -> list[Event]:
-        """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
-        topic, selection = self._topic, self._selection
-        number, start = topic._lookup(self._find_cursor, (0, 0))
-        if number != self._number:
-            self._number = number
-            self._committed = self._passed = -1
-        if not number:
-            return []  # made this very moment, its events would be of a topic whose cursor cannot be moved
-        if selection is None:
-            return list(topic.read(start, self._batch))
-        if start == self._committed:
-            start = max(start, self._passed)
-        else:
-            self._committed = self._passed = start
-        events: list[Event] = []
-        while not events and not self._stopping.is_set():
-            events, through = selection.look(topic, start, self._batch)
-            if through == start:
-                break
-            start = self._passed = through
-        return events
-
-    def _find_cursor(self, view: TopicView) -> tuple[int, int]:
-        return view.number, read_cursor(view.snap, view.number, self._consumer) or 0
-
-    def _move_cursor(self, seq: int) -> None:
-        name, number = self._topic.name, self._number
-
-        def apply(commit: Commit) -> None:
-            if commit.is_current(name, number):  # else the position is of a topic that was dropped
-                move_cursor(commit, name, self._consumer, seq, back=False)
-
-        self._topic._writer.run(WriteRequest(apply))
-        self._committed, self._moved = seq, time.monotonic()
-
-    def _commit_passed(self, *, now: bool = False) -> None:
-        """Moves the cursor past events that were not chosen; not at each of them, which would be a commit for each."""
-        if self._passed > self._committed >= 0 and (now or time.monotonic() - self._moved >= PASS_SECONDS):
-            self._move_cursor(self._passed)
-
     def _handle(self, events: list[Event]) -> None:
         # A batch has many senders and one span: it goes on with the trace of its first event.
-        span = handling(self._topic.name, events[0]) if "opentelemetry.trace" in modules else None
+        span = handling(self._topic, events[0]) if "opentelemetry.trace" in modules else None
         try:
             outcome = self._handler(events)
             if isinstance(outcome, Awaitable):
@@ -132,7 +70,7 @@ class TopicWorker(Worker):
             if span is not None:
                 span.end()
 
-    def _wait_for(self, outcome: Any) -> Any:
+    def _wait_for(self, outcome: Awaitable[object]) -> object:
         """What an asynchronous handler's awaitable gives."""
         if self._loop is not None:
             return super()._wait_for(outcome)
@@ -142,5 +80,94 @@ class TopicWorker(Worker):
             self._runner = self._opened.enter_context(asyncio.Runner())
         return self._runner.run(finished(outcome))
 
+
+class TopicWorker(BatchWorker):
+    """A worker over a topic of a journal in this process."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        consumer: str,
+        handler: Callable[..., object],
+        *,
+        batch: int = WORKER_BATCH,
+        idle: Seconds = WORKER_IDLE,
+        restarts: int = WORKER_RESTARTS,
+        selection: Selection | None = None,
+    ) -> None:
+        super().__init__(
+            log.core.journal,
+            log.name,
+            consumer,
+            handler,
+            batch=batch,
+            idle=idle,
+            restarts=restarts,
+            selection=selection,
+        )
+        self._log = log
+        self._committed = self._passed = -1
+        self._number = 0
+        """Which topic the batch is of: one of the same name may be made anew while the handler works."""
+        self._moved = 0.0
+
+    def _work(self) -> None:
+        hub = self._log.core.hub
+        signal = hub.signal(self._topic)
+        self._committed = self._passed = -1
+        while not self._stopping.is_set():
+            seen = signal.version
+            events = self._next_events()
+            if events:
+                self._handle(events)
+                self._move_cursor(max(self._passed, events[-1].seq) if self._selection is not None else events[-1].seq)
+                continue
+            with hub:
+                # The wait is for other processes' sake bounded; commits of this one signal at once.
+                signal.wait(seen, max(self._idle, 0.05))
+            self._commit_passed()
+        self._commit_passed(now=True)
+
+    def _next_events(self) -> list[Event]:
+        """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
+        log, selection = self._log, self._selection
+        number, start = log.ask(self._find_cursor, (0, 0))
+        if number != self._number:
+            self._number = number
+            self._committed = self._passed = -1
+        if not number:
+            return []  # made this very moment, its events would be of a topic whose cursor cannot be moved
+        if selection is None:
+            return list(log.read(start, self._batch))
+        if start == self._committed:
+            start = max(start, self._passed)
+        else:
+            self._committed = self._passed = start
+        events: list[Event] = []
+        while not events and not self._stopping.is_set():
+            events, through = selection.select(log, start, self._batch)
+            if through == start:
+                break
+            start = self._passed = through
+        return events
+
+    def _find_cursor(self, view: TopicView) -> tuple[int, int]:
+        return view.number, read_cursor(view.snap, view.number, self._consumer) or 0
+
+    def _move_cursor(self, seq: int) -> None:
+        name, number = self._topic, self._number
+
+        def apply(commit: Commit) -> None:
+            if commit.is_current(name, number):  # else the position is of a topic that was dropped
+                move_cursor(commit, name, self._consumer, seq, back=False)
+
+        self._log.core.run(apply)
+        self._committed, self._moved = seq, time.monotonic()
+
+    def _commit_passed(self, *, now: bool = False) -> None:
+        """Moves the cursor past events that were not chosen; not at each of them, which would be a commit for each."""
+        if self._passed > self._committed >= 0 and (now or time.monotonic() - self._moved >= PASS_SECONDS):
+            self._move_cursor(self._passed)
+
     def _nudge(self) -> None:
-        self._topic.journal._hub.signal(self._topic.name).notify()
+        self._log.core.hub.signal(self._topic).notify()

@@ -4,6 +4,7 @@ sample      values: how topics and queues do
 health      what is wrong, in words
 history     the last week in numbers, kept in the journal
 collect     taking a sample of a whole journal
+gauges      a sample as gauges
 metrics     counters, gauges and histograms of this process
 spans       OpenTelemetry spans of sends, takes and handlers
 tracing     W3C trace context in event headers

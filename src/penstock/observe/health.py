@@ -25,7 +25,7 @@ TTL_SHARE: Final = 0.5
 GROWING_LAG: Final = 1_000
 """A lag below this is not watched for growth."""
 GROWING_STEPS: Final = 3
-"""How many looks in a row, a minute apart, a lag must grow for."""
+"""How many samples in a row, a minute apart, a lag must grow for."""
 
 KINDS: Final = get_args(FindingKind)
 
@@ -87,14 +87,14 @@ def _waiting(ready: int) -> str:
     return f"{ready:,} {'message is' if ready == 1 else 'messages are'} ready"
 
 
-def growing(looks: Sequence[Lags]) -> list[Finding]:
-    """Consumers that fell further behind from each look to the next; the looks are about a minute apart."""
-    if len(looks) <= GROWING_STEPS:
+def growing(samples: Sequence[Lags]) -> list[Finding]:
+    """Consumers that fell further behind from each sample to the next; the samples are about a minute apart."""
+    if len(samples) <= GROWING_STEPS:
         return []
-    recent = looks[-GROWING_STEPS - 1 :]
+    recent = samples[-GROWING_STEPS - 1 :]
     found = []
     for (topic, consumer), lag in recent[-1].items():
-        past = [look.get((topic, consumer), 0) for look in recent]
+        past = [sample.get((topic, consumer), 0) for sample in recent]
         if lag >= GROWING_LAG and all(low < high for low, high in pairwise(past)):
             says = f"{consumer} falls behind in {topic}: {lag:,} events, {past[0]:,} a few minutes ago"
             found.append(Finding("lag", topic, says, lag, consumer))

@@ -28,9 +28,9 @@ from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import QueueSample, Sample
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal
     from penstock.engine.contract import Snapshot
     from penstock.journal.commit.commit import Commit
+    from penstock.local.journal import LocalJournal
 
 STEP: Final = 5.0
 """Seconds between two rows that are only in memory."""
@@ -292,7 +292,7 @@ class History:
                 commit.tx.put(key, value)
 
         try:
-            self._journal.run(apply, relaxed=True)
+            self._journal._core.run(apply, relaxed=True)
         except PenstockError:
             return  # a store in trouble, or closed: others report it better
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ State = Literal["pending", "starting", "running", "waiting", "done", "stopped", 
 LIVE: Final = frozenset({"pending", "starting", "running", "waiting"})
 """The states of a pipeline that runs."""
 
-_LOOKED_AT = 5_000
+_MOST_EVENTS = 5_000
 
 
 class FlowStatus(msgspec.Struct, kw_only=True):
@@ -59,7 +59,7 @@ class FlowStatus(msgspec.Struct, kw_only=True):
     """What waits to be read: events of its topics, manifest entries of its buffers; None when a source cannot say."""
     read_to: dict[str, int] = {}
     """Of each manifest of its buffers (by url and path): the first sequence that it has not read. What was read is
-    removed from the manifest when the next batch begins, so until then it is there and waits for nobody."""
+    removed from the manifest when the next batch begins, so until then it is there and waits for no flow."""
     batch_seconds: float | None = None
     """How long the newest batch took."""
     restarts: int = 0
@@ -87,7 +87,7 @@ def report(journal: Journal, statuses: Iterable[FlowStatus]) -> None:
     """Writes how flows stand, in one commit."""
     drafts = []
     for status in statuses:
-        body: dict[str, Any] = msgspec.to_builtins(status)
+        body: dict[str, object] = msgspec.to_builtins(status)
         del body["reported_at"]
         drafts.append(Draft(KIND, body, key=status.key))
     if drafts:
@@ -98,7 +98,7 @@ def status(journal: Journal, *, pipeline: str | None = None) -> list[FlowStatus]
     """How every flow that ever ran over this journal stands, by name; or the flows of one pipeline."""
     newest: dict[str, FlowStatus] = {}
     seen: set[str] = set()
-    for event in journal.topic(TOPIC).read(limit=_LOOKED_AT, reverse=True):
+    for event in journal.topic(TOPIC).read(limit=_MOST_EVENTS, reverse=True):
         if event.key is None or event.key in seen:
             continue
         seen.add(event.key)
@@ -125,7 +125,7 @@ def forget(journal: Journal, pipeline: str) -> list[FlowStatus]:
 
 
 def _status_of(event: Event) -> FlowStatus | None:
-    """What an event reports; None for one that does not (anybody may append to a topic)."""
+    """What an event reports; None for one that does not (any program may append to a topic)."""
     try:
         found = msgspec.convert(event.payload, FlowStatus)
     except (PoisonMessage, msgspec.ValidationError, UnicodeDecodeError):

@@ -10,6 +10,7 @@ import msgspec
 from penstock.events import Event
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.workers import WorkerFailure
+from penstock.surface.failure import Attempt
 
 
 class TopicSample(msgspec.Struct):
@@ -39,7 +40,7 @@ class QueueSample(msgspec.Struct):
     oldest_age: float | None
     rate: float = 0.0
     dead: int = 0
-    """Dead letters that came from this group and nobody has sent back or removed."""
+    """Dead letters that came from this group and were neither sent back nor removed."""
     letters: int | None = None
     """Of a dead-letter queue: how many messages wait in it. They are dead, not ready: `ready` and `oldest_age` leave
     them out."""
@@ -91,7 +92,7 @@ class Sample(msgspec.Struct):
     requests: dict[str, dict[str, int]] = {}
     """Requests to an object store since the journal was opened, by cause and kind."""
     unstored_seconds: float = 0.0
-    """For how long a commit that nobody waited for is in the writer's memory only."""
+    """For how long a commit that no caller waited for is in the writer's memory only."""
     flows: list[FlowStatus] = []
     """How the flows of pipelines stand."""
     workers: list[WorkerFailure] = []
@@ -110,3 +111,5 @@ class FailedMessage(msgspec.Struct, frozen=True):
     at: datetime | None
     traceback: str | None = None
     """Where it failed, when an exception was the reason."""
+    failed_attempts: list[Attempt] = []
+    """The newest ten, the oldest of them first."""

@@ -63,7 +63,7 @@ class ActiveSpan:
 def sending(
     destination: str, operation: str, count: int | None = None, headers: Mapping[str, str] | None = None
 ) -> ActiveSpan | None:
-    """The span of a send, which is current from here on; None where nobody traces.
+    """The span of a send, which is current from here on; None where the program does not trace.
 
     Headers that bring a trace context of their own are its parent.
     """
@@ -97,7 +97,7 @@ def received(destination: str, events: Sequence[Event], began_ns: int) -> None:
 
 
 def handling(destination: str, event: Event, attempt: int | None = None) -> ActiveSpan | None:
-    """The span of a handler, in the trace of the event it handles; current from here on, None where nobody traces."""
+    """The span of a handler, in the trace of the event it handles; current from here on, None without tracing."""
     tracer = _tracer()
     if tracer is None:
         return None

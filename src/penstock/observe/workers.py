@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,7 +25,7 @@ GAVE_UP: Final = "worker.gave_up"
 STARTED: Final = "worker.started"
 FORGOTTEN: Final = "worker.forgotten"
 
-_LOOKED_AT = 5_000
+_MOST_EVENTS = 5_000
 
 log = Log("penstock.worker")
 
@@ -51,7 +51,7 @@ def say_gave_up(journal: Journal, worker: str, error: BaseException) -> None:
     found = WorkerFailure(
         worker=worker, error=failure.error, traceback=failure.traceback, host=socket.gethostname(), pid=os.getpid()
     )
-    body: dict[str, Any] = msgspec.to_builtins(found)
+    body: dict[str, object] = msgspec.to_builtins(found)
     del body["at"]
     try:
         topic = journal.topic(TOPIC)
@@ -85,7 +85,7 @@ def gave_up(journal: Journal) -> list[WorkerFailure]:
     if not topic.latest:
         return []
     newest: dict[str, WorkerFailure | None] = {}
-    for event in topic.read(limit=_LOOKED_AT, reverse=True):
+    for event in topic.read(limit=_MOST_EVENTS, reverse=True):
         if event.key is None or event.key in newest:
             continue
         newest[event.key] = None
@@ -93,7 +93,7 @@ def gave_up(journal: Journal) -> list[WorkerFailure]:
             try:
                 found = msgspec.convert(event.payload, WorkerFailure)
             except (PoisonMessage, msgspec.ValidationError):
-                continue  # anybody may append to a topic
+                continue  # any program may append to a topic
             found.at = event.recorded_at
             newest[event.key] = found
     return [found for _, found in sorted(newest.items()) if found is not None]

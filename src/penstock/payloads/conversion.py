@@ -21,13 +21,13 @@ class Unfit(ValueError):
     """A value that its field does not take."""
 
 
-def struct_type(fields: list[Any]) -> Any:
+def struct_type(fields: list[pa.Field]) -> type[msgspec.Struct]:
     """A struct whose fields may be missing or null; their real names are its fields' names in JSON."""
     members = [(f"f{at}", _python_type(field.type) | None, None) for at, field in enumerate(fields)]
     return msgspec.defstruct("Fields", members, rename={f"f{at}": field.name for at, field in enumerate(fields)})
 
 
-def _python_type(kind: Any) -> Any:
+def _python_type(kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
         return struct_type(list(kind))
     if pa.types.is_map(kind):
@@ -46,10 +46,10 @@ def _python_type(kind: Any) -> Any:
     return Decimal if pa.types.is_decimal(kind) else str
 
 
-Converter = Callable[[Any], Any]
+Converter = Callable[[Any], object]
 
 
-def converted(value: Any, convert: Converter | None, name: str) -> Any:
+def converted(value: object, convert: Converter | None, name: str) -> object:
     if value is None or convert is None:
         return value
     try:
@@ -58,7 +58,7 @@ def converted(value: Any, convert: Converter | None, name: str) -> Any:
         raise Unfit(f"{error} - at `$.{name}`") from error
 
 
-def converter(kind: Any) -> Converter | None:
+def converter(kind: pa.DataType) -> Converter | None:
     """What makes a decoded value one that Arrow takes for a type; None where it is one already."""
     if pa.types.is_struct(kind):
         return _struct_converter(kind)
@@ -76,20 +76,20 @@ def converter(kind: Any) -> Converter | None:
     return _TEXT_CONVERTERS.get(_text_kind(kind))
 
 
-def _struct_converter(kind: Any) -> Converter:
+def _struct_converter(kind: pa.DataType) -> Converter:
     members = [(f"f{at}", field.name, converter(field.type)) for at, field in enumerate(kind)]
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> dict[str, object]:
         found = ((name, getattr(value, slot), inner) for slot, name, inner in members)
         return {name: one if one is None or inner is None else inner(one) for name, one, inner in found}
 
     return convert
 
 
-def _map_converter(kind: Any) -> Converter:
+def _map_converter(kind: pa.DataType) -> Converter:
     from_key, from_value = _key_converter(kind.key_type), converter(kind.item_type)
 
-    def convert(values: Any) -> Any:
+    def convert(values: dict[str, object]) -> list[tuple[object, object]]:
         return [
             (from_key(key), value if value is None or from_value is None else from_value(value))
             for key, value in values.items()
@@ -98,7 +98,7 @@ def _map_converter(kind: Any) -> Converter:
     return convert
 
 
-def _key_converter(kind: Any) -> Converter:
+def _key_converter(kind: pa.DataType) -> Converter:
     """A map's key from its text in JSON."""
     if pa.types.is_boolean(kind):
         return _switch
@@ -112,7 +112,7 @@ def _key_converter(kind: Any) -> Converter:
     return _TEXT_CONVERTERS.get(_text_kind(kind)) or str
 
 
-def _text_kind(kind: Any) -> str:
+def _text_kind(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
     for name, check in (("date", pa.types.is_date), ("time", pa.types.is_time), ("binary", pa.types.is_binary)):
@@ -143,7 +143,7 @@ def _float(value: float) -> float:
     return value
 
 
-def _decimal(value: Decimal, kind: Any) -> Decimal:
+def _decimal(value: Decimal, kind: pa.DataType) -> Decimal:
     with localcontext(prec=100):
         scaled = value.scaleb(kind.scale) if value.is_finite() else Decimal("0.5")
         if scaled != scaled.to_integral_value() or abs(scaled) >= 10**kind.precision:

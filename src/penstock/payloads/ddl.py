@@ -1,4 +1,4 @@
-"""The text of a schema, checked before Spark parses it as a part of a longer one that nobody wrote."""
+"""The text of a schema, checked before Spark parses it as a part of a longer one that no user wrote."""
 
 from __future__ import annotations
 

@@ -9,21 +9,24 @@ Arrow's reader crashes the process when the first document is null, so that noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.payloads.conversion import Unfit, converted, converter, from_base64, reason_of, struct_type
 
 _FEW = 32
 """Rows that are read one at a time once Arrow's reader has refused them together."""
+_Mask = NDArray[np.bool_]
+_Rows = NDArray[np.integer]
 _OPEN, _CLOSE, _NULL = ord("{"), ord("}"), ord("n")
 
 
@@ -37,8 +40,8 @@ class Misfit(NamedTuple):
 class ParsedColumns(NamedTuple):
     """The fields of some payloads."""
 
-    columns: list[Any]
-    absent: Any
+    columns: list[pa.Array]
+    absent: _Mask | None
     """A mask of the rows whose payload is null or does not fit: all their fields are null. None: there are none."""
     misfits: list[Misfit]
 
@@ -53,7 +56,7 @@ class PayloadParser:
         self._wire = pa.schema([field.with_type(_wire_type(field.type)) for field in schema])
         self._quick = all(_is_quick(field.type) for field in schema)
 
-    def parse(self, payloads: Any, binary: Any = None) -> ParsedColumns:
+    def parse(self, payloads: pa.BinaryArray, binary: _Mask | None = None) -> ParsedColumns:
         """The fields of a binary column of JSON texts; `binary` marks rows whose payloads need not be JSON at all."""
         count = len(payloads)
         bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset : payloads.offset + count + 1]
@@ -84,7 +87,7 @@ class PayloadParser:
         return _gathered(self.schema, pieces, count, nulls)
 
     # ── all at once ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _pieces(self, payloads: Any, first: int) -> Iterator[_Piece]:
+    def _pieces(self, payloads: pa.BinaryArray, first: int) -> Iterator[_Piece]:
         """The rows of objects, in as few pieces as they fit."""
         count = len(payloads)
         if not count:
@@ -99,7 +102,7 @@ class PayloadParser:
             yield from self._pieces(payloads.slice(0, half), first)
             yield from self._pieces(payloads.slice(half), first + half)
 
-    def _together(self, payloads: Any) -> list[Any] | None:
+    def _together(self, payloads: pa.BinaryArray) -> list[pa.Array] | None:
         """The fields of all rows by Arrow's reader; None when it does not take one of them."""
         count = len(payloads)
         bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)
@@ -120,11 +123,11 @@ class PayloadParser:
             return None
 
     # ── row by row ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _one_by_one(self, payloads: Any, rows: Any) -> _Piece:
+    def _one_by_one(self, payloads: pa.BinaryArray, rows: _Rows) -> _Piece:
         """Every row for itself, with what is wrong with those that do not fit."""
         convert = [converter(field.type) for field in self.schema]
         names = [f"f{at}" for at in range(len(self.schema))]
-        values: list[list[Any]] = [[] for _ in names]
+        values: list[list[object]] = [[] for _ in names]
         misfits = []
         bounds = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :].tolist()
         text = memoryview(payloads.buffers()[2] or b"")
@@ -144,22 +147,22 @@ class PayloadParser:
         return _Piece(rows, columns, misfits)
 
     @cached_property
-    def _decoder(self) -> Any:
+    def _decoder(self) -> msgspec.json.Decoder[object]:
         return msgspec.json.Decoder(struct_type(list(self.schema)) | None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[PayloadParser], tuple[pa.Schema]]:
         return PayloadParser, (self.schema,)
 
 
 class _Piece(NamedTuple):
     """Some rows, parsed."""
 
-    rows: Any
-    columns: list[Any]
+    rows: _Rows
+    columns: list[pa.Array]
     misfits: list[Misfit] = []
 
 
-def _gathered(schema: pa.Schema, parsed: Any, count: int, nulls: Any = None) -> ParsedColumns:
+def _gathered(schema: pa.Schema, parsed: Iterable[_Piece], count: int, nulls: _Mask | None = None) -> ParsedColumns:
     """The pieces in the order of their rows."""
     pieces: list[_Piece] = list(parsed)
     misfits = [misfit for piece in pieces for misfit in piece.misfits]
@@ -181,14 +184,14 @@ def _gathered(schema: pa.Schema, parsed: Any, count: int, nulls: Any = None) -> 
     return ParsedColumns(columns, absent, misfits)
 
 
-def _at(data: Any, places: Any, lengths: Any) -> Any:
+def _at(data: NDArray[np.uint8], places: _Rows, lengths: _Rows) -> NDArray[np.uint8]:
     """A byte of each row; 0 for an empty one."""
     if not data.size:
         return np.zeros(len(places), np.uint8)
     return np.where(lengths > 0, data[np.clip(places, 0, data.size - 1)], 0)
 
 
-def _check_names(field: Any) -> None:
+def _check_names(field: pa.Field) -> None:
     """ConfigError for a name that has to be escaped in JSON: there are several ways to, and msgspec looks for none."""
     if any(character in '"\\' or character < " " for character in field.name):
         raise ConfigError(f"payloadSchema: the field {field.name!r} cannot be asked for by name; use from_json")
@@ -198,7 +201,7 @@ def _check_names(field: Any) -> None:
 
 
 # ── types for Arrow's reader ─────────────────────────────────────────────────────────────────────────────────────────
-def _is_quick(kind: Any) -> bool:
+def _is_quick(kind: pa.DataType) -> bool:
     """Whether Arrow's reader reads a type: it has no maps, and makes broken lists of nulls."""
     if pa.types.is_map(kind) or pa.types.is_null(kind):
         return False
@@ -207,11 +210,11 @@ def _is_quick(kind: Any) -> bool:
     return not pa.types.is_list(kind) or _is_quick(kind.value_type)
 
 
-def _whole(column: Any) -> Any:
+def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _wire_type(kind: Any) -> Any:
+def _wire_type(kind: pa.DataType) -> pa.DataType:
     """What Arrow's reader reads a type as: text, where it has no reading of its own, or a lax one."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_wire_type(field.type)) for field in kind])
@@ -222,7 +225,7 @@ def _wire_type(kind: Any) -> Any:
     return pa.string() if pa.types.is_timestamp(kind) and kind.tz is None else kind
 
 
-def _typed(column: Any, kind: Any) -> Any:
+def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column of a wire type as the type it stands for; an error when a value does not fit."""
     if pa.types.is_float32(kind):
         if pc.any(pc.is_inf(column)).as_py():
@@ -247,7 +250,7 @@ def _typed(column: Any, kind: Any) -> Any:
     return column.cast(kind)
 
 
-def _has_float(kind: Any) -> bool:
+def _has_float(kind: pa.DataType) -> bool:
     """Whether a type that is its own wire type holds a FLOAT, which Arrow's reader lets become infinite."""
     if pa.types.is_struct(kind):
         return any(_has_float(field.type) for field in kind)

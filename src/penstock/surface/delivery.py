@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from penstock.errors import PoisonMessage, StaleDelivery
+from penstock.surface.failure import NackOptions, check_nack, failure_text
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -116,13 +117,12 @@ class Delivery:
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
-    def ack(self, *, result: Any = None) -> None:
+    def ack(self, *, result: object = None) -> None:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
 
         `result`: what the one who pushed it with `reply=True` is told.
         """
 
-    @abstractmethod
     def nack(
         self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:
@@ -130,6 +130,11 @@ class Delivery:
 
         `error`: why, in text, or the exception: then its traceback is kept as well.
         """
+        self._nack(check_nack(delay, failure_text(error), dead))
+
+    @abstractmethod
+    def _nack(self, options: NackOptions) -> None:
+        """Gives the message back as checked options say."""
 
     @abstractmethod
     def extend(self, lease: Seconds | None = None) -> None:
@@ -139,7 +144,7 @@ class Delivery:
     def release(self) -> None:
         """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
 
-    async def ack_async(self, *, result: Any = None) -> None:
+    async def ack_async(self, *, result: object = None) -> None:
         """`ack` for an event loop."""
         import asyncio
 

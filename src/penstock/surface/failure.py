@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Final, Literal
+
 import msgspec
 
+from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
 from penstock.limits import MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
+
+DEAD_QUEUE: Final = "dead-queue"
+"""The header of a dead letter that names the queue it comes from."""
 
 
 class FailureText(msgspec.Struct, frozen=True):
@@ -15,6 +22,43 @@ class FailureText(msgspec.Struct, frozen=True):
     """The exception's type and message, or the text that `nack` was given."""
     traceback: str | None = None
     """The exception's traceback, with its causes."""
+
+
+class NackOptions(msgspec.Struct, frozen=True):
+    """How a message is given back."""
+
+    failure: FailureText
+    delay: float | None = None
+    """Seconds to wait, whatever the policy says."""
+    otherwise: float = 0.0
+    """Seconds to wait when neither the delay nor the policy says how long."""
+    dead: bool = False
+
+
+AttemptEnd = Literal["failed", "rejected", "lapsed", "claimed"]
+"""How an attempt ended that did not succeed: given back, given up, its lease ended, or another consumer claimed it."""
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt at a message that did not succeed."""
+
+    number: int
+    """Which delivery of the message it was, from 1."""
+    delivered_at: datetime
+    ended_at: datetime
+    ended: AttemptEnd
+    consumer: str | None = None
+    """Who had it, if it gave its name; workers do."""
+    host: str | None = None
+    """The consumer's machine."""
+    error: str | None = None
+    """The exception's type and message, or the text it was given back with; long ones lose their middle."""
+
+
+def check_nack(delay: Seconds | None, failure: FailureText, dead: bool, otherwise: float = 0.0) -> NackOptions:
+    """A nack's arguments, checked; `otherwise` is the delay when neither the caller nor the policy says one."""
+    wait = None if delay is None else seconds(delay, "delay")
+    return NackOptions(failure, wait, seconds(otherwise, "default_delay"), dead)
 
 
 def failure_text(error: str | BaseException | None, traceback: str | None = None) -> FailureText:

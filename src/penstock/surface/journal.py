@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self, Unpack
 
 if TYPE_CHECKING:
-    from penstock.api import Transaction
     from penstock.clock import Clock
     from penstock.entity.causality.graph import GraphFormat
     from penstock.entity.copying.exporting import ExportReport
@@ -16,8 +15,9 @@ if TYPE_CHECKING:
     from penstock.entity.copying.importing import ImportReport
     from penstock.entity.staging.fence import Fence
     from penstock.events import Event
-    from penstock.journal.journal import Description, Pressure
+    from penstock.journal.description import Description, Pressure
     from penstock.journal.upkeep.dropping import DropReport
+    from penstock.local.transaction import Transaction
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import PolicyArguments
     from penstock.surface.outbox import Outbox
@@ -33,9 +33,16 @@ class Journal(ABC):
     """
 
     clock: Clock
-    closed: bool
-    id: str
-    """The store's own name: the same wherever, and under whatever address, the store is opened."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The store's own name: the same wherever, and under whatever address, the store is opened."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether it was closed."""
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
@@ -78,7 +85,7 @@ class Journal(ABC):
 
     @abstractmethod
     def fence(self, *, exclusive: bool = True) -> Fence:
-        """Hides what is submitted through it until it commits. `exclusive`: nobody else appends meanwhile.
+        """Hides what is submitted through it until it commits. `exclusive`: no other caller appends meanwhile.
 
         In this process only.
         """

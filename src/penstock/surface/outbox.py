@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 if TYPE_CHECKING:
     from penstock.events import Receipt
@@ -22,7 +22,7 @@ class Outbox(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> int:
+    def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
 
     @abstractmethod

@@ -50,15 +50,15 @@ class Queue(ABC):
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @overload
-    def push(self, payload: Any, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
+    def push(self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
 
     @overload
-    def push(self, payload: Any, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
+    def push(self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
 
     @abstractmethod
     def push(
         self,
-        payload: Any,
+        payload: object,
         *,
         kind: str = "message",
         key: str | None = None,
@@ -68,7 +68,7 @@ class Queue(ABC):
         dedup: str | None = None,
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
-        cause: Any = None,
+        cause: object = None,
         reply: bool = False,
     ) -> Receipt | ResultTicket:
         """Adds a message and returns when it is durable.
@@ -81,11 +81,11 @@ class Queue(ABC):
         """
 
     @abstractmethod
-    def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
+    def submit(self, payload: object, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
 
     @abstractmethod
-    def push_many(self, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
+    def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
@@ -239,7 +239,7 @@ class Queue(ABC):
         limit: int = 1,
         lease: Seconds | None = None,
     ) -> Sequence[Delivery]:
-        """Takes over deliveries that nobody has extended for `min_idle`, whether or not their lease has ended.
+        """Takes over deliveries that no consumer has extended for `min_idle`, whether or not their lease has ended.
 
         A claim is a new delivery: a new token, one more attempt; the old handle is stale.
         """
@@ -256,16 +256,21 @@ class Queue(ABC):
         """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
 
         Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own
-        letters. They get a fresh budget. Returns how many; `dry_run` only counts.
+        letters. They get a fresh budget and go back with their key and priority; in fanout mode, to the group that gave
+        them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
+        go, because their queue or their group is gone.
         """
 
     @abstractmethod
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
+        """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many.
+
+        Delays, priorities (where the other queue has any) and retry budgets go with them.
+        """
 
     @abstractmethod
     def discard(self, seqs: Iterable[int]) -> int:
-        """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged.
+        """Settles messages that are not in flight, by their positions, as if they had been taken and acknowledged.
 
         Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
         """
@@ -331,7 +336,7 @@ class Queue(ABC):
     @abstractmethod
     def worker(
         self,
-        handler: Callable[[Any], Any],
+        handler: Callable[[Any], object],
         *,
         group: str = DEFAULT_GROUP,
         concurrency: int = 1,
@@ -351,7 +356,7 @@ class Queue(ABC):
     def every(
         self,
         interval: Seconds | str,
-        payload: Any = None,
+        payload: object = None,
         *,
         name: str,
         timezone: str = "UTC",
@@ -365,7 +370,8 @@ class Queue(ABC):
 
         Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
         and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
-        nothing, with others it replaces the schedule. `missed`: what to do about ticks that nobody was there for.
+        nothing, with others it replaces the schedule. `missed`: what to do about ticks
+        during which no process had the queue open.
         """
 
     @abstractmethod

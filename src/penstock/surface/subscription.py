@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Literal, Self
 
+from penstock.clock import Seconds, seconds
+
 if TYPE_CHECKING:
-    from penstock.clock import Seconds
     from penstock.events import Event
 
 OnLag = Literal["catch_up", "raise", "drop"]
@@ -24,13 +26,24 @@ class Subscription(ABC):
     def position(self) -> int:
         """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
 
-    @abstractmethod
     def next(self, timeout: Seconds | None = None) -> Event | None:
         """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
+        waits = self._waits(timeout, ask=timeout == 0)
+        try:
+            while True:
+                self._wait(*next(waits))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
-    @abstractmethod
     async def next_async(self, timeout: Seconds | None = None) -> Event | None:
         """`next` for an event loop."""
+        waits = self._waits(timeout, ask=False)
+        while True:
+            try:
+                seen, left = next(waits)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            await self._wait_async(seen, left)
 
     @abstractmethod
     def close(self) -> None:
@@ -49,3 +62,38 @@ class Subscription(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    # ── what `next` waits for ────────────────────────────────────────────────────────────────────────────────────────
+    def _waits(self, timeout: Seconds | None, *, ask: bool) -> Generator[tuple[int, float | None], None, Event | None]:
+        """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+        while not self._is_closed():
+            seen = self._version()
+            event = self._ready(ask=ask)
+            if event is not None:
+                return event
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            yield seen, left
+        return None
+
+    @abstractmethod
+    def _is_closed(self) -> bool:
+        """Whether it was closed; raises what ended it when that was no `close`."""
+
+    @abstractmethod
+    def _version(self) -> int:
+        """A number that grows with every event that may be ready."""
+
+    @abstractmethod
+    def _ready(self, *, ask: bool) -> Event | None:
+        """The next event if it is here; `ask`: also makes a request for it where one is needed."""
+
+    @abstractmethod
+    def _wait(self, seen: int, left: float | None) -> None:
+        """Waits until the version is past `seen`, for so many seconds at the most."""
+
+    @abstractmethod
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        """`_wait` for an event loop."""

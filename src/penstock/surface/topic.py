@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 
@@ -41,7 +41,7 @@ class Topic(ABC):
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
-    def append(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Receipt:
+    def append(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Topic(ABC):
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
 
     @abstractmethod
-    def submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
+    def submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Topic(ABC):
         """Hands a batch over: `append_many` with a ticket."""
 
     @abstractmethod
-    def try_submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
+    def try_submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Topic(ABC):
     def worker(
         self,
         consumer: str,
-        handler: Callable[[list[Event]], Any],
+        handler: Callable[[list[Event]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -261,7 +261,8 @@ class Topic(ABC):
     ) -> RebuildReport:
         """Folds every entity anew and saves the states; `whole`: the whole topic's state instead.
 
-        `progress` is called now and then with how many of how many events are done. In this process only.
+        `progress` is called now and then with how many of how many events are done. On a served journal the events
+        travel, and every state is in memory until all are folded; `penstock.spark.rebuild` folds what does not fit.
         """
 
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,10 +292,10 @@ class Topic(ABC):
 
     @abstractmethod
     def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
-        """Shows, to anybody who has the root, that an event is in this topic; `penstock.check_proof` checks it.
+        """Shows, to a reader who has the root, that an event is in this topic; `penstock.check_proof` checks it.
 
-        Under the newest root that `verify` has published and that covers the event, or under `root`. In this process
-        only.
+        Under the newest root that `verify` has published and that covers the event, or under `root`. Unprovable when
+        there is none, or when events near it were removed since. In this process only.
         """
 
     # ── reactors and gates ───────────────────────────────────────────────────────────────────────────────────────────
@@ -302,7 +303,7 @@ class Topic(ABC):
     def react(
         self,
         consumer: str,
-        handler: Callable[[Event], Any],
+        handler: Callable[[Event], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,

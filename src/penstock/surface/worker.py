@@ -41,7 +41,7 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, journal: Journal, handler: Callable[..., Any], restarts: int = WORKER_RESTARTS
+        self, name: str, journal: Journal, handler: Callable[..., object], restarts: int = WORKER_RESTARTS
     ) -> None:
         if not callable(handler):
             raise ConfigError(f"a handler must be a function, not {handler!r:.80}")
@@ -127,6 +127,7 @@ class Worker:
         """`stop` for an event loop."""
         import asyncio
 
+        self._stopping.set()  # at once: the thread that waits may start after the next message was begun
         await asyncio.to_thread(self.stop, timeout)
 
     @property
@@ -224,7 +225,7 @@ class Worker:
         finally:
             _at_work.reset(before)
 
-    def _wait_for(self, outcome: Awaitable[Any]) -> Any:
+    def _wait_for(self, outcome: Awaitable[object]) -> Any:
         """Waits, in a thread of the worker's, for what an asynchronous handler gives."""
         import asyncio
         from concurrent.futures import CancelledError
@@ -251,7 +252,7 @@ class Worker:
                 outcome.close()
             raise asyncio.CancelledError from error
 
-    async def _marked(self, outcome: Awaitable[Any]) -> Any:
+    async def _marked(self, outcome: Awaitable[object]) -> Any:
         _at_work.set(self)
         return await outcome
 
@@ -270,7 +271,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
     return _get_running_loop()
 
 
-def _is_coroutine_function(handler: Callable[..., Any]) -> bool:
+def _is_coroutine_function(handler: Callable[..., object]) -> bool:
     import inspect
 
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

@@ -7,21 +7,33 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 
 import msgspec
 
-from penstock.api import LocalJournal
-from penstock.errors import ConfigError, PenstockError, QueueFull
+from penstock.errors import ConfigError, PenstockError, QueueFull, StorageError
 from penstock.journal.bulk.appending import append_wires
-from penstock.journal.bulk.staging import PreparedPiece, drop, publish, stage, unpublished
-from penstock.journal.commit.commit import Commit
-from penstock.journal.storage.block import Wire
+from penstock.journal.bulk.staging import (
+    PreparedPiece,
+    drop,
+    publish,
+    stage,
+    staged_batch,
+    staged_wires,
+    unpublished,
+    wires_of,
+)
+from penstock.journal.commit.commit import Commit, read_mark
+from penstock.journal.storage.pending import options_of
+from penstock.journal.storage.wire import Wire
 from penstock.limits import INLINE_BYTES, STEP_BYTES
+from penstock.local.journal import LocalJournal
 from penstock.queue.queue import LocalQueue
+from penstock.transfer.gating import ask_gates
+from penstock.transfer.rows import RowsInCommit
 
-SYNC_BYTES = 16 << 20
-"""Bytes of steps after which they are put on disk: what the next commit of anybody would else have to wait for."""
+SYNC_BYTES = 4 << 20
+"""Bytes of steps after which they are put on disk: what the next commit of any caller would else have to wait for."""
 _PAUSE = 0.002
 """Seconds between two steps, in which other processes get their turn."""
 
@@ -47,20 +59,47 @@ class Blocks(msgspec.Struct, frozen=True):
 
 def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     """Makes staged batches visible at once; False when that was done before: then what is staged again is dropped."""
-    return bool(journal.run(partial(_publish_staged, _queue(journal, wanted.queue), wanted)))
+    asked = _ask_of_staged(journal, wanted) if journal._entities.gates else None
+    queue = _queue(journal, wanted.queue)
+    return bool(journal._core.run(partial(_publish_staged, journal, wanted, asked, queue)))
 
 
-def _publish_staged(queue: LocalQueue | None, wanted: BulkCommit, commit: Commit) -> bool:
+def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
+    """Asks the gates of what is staged before a caller waits for it; returns what they have seen of each batch.
+
+    Nothing when it was published before, or is not all there: the commit says so.
+    """
+    gates = journal._entities.gates
+    if _was_done(journal, wanted.mark, wanted.version):
+        return []
+    with journal._engine.read() as snap:
+        records = [staged_batch(snap, batch) for batch in wanted.batches]
+        for batch, record in zip(wanted.batches, records, strict=True):
+            if record is None:
+                return []
+            ask_gates(gates, wires_of(snap, batch, record, gates.topics))
+    return [record.steps for record in records if record is not None]
+
+
+def _publish_staged(
+    journal: LocalJournal, wanted: BulkCommit, asked: list[int] | None, queue: LocalQueue | None, commit: Commit
+) -> bool:
     if wanted.mark is not None and is_done(commit, wanted.mark, wanted.version):
         for batch in wanted.batches:
             drop(commit, batch)
         return False
+    records = unpublished(commit, wanted.batches)
+    if records is None:
+        return False
+    commit.check_barrier(wanted.queue)
+    if asked is not None and asked != [one.steps for one in records]:
+        raise StorageError("what was staged has changed while gates were asked about it: run it again", retryable=True)
+    rows = RowsInCommit(commit, queue)
+    duplicates = rows.check(staged_wires(commit, wanted.batches, rows))
     if queue is not None:
-        records = unpublished(commit, wanted.batches)
-        if records is None:
-            return False
-        check_push(commit, queue, sum(one.events for one in records), keyed=any(one.keyed for one in records))
-    done = publish(commit, wanted.batches, remember=wanted.mark is None)
+        fresh = sum(one.events for one in records) - duplicates
+        check_push(commit, queue, fresh, keyed=any(one.keyed for one in records))
+    done = publish(commit, wanted.batches, remember=wanted.mark is None, rows=rows)
     if wanted.mark is not None:
         commit.set_mark(wanted.mark, wanted.version)
     return done
@@ -71,12 +110,15 @@ def publish_blocks(
 ) -> bool:
     """Appends blocks, all at once; False when the mark says that it was done before.
 
-    More of them than make a small commit are staged first, step by step, so that nobody waits long behind them.
+    More of them than make a small commit are staged first, step by step, so that no caller waits long behind them.
     """
     queue = _queue(journal, queue_name)
     if blocks.size <= INLINE_BYTES:
-        return bool(journal.run(partial(_append, queue, blocks, mark, version)))
-    if not journal.run(partial(_check, queue, blocks, mark, version)):
+        pieces = list(blocks.pieces)  # a commit that failed because of others in it is done a second time
+        if journal._entities.gates and not _was_done(journal, mark, version):
+            ask_gates(journal._entities.gates, pieces)
+        return bool(journal._core.run(partial(_append, journal, queue, pieces, mark, version)))
+    if _was_done(journal, mark, version):
         return False
     batch = uuid.uuid4().bytes
     try:
@@ -91,27 +133,46 @@ def publish_blocks(
         return publish_staged(journal, BulkCommit([batch], mark, version, queue_name))
     except BaseException:
         with suppress(PenstockError):  # what could not be dropped is swept when it is old
-            journal.run(partial(_drop, batch))
+            journal._core.run(partial(_drop, batch))
         raise
 
 
-def _append(queue: LocalQueue | None, blocks: Blocks, mark: str | None, version: int, commit: Commit) -> bool:
-    if not _check(queue, blocks, mark, version, commit):
+def _append(
+    journal: LocalJournal,
+    queue: LocalQueue | None,
+    pieces: Sequence[tuple[str, Wire]],
+    mark: str | None,
+    version: int,
+    commit: Commit,
+) -> bool:
+    if mark is not None and is_done(commit, mark, version):
         return False
-    for topic, group in groupby(blocks.pieces, key=lambda piece: piece[0]):
-        append_wires(commit, topic, (wire for _, wire in group))
+    commit.check_barrier(None if queue is None else queue.name)
+    rows = RowsInCommit(commit, queue)
+    wanted = [rows.wants(keyed=wire.key is not None, asks=options_of(wire) is not None) for _, wire in pieces]
+    duplicates = rows.check(compress(pieces, wanted))
+    if queue is not None:
+        events = sum(wire.count for _, wire in pieces) - duplicates
+        check_push(commit, queue, events, keyed=any(wire.key is not None for _, wire in pieces))
+    for (topic, by_rows), group in groupby(zip(pieces, wanted, strict=True), key=lambda one: (one[0][0], one[1])):
+        wires = [wire for (_, wire), _ in group]
+        if by_rows:
+            for wire in wires:
+                rows.append(topic, wire)
+        else:
+            append_wires(commit, topic, wires)
     if mark is not None:
         commit.set_mark(mark, version)
     return True
 
 
-def _check(queue: LocalQueue | None, blocks: Blocks, mark: str | None, version: int, commit: Commit) -> bool:
-    """False when it was done before; raises what the queue has against it."""
-    if mark is not None and is_done(commit, mark, version):
+def _was_done(journal: LocalJournal, mark: str | None, version: int) -> bool:
+    """Whether a mark says that a version was written, as of now: before much is done in vain."""
+    if mark is None:
         return False
-    if queue is not None:
-        check_push(commit, queue, blocks.events, keyed=blocks.keyed)
-    return True
+    with journal._engine.read() as snap:
+        done = read_mark(snap, mark)
+    return done is not None and done >= version
 
 
 def stage_step(
@@ -124,8 +185,8 @@ def stage_step(
     *,
     sync: bool = True,
 ) -> None:
-    """Stages one step; `sync`: puts it on disk, after its commit, so that nobody waits behind the disk."""
-    journal.run(partial(_stage, batch, number, made, owner, job), relaxed=True)
+    """Stages one step; `sync`: puts it on disk, after its commit, so that no caller waits behind the disk."""
+    journal._core.run(partial(_stage, batch, number, made, owner, job), relaxed=True)
     if sync and journal._engine.durability == "disk":
         journal._engine.flush()
 
@@ -163,18 +224,16 @@ def is_done(commit: Commit, mark: str, version: int) -> bool:
 
 
 def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -> None:
-    """Raises what pushing the messages one by one would raise; a push is otherwise nothing but its event."""
+    """Raises what pushing messages as whole blocks would raise; such a push is otherwise nothing but its events."""
     state = queue._cache.state(commit, queue.name)
-    if state.policy.priority and keyed:
+    policy = state.policy
+    if policy.priority and keyed:
         raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
-    if keyed and (state.policy.throttle is not None or state.policy.debounce is not None):
-        raise ConfigError(
-            f"queue {queue.name!r} has a throttle or a debounce, which look at every push of a key: frames and files "
-            "push whole blocks. Push these messages one by one, leave their keys out, or use a queue without"
-        )
-    most, held = state.policy.max_size, state.unsettled(commit)
-    if most is not None and held + events > most:
+    if policy.max_size is None or (keyed and (policy.throttle is not None or policy.debounce is not None)):
+        return  # those that merge with others are counted as they are pushed
+    held = state.unsettled(commit)
+    if held + events > policy.max_size:
         raise QueueFull(
-            f"queue {queue.name!r} holds {held} messages of at most {most}; {events} more do not fit: "
+            f"queue {queue.name!r} holds {held} messages of at most {policy.max_size}; {events} more do not fit: "
             "take some, or raise max_size with configure"
         )

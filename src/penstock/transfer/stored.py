@@ -1,7 +1,7 @@
 """Stored blocks as they are: found in a snapshot without being decoded, and several of them in one message.
 
-A message is the blocks one after the other, each with its length (4 bytes, big-endian) before it. Whoever opens a block
-checks its checksum, so that whoever sends one need not.
+A message is the blocks one after the other, each with its length (4 bytes, big-endian) before it. The reader of a block
+checks its checksum, so that the sender need not.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.entity.causality.walk import causes_first
+from penstock.entity.causality.walk import causes_first, walk
 from penstock.errors import ConfigError
 from penstock.events import Event
 
@@ -147,12 +147,12 @@ def _svg(graph: CauseGraph) -> str:
 def _layout(graph: CauseGraph) -> dict[str, tuple[float, float]]:
     depth: dict[str, int] = {}
     effects: dict[str | None, list[str]] = {}
-    for node in graph.nodes:
-        depth[node.id] = 0 if node.cause is None else depth[node.cause] + 1
-        effects.setdefault(node.cause, []).append(node.id)
+    for step in walk({node.id: node.cause for node in graph.nodes}):
+        depth[step.id] = 0 if step.cause is None else depth[step.cause] + 1
+        effects.setdefault(step.cause, []).append(step.id)
     across: dict[str, float] = {}
     free = 0.0
-    for id in reversed(_by_depth_first(effects)):
+    for id in reversed(depth):
         own = effects.get(id, [])
         if own:
             across[id] = (across[own[0]] + across[own[-1]]) / 2
@@ -164,17 +164,6 @@ def _layout(graph: CauseGraph) -> dict[str, tuple[float, float]]:
     return {
         id: ((rightmost - place) * (_WIDTH + _GAP_X), depth[id] * (_HEIGHT + _GAP_Y)) for id, place in across.items()
     }
-
-
-def _by_depth_first(effects: dict[str | None, list[str]]) -> list[str]:
-    """Every node before what it caused, whole branches together; without recursion: chains may be long."""
-    order: list[str] = []
-    stack = list(reversed(effects.get(None, [])))
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack.extend(reversed(effects.get(node, [])))
-    return order
 
 
 def _short(text: str) -> str:

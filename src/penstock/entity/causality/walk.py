@@ -1,14 +1,15 @@
 """Causes, effects and correlations, across the topics of a journal.
 
 Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
-correlations through the index (see `penstock.journal.index.lookup`), topic by topic. A causal walk sees one snapshot.
+correlations through the index (see `penstock.journal.index.lookup`), topic by topic. A causal walk sees one snapshot,
+and no event that is past its topic's `max_age`, removed or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
@@ -18,38 +19,39 @@ from penstock.names import check_text
 
 if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot
-    from penstock.journal.journal import BaseJournal
+    from penstock.journal.core import JournalCore
 
 
-def ancestors(journal: BaseJournal, event: Event | Receipt | str) -> Iterator[Event]:
+def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """The event, its cause, its cause's cause, … as far as they are stored."""
-    with journal._engine.read() as snap:
-        found = event if isinstance(event, Event) else find_event(snap, id_of(event))
+    now = core.clock.now_ms()
+    with core.engine.read() as snap:
+        found = event if isinstance(event, Event) else find_event(snap, id_of(event), now)
         seen: set[str] = set()
         while found is not None and found.id not in seen:
             yield found
             seen.add(found.id)
             cause = found.causation_id
-            found = find_event(snap, cause) if cause is not None else None
+            found = find_event(snap, cause, now) if cause is not None else None
 
 
-def effects(journal: BaseJournal, event: Event | Receipt | str) -> Iterator[Event]:
+def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """What an event caused directly, in the order it was recorded."""
     id = id_of(event)
-    looks = _looks(journal)
-    with journal._engine.read() as snap:
-        found = [lookup.open(view).caused_by(id) for lookup, view in _opened(snap, looks)]
+    lookups, now = _lookups(core), core.clock.now_ms()
+    with core.engine.read() as snap:
+        found = [lookup.open(view).caused_by(id) for lookup, view in _opened(snap, lookups, now)]
         yield from merge(*found, key=_order)
 
 
-def correlated(journal: BaseJournal, correlation_id: str) -> Iterator[Event]:
+def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
     """Every event of a correlation, the one that began it included: as recorded, causes before their effects."""
     check_text(correlation_id, "correlation_id")
-    looks = _looks(journal)
-    with journal._engine.read() as snap:
-        # The first event of a chain has no correlation id: its own id is everybody else's.
-        first = find_event(snap, correlation_id)
-        found = [lookup.open(view).correlated(correlation_id) for lookup, view in _opened(snap, looks)]
+    lookups, now = _lookups(core), core.clock.now_ms()
+    with core.engine.read() as snap:
+        # The first event of a chain has no correlation id: its own id is that of all others.
+        first = find_event(snap, correlation_id, now)
+        found = [lookup.open(view).correlated(correlation_id) for lookup, view in _opened(snap, lookups, now)]
         beginning = [first] if first is not None and first.correlation_id != correlation_id else []
         yield from causes_first(merge(beginning, *found, key=_order))
 
@@ -68,21 +70,43 @@ def causes_first(events: Iterable[Event]) -> list[Event]:
     return list(ordered.values())
 
 
-def branches(events: list[Event]) -> tuple[list[Event], dict[str, list[Event]]]:
-    """Where walks from cause to effect begin, and what each event caused among these, by its id.
+class WalkStep(NamedTuple):
+    """One event that a walk has come to."""
 
-    A loop of causes has no beginning: every event follows once more after those that have no cause here, so a walk that
-    passes over what it has seen reaches all of them.
+    id: str
+    cause: str | None
+    """The event it was reached from; None where the walk began."""
+    at: int
+    """Which of its cause's effects it is, from 0,"""
+    of: int
+    """of how many."""
+
+
+def walk(causes: Mapping[str, str | None]) -> Iterator[WalkStep]:
+    """Goes from causes to effects, whole branches together: each event once, after the one it is reached from.
+
+    `causes` has the id of every event, in order, and that of its cause. A loop of causes has no beginning: it is
+    entered at its first event. Without recursion: chains may be long.
     """
-    ids = {event.id for event in events}
-    caused: dict[str, list[Event]] = {}
+    effects: dict[str, list[str]] = {}
     beginnings = []
-    for event in events:
-        if event.causation_id in ids and event.causation_id != event.id:
-            caused.setdefault(str(event.causation_id), []).append(event)
+    for id, cause in causes.items():
+        if cause is not None and cause in causes and cause != id:
+            effects.setdefault(cause, []).append(id)
         else:
-            beginnings.append(event)
-    return [*beginnings, *events], caused
+            beginnings.append(id)
+    seen: set[str] = set()
+    for beginning in (*beginnings, *causes):
+        stack = [WalkStep(beginning, None, 0, 1)]
+        while stack:
+            step = stack.pop()
+            if step.id in seen:
+                continue
+            seen.add(step.id)
+            yield step
+            following = effects.get(step.id, ())
+            count = len(following)
+            stack.extend(WalkStep(following[at], step.id, at, count) for at in range(count - 1, -1, -1))
 
 
 def id_of(event: Event | Receipt | str) -> str:
@@ -94,13 +118,14 @@ def id_of(event: Event | Receipt | str) -> str:
     raise ConfigError(f"name an event by itself, its receipt or its id, not by {event!r:.80}")
 
 
-def _looks(journal: BaseJournal) -> list[Lookup]:
-    return [journal._index.lookup(name) for name in journal.topics()]
+def _lookups(core: JournalCore) -> list[Lookup]:
+    return [core.index.lookup(name) for name in core.topics()]
 
 
-def _opened(snap: Snapshot, looks: list[Lookup]) -> Iterator[tuple[Lookup, TopicView]]:
-    for lookup in looks:
-        view = TopicView.open(snap, lookup.topic)
+def _opened(snap: Snapshot, lookups: list[Lookup], now_ms: int) -> Iterator[tuple[Lookup, TopicView]]:
+    """The topics that there are, without what is too old for a reader."""
+    for lookup in lookups:
+        view = TopicView.open(snap, lookup.topic, now_ms)
         if view is not None:
             yield lookup, view
 

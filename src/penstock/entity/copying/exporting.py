@@ -15,17 +15,19 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from penstock.documents.events import event_json
-from penstock.durable import like, make_folder, replace_file, settle, sync_folder
+from penstock.durable import as_storage_error, like, make_folder, move_into_place, replace_file, sync_folder
 from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format, part_schema, write_file
 from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
 from penstock.journal.commit.catalog import Settings, load_state
+from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
@@ -33,7 +35,7 @@ from penstock.journal.storage.block import Block
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.journal.journal import BaseJournal
+    from penstock.journal.core import JournalCore
 
 
 MANIFEST = "export.json"
@@ -85,7 +87,7 @@ class ExportReport(msgspec.Struct, frozen=True):
 
 
 def export(
-    journal: BaseJournal,
+    core: JournalCore,
     path: str | os.PathLike[str],
     *,
     topics: Iterable[str] | None,
@@ -93,29 +95,42 @@ def export(
     progress: Progress | None,
 ) -> ExportReport:
     """Writes topics into a folder, or one topic into a file."""
-    folder = Path(path)
-    names = journal.topics() if topics is None else list(topics)
+    with as_storage_error(f"export to {os.fspath(path)}"):
+        return _export(core, Path(path), topics, format, progress)
+
+
+def _export(
+    core: JournalCore,
+    folder: Path,
+    topics: Iterable[str] | None,
+    format: CopyFormat | None,
+    progress: Progress | None,
+) -> ExportReport:
+    names = core.topics() if topics is None else list(topics)
     if (ending := file_format(folder)) is not None and not folder.is_dir():
         if len(names) != 1:
             raise ConfigError(
                 f"{folder} is one topic's file, and {len(names)} topics are to be exported: name a folder"
             )
-        if names[0] not in journal.topics():
+        if names[0] not in core.topics():
             raise ConfigError(f"there is no topic {names[0]!r} to export")
-        topic = journal.topic(names[0])
-        return ExportReport(1, write_file(topic.read(), folder, format or ending, progress=progress, total=len(topic)))
+        log = TopicLog(core, names[0])
+        total = log.ask(TopicView.count, 0)
+        made = partial(like, core.engine.location)
+        written = write_file(log.read(), folder, format or ending, progress=progress, total=total, made=made)
+        return ExportReport(1, written)
     format = format or "jsonl"
     if format not in ("jsonl", "parquet"):
         raise ConfigError(f'a folder is written as "jsonl" or "parquet", not {format!r}')
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
-    store = journal._engine.location
+    store = core.engine.location
     if not folder.exists():
         make_folder(folder)
         like(store, folder)
     manifest = _manifest(folder, format)
     write = _write_lines if format == "jsonl" else _write_parts
-    with journal._engine.read() as snap:
+    with core.engine.read() as snap:
         views = [(name, TopicView.open(snap, name)) for name in names]
         found = [(name, view) for name, view in views if view is not None]
         total = sum(view.count() for _, view in found)
@@ -160,7 +175,7 @@ def load_manifest(folder: Path) -> ExportManifest | None:
         return None
     try:
         manifest = msgspec.json.decode(text, type=ExportManifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{folder / MANIFEST} is not an export's manifest: {error}") from error
     if manifest.penstock != FORMAT:
         raise ConfigError(f"{folder} was exported in format {manifest.penstock}; this version reads format {FORMAT}")
@@ -324,7 +339,7 @@ def _write_part(target: _Target, folder: Path, blocks: list[Block], after: int, 
         while piece := file.read(1 << 20):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
     name = f"{first}-{last}.parquet"
-    settle(partial, folder / name)
+    move_into_place(partial, folder / name)
     target.entry.parts[name] = PartEntry(size, crc)
     target.save()
 
@@ -334,7 +349,7 @@ def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
 
     from penstock.journal.storage.to_arrow import record_batch
 
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     texts: list[str | None] = []
     others: list[bytes | None] = []
     for row in rows:

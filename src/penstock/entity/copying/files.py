@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 import msgspec
 
 from penstock.documents.events import event_json
-from penstock.durable import settle
+from penstock.durable import move_into_place
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,14 +45,25 @@ def file_format(path: Path) -> CopyFormat | None:
 
 
 def write_file(
-    events: Iterable[Event], path: Path, format: CopyFormat, *, progress: Progress | None = None, total: int = 0
+    events: Iterable[Event],
+    path: Path,
+    format: CopyFormat,
+    *,
+    progress: Progress | None = None,
+    total: int = 0,
+    made: Callable[[Path], None] | None = None,
 ) -> int:
-    """Writes events to a file, which appears when all of it is written; returns how many."""
+    """Writes events to a file, which appears when all of it is written; returns how many.
+
+    `made` is told of the file before it has anything in it: to make it as private as the store.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb", buffering=1 << 20) as out:
+            if made is not None:
+                made(partial)
             count = write_events(events, out, format, progress=progress, total=total)
-        settle(partial, path)
+        move_into_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return count

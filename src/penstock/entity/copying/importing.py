@@ -6,7 +6,7 @@ What a topic holds already is compared and skipped, so an import that was interr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,13 +20,13 @@ from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
-from penstock.journal.commit.writer import WriteRequest
-from penstock.journal.storage.block import Columns
+from penstock.journal.log import TopicLog
+from penstock.journal.storage.wire import Columns
 from penstock.limits import BLOCK_BYTES
 from penstock.names import check_headers, check_kind, check_name, check_text
 
 if TYPE_CHECKING:
-    from penstock.entity.journal import EntityJournal
+    from penstock.journal.core import JournalCore
 
 _BATCH_EVENTS = 4096
 
@@ -44,7 +44,11 @@ _decode = msgspec.json.Decoder(EventDocument).decode
 
 
 def import_(
-    journal: EntityJournal, path: str | os.PathLike[str], *, topics: Iterable[str] | None, progress: Progress | None
+    core: JournalCore,
+    path: str | os.PathLike[str],
+    *,
+    topics: Iterable[str] | None,
+    progress: Progress | None,
 ) -> ImportReport:
     """Reads an export's folder into topics of the same names, or one file into a topic."""
     folder = Path(path)
@@ -53,7 +57,7 @@ def import_(
         if len(names) != 1:
             raise ConfigError(f"{folder} is a file: name the one topic its events go to")
         with folder.open("rb") as source:
-            return import_file(journal, source, names[0], file_format(folder), name=str(folder))
+            return import_file(core, source, names[0], file_format(folder), name=str(folder))
     manifest = load_manifest(folder)
     if manifest is None:
         raise ConfigError(f"{folder} holds no export: there is no {folder / 'export.json'}")
@@ -65,7 +69,7 @@ def import_(
     imported = present = 0
     for name in wanted:
         check_name(name)
-        copying = _Import(journal, name, manifest.topics[name])
+        copying = _Import(core, name, manifest.topics[name])
         for batch in _batches(_rows(folder, manifest, name)):
             copying.add(batch)
             if progress is not None:
@@ -76,14 +80,14 @@ def import_(
 
 
 def import_file(
-    journal: EntityJournal, source: BinaryIO, topic: str, format: CopyFormat | None, *, name: str
+    core: JournalCore, source: BinaryIO, topic: str, format: CopyFormat | None, *, name: str
 ) -> ImportReport:
     """Reads one topic's file into a topic, which may have another name; `name` is the file's, for errors."""
     if format is None or format == "csv":
         what = "CSV does not say what of an event was missing or bytes" if format else f"{name} says no format"
         raise ConfigError(f"{what}: import .jsonl, .parquet or .arrow")
     rows = _line_rows(source, name, None) if format == "jsonl" else _arrow_rows(source, format, name, None)
-    copying = _Import(journal, check_name(topic), TopicEntry())
+    copying = _Import(core, check_name(topic), TopicEntry())
     for batch in _batches(rows):
         copying.add(batch)
     return ImportReport(1, copying.imported, copying.present)
@@ -92,13 +96,12 @@ def import_file(
 class _Import:
     """One topic being filled."""
 
-    def __init__(self, journal: EntityJournal, name: str, entry: TopicEntry) -> None:
-        self._journal = journal
-        self._topic = journal.topic(name)
+    def __init__(self, core: JournalCore, name: str, entry: TopicEntry) -> None:
+        self._log = TopicLog(core, name)
         self._name = name
         self.imported = self.present = 0
         self._run(lambda commit: adopt_topic(commit, name, entry.settings))
-        self._latest = self._topic.latest
+        self._latest = self._log.latest
 
     def add(self, rows: Copies) -> None:
         known = sum(1 for seq in rows.seqs if seq <= self._latest)
@@ -115,9 +118,9 @@ class _Import:
     def _compare(self, rows: Copies, known: int) -> None:
         """What is there must be the same history: it is enough to look at both ends of a batch, ids being unique."""
         for row in {0, known - 1}:
-            if rows.seqs[row] < self._topic.oldest:
+            if rows.seqs[row] < self._log.oldest:
                 continue  # removed by compaction since
-            event = self._topic.get(rows.seqs[row])
+            event = self._log.get(rows.seqs[row])
             if event is None or event._identity() != rows.ids[row]:
                 raise ConfigError(
                     f"topic {self._name!r} holds other events than the export (at position {rows.seqs[row]}): "
@@ -125,14 +128,13 @@ class _Import:
                     "`penstock append TOPIC --file FILE --events --dedup-from id`"
                 )
 
-    def _run(self, apply: Any) -> None:
-        if self._journal._fences.exclusive is not None:
-            raise FenceActive("an exclusive fence is open: nothing can be imported until it has ended")
-
-        def changed(commit: Commit) -> None:
+    def _run(self, apply: Callable[[Commit], object]) -> None:
+        def unless_fenced(commit: Commit) -> None:
+            if commit.fenced:
+                raise FenceActive("an exclusive fence is open: nothing can be imported until it has ended")
             apply(commit)
 
-        self._journal._writer.run(WriteRequest(changed))
+        self._log.core.run(unless_fenced)
 
 
 def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
@@ -179,7 +181,7 @@ def _line_rows(lines: Iterable[bytes], place: str, topic: str | None) -> Iterato
             continue
         try:
             yield _row(_decode(line), topic)
-        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{place}, line {number}: {error}") from error
 
 
@@ -222,6 +224,7 @@ def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) ->
             reader = pa.ipc.open_file(source)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
         for batch in batches:
+            batch.validate(full=True)  # offsets that lead out of the file would be followed
             for row in batch.to_pylist():
                 yield _row(_copy_of(row), topic)
     except (pa.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError) as error:

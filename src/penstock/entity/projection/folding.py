@@ -28,14 +28,14 @@ class _Step:
 
     __slots__ = ("handler", "only", "schema", "wants")
 
-    def __init__(self, handler: Callable[..., Any], wants: tuple[Any, ...], schema: Schema | None) -> None:
+    def __init__(self, handler: Callable[..., object], wants: tuple[object, ...], schema: Schema | None) -> None:
         self.handler = handler
         self.wants = wants
         self.only = wants[0] if len(wants) == 1 else None
         """The one thing it asks for, or None when there are several."""
         self.schema = schema
 
-    def __call__(self, state: Any, event: Event) -> None:
+    def __call__(self, state: object, event: Event) -> None:
         self.handler(state, *[_value(want, event, self.schema) for want in self.wants])
 
 
@@ -171,7 +171,7 @@ class Fold(Generic[P]):
 
     def _fold_mixed(self, state: P, block: Block, rows: Sequence[int], handled: list[list[_Step] | None]) -> bool:
         """The same for several kinds."""
-        chosen: dict[int, tuple[Callable[..., Any], Callable[[bytes], Any]]] = {}
+        chosen: dict[int, tuple[Callable[..., object], Callable[[bytes], object]]] = {}
         for code, steps in enumerate(handled):
             if steps:
                 if len(steps) != 1 or not _is_columnar(steps[0], block):
@@ -227,14 +227,14 @@ def _kind_name(kind: Any) -> str:
     return schema.kind
 
 
-def _wants(handler: Callable[..., Any], schema: Schema | None, declared: Declared) -> tuple[Any, ...]:
+def _wants(handler: Callable[..., object], schema: Schema | None, declared: Declared) -> tuple[object, ...]:
     """What each parameter of a handler after self asks for: the event, the plain payload, or a typed one."""
     import inspect
 
     parameters = list(inspect.signature(handler).parameters.values())[1:]
     if not parameters:
         raise ConfigError(f"handler {handler.__qualname__} must take the event (or its payload) besides self")
-    wants: list[Any] = []
+    wants: list[object] = []
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             raise ConfigError(
@@ -294,7 +294,7 @@ def _payloads(block: Block, rows: Sequence[int]) -> list[bytes]:
     return [payload[bounds[row] : bounds[row + 1]] for row in rows]
 
 
-def _decoder(step: _Step) -> Callable[[bytes], Any]:
+def _decoder(step: _Step) -> Callable[[bytes], object]:
     """How a stored payload becomes the one thing a handler asks for."""
     if step.only is PAYLOAD:
         return _decode_one
@@ -302,7 +302,7 @@ def _decoder(step: _Step) -> Callable[[bytes], Any]:
     return step.schema.decode
 
 
-def _column(block: Block, rows: Sequence[int], step: _Step) -> list[Any] | None:
+def _column(block: Block, rows: Sequence[int], step: _Step) -> list[object] | None:
     """The decoded payloads of some rows; None when one does not decode, for the slow way to say which."""
     try:
         return list(map(_decoder(step), _payloads(block, rows)))
@@ -311,7 +311,8 @@ def _column(block: Block, rows: Sequence[int], step: _Step) -> list[Any] | None:
 
 
 def _loose_event(kind: str, payload: bytes | str, headers: Mapping[str, str] | None, binary: bool) -> Event:
-    from penstock.journal.storage.block import Columns, build_wire
+    from penstock.journal.storage.block import build_wire
+    from penstock.journal.storage.wire import Columns
 
     columns = Columns([kind], [payload.encode() if isinstance(payload, str) else bytes(payload)])
     if headers:

@@ -27,14 +27,14 @@ import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FunctionType
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import ClassVar, Self, TypeVar, dataclass_transform
 
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.names import check_kind, is_whole
 from penstock.schema import schema_of_type
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 _KINDS = "__penstock_kinds__"
 _MAX_NAME_BYTES = 80
@@ -45,12 +45,14 @@ class Declared:
 
     __slots__ = ("fingerprint", "handlers", "name", "types", "version")
 
-    def __init__(self, name: str, version: int, handlers: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+    def __init__(
+        self, name: str, version: int, handlers: list[tuple[Callable[..., object], tuple[object, ...]]]
+    ) -> None:
         self.name = name
         self.version = version
         self.handlers = handlers
         """Functions and the kinds (or declared types) each of them handles."""
-        self.types: dict[tuple[str, str], Any] = {}
+        self.types: dict[tuple[str, str], object] = {}
         """What the annotations of handlers' parameters mean, as far as that is known where the class stands."""
         self.fingerprint = 0
         """Another number when fields or kinds have changed: states saved under another one are not used."""
@@ -66,7 +68,7 @@ class Projection:
 
     __projection__: ClassVar[Declared]
 
-    def __init_subclass__(cls, *, version: int = 1, name: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, version: int = 1, name: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         name = cls.__name__ if name is None else name
         if not isinstance(name, str) or not name or len(name.encode()) > _MAX_NAME_BYTES:
@@ -102,7 +104,7 @@ class Projection:
         return folder_of(cls).fold_events(cls() if state is None else state, events)
 
 
-def on(*kinds: Any) -> Callable[[F], F]:
+def on(*kinds: object) -> Callable[[F], F]:
     """Makes a method of a projection the handler of some kinds (given as text, or as declared event types)."""
     if not kinds:
         raise ConfigError("@on needs at least one kind")
@@ -122,14 +124,14 @@ def on(*kinds: Any) -> Callable[[F], F]:
     return mark
 
 
-def check_projection(projection: Any) -> None:
+def check_projection(projection: object) -> None:
     if not isinstance(projection, type) or not issubclass(projection, Projection) or projection is Projection:
         raise ConfigError(f"a projection is a class derived from penstock.Projection, not {projection!r}")
 
 
-def _handlers(cls: type[Any]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+def _handlers(cls: type[object]) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
     """The handlers of a class and its bases, bases first; an overridden method counts once, as overridden."""
-    found: dict[str, tuple[Any, ...]] = {}
+    found: dict[str, tuple[object, ...]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             kinds = getattr(value, _KINDS, None)
@@ -143,7 +145,7 @@ def _handlers(cls: type[Any]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]
     return handlers
 
 
-def _prepare_defaults(cls: type[Any]) -> None:
+def _prepare_defaults(cls: type[object]) -> None:
     """Lets fields have defaults such as [] and {}, each state with its own."""
     import copy
     import dataclasses
@@ -164,13 +166,13 @@ def _prepare_defaults(cls: type[Any]) -> None:
             setattr(cls, name, dataclasses.field(default_factory=partial(copy.deepcopy, default)))
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: object) -> str:
     if isinstance(annotation, str):
         return annotation
     return annotation.__name__ if type(annotation) is type else repr(annotation)
 
 
-def _resolve_fields(cls: type[Any], names: dict[str, Any]) -> None:
+def _resolve_fields(cls: type[object], names: dict[str, object]) -> None:
     """Turns annotations that are text into types while the names they use can be looked up."""
     own = vars(cls).get("__annotations__", {})
     for field, annotation in own.items():
@@ -179,7 +181,7 @@ def _resolve_fields(cls: type[Any], names: dict[str, Any]) -> None:
             own[field] = found
 
 
-def _resolved(handler: Callable[..., Any], names: dict[str, Any]) -> dict[tuple[str, str], Any]:
+def _resolved(handler: Callable[..., object], names: dict[str, object]) -> dict[tuple[str, str], object]:
     import inspect
 
     found = {}
@@ -191,7 +193,7 @@ def _resolved(handler: Callable[..., Any], names: dict[str, Any]) -> dict[tuple[
     return found
 
 
-def resolve(annotation: Any, names: dict[str, Any]) -> Any:
+def resolve(annotation: object, names: dict[str, object]) -> object:
     """What an annotation means, or None when it cannot be said."""
     if not isinstance(annotation, str):
         return annotation

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from penstock.engine.contract import Snapshot
 from penstock.entity.projection.folding import Fold, folder_of
-from penstock.entity.projection.projection import Projection
+from penstock.entity.projection.projection import Declared, Projection
 from penstock.entity.projection.snapshot import (
     Saved,
     drop_other_versions,
@@ -21,14 +24,15 @@ from penstock.entity.projection.snapshot import (
 from penstock.errors import ConfigError, TopicDropped
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.columns import text_values
 
 if TYPE_CHECKING:
-    from penstock.entity.topic import EntityTopic
+    from penstock.entity.projection.states import StateCache
+    from penstock.journal.log import TopicLog
 
 P = TypeVar("P", bound=Projection)
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Told how many of how many events are done."""
 
@@ -47,44 +51,119 @@ class RebuildReport(msgspec.Struct, frozen=True):
     """The position up to which they were read."""
 
 
-def rebuild(topic: EntityTopic, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
+def rebuild(
+    log: TopicLog, states: StateCache, projection: type[P], *, whole: bool, progress: Progress | None
+) -> RebuildReport:
     """Throws every saved state of a projection away and folds them anew; older versions' states go, too."""
-    topic.journal._check_open()
-    return _Rebuild(topic, projection, whole, progress).run()
+    log.core.check_open()
+    return _Rebuild(log, states, projection, whole, progress).run()
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """What of a topic a rebuild folds, when it begins; a topic that is not there has number 0."""
+
+    number: int = 0
+    through: int = 0
+    events: int = 0
+    compacted: int = 0
+    """How far compaction by key has come: a state that is older than that is not used."""
+
+
+def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
+    view = TopicView.open(snap, topic)
+    if view is None:
+        return Rebuilt()
+    compacted = load_state(snap, view.number, topic).compacted
+    return Rebuilt(view.number, view.latest(), view.count(), compacted)
+
+
+class StateSaving:
+    """Puts the states of one rebuild into the store, wherever they are folded: in the place of all there were."""
+
+    def __init__(self, log: TopicLog, states: StateCache, projection: type[Any]) -> None:
+        self._topic = log.name
+        self._core = log.core
+        self._states = states
+        self._declared = folder_of(projection).declared
+        with self._core.engine.read() as snap:
+            self.of = rebuilt(snap, self._topic)
+
+    def begin(self) -> None:
+        """Removes what is saved, of this version of the projection and of others."""
+        if self.of.number:
+            self._core.run(partial(replace_states, self._topic, self.of, self._declared, (), begin=True), relaxed=True)
+            self._states.clear()
+
+    def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
+        """Saves states: their keys, newest and first positions, and bytes; some at a time. Returns how many."""
+        count = 0
+        fingerprint = self._declared.fingerprint
+        for some in _in_parts(folded, _SAVED_AT_ONCE):
+            part = [
+                (key, Saved(fingerprint, newest, first, self.of.compacted, state)) for key, newest, first, state in some
+            ]
+            self._core.run(partial(replace_states, self._topic, self.of, self._declared, part), relaxed=True)
+            count += len(part)
+        return count
+
+
+def replace_states(
+    topic: str,
+    of: Rebuilt,
+    declared: Declared,
+    states: Iterable[tuple[str | None, Saved]],
+    commit: Commit,
+    *,
+    begin: bool = False,
+) -> None:
+    """Saves states of a rebuild; `begin`: first all goes that is saved of the projection, of whatever version."""
+    if not commit.is_current(topic, of.number):
+        raise dropped(topic)
+    if begin:
+        drop_version(commit.tx, of.number, declared)
+        drop_other_versions(commit.tx, of.number, declared)
+    for key, saved in states:
+        save(commit.tx, of.number, declared, key, saved)
+
+
+def dropped(topic: str) -> TopicDropped:
+    """The error of a rebuild whose topic went meanwhile."""
+    return TopicDropped(f"topic {topic!r} was dropped while its states were rebuilt")
+
+
+def _in_parts(folded: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(folded)
+    while part := list(islice(rest, size)):
+        yield part
 
 
 class _Rebuild:
     """One pass; states that do not fit into memory wait in the store until their next event comes."""
 
-    def __init__(self, topic: EntityTopic, projection: type[Any], whole: bool, progress: Progress | None) -> None:
-        self._topic = topic
-        self._journal = topic.journal
+    def __init__(
+        self, log: TopicLog, states: StateCache, projection: type[Any], whole: bool, progress: Progress | None
+    ) -> None:
+        self._topic = log.name
+        self._core = log.core
         self._folder: Fold[Any] = folder_of(projection)
         self._projection = projection
         self._whole = whole
         self._progress = progress
+        self._saving = StateSaving(log, states, projection)
         self._live: dict[str | None, list[Any]] = {}
         """State, first position, newest position; by key."""
         self._entities: set[str | None] = set()
 
     def run(self) -> RebuildReport:
-        with self._journal._engine.read() as snap:
-            view = TopicView.open(snap, self._topic.name)
-            if view is None:
-                return RebuildReport(0, 0, 0)
-            self._number = view.number
-            state = load_state(snap, view.number, self._topic.name)
-            self._compacted, through = state.compacted, view.latest()
-            total = view.count()
-        self._change(self._drop)
-        self._journal._states.clear()
+        through, total = self._saving.of.through, self._saving.of.events
+        self._saving.begin()
         after = events = 0
         while after < through:
             # A snapshot held for the whole pass would keep the engine from cleaning up behind the writer.
-            with self._journal._engine.read() as snap:
-                view = TopicView.open(snap, self._topic.name)
-                if view is None or view.number != self._number:
-                    raise self._dropped()
+            with self._core.engine.read() as snap:
+                view = TopicView.open(snap, self._topic)
+                if view is None or view.number != self._saving.of.number:
+                    raise dropped(self._topic)
                 for step, block in enumerate(view.blocks(after, through)):
                     events += self._fold(block, after, through)
                     after = min(block.last, through)
@@ -96,10 +175,6 @@ class _Rebuild:
                 self._progress(events, total)
         self._save_all()
         return RebuildReport(len(self._entities), events, through)
-
-    def _drop(self, commit: Commit) -> None:
-        drop_version(commit.tx, self._number, self._folder.declared)
-        drop_other_versions(commit.tx, self._number, self._folder.declared)
 
     def _fold(self, block: Any, after: int, through: int) -> int:
         rows = range(block.row_after(after), block.row_after(through))
@@ -130,35 +205,12 @@ class _Rebuild:
     def _load(self, key: str | None) -> list[Any] | None:
         if key not in self._entities:
             return None
-        with self._journal._engine.read() as snap:
-            saved = load_saved(snap, self._number, self._folder.declared, key)
+        with self._core.engine.read() as snap:
+            saved = load_saved(snap, self._saving.of.number, self._folder.declared, key)
         if saved is None:
             raise ConfigError(f"another rebuild of {self._folder.declared.name} runs at the same time: let it finish")
         return [unpack_state(self._projection, saved.state), saved.first, saved.generation]
 
     def _save_all(self) -> None:
-        items = list(self._live.items())
-        declared = self._folder.declared
-        for start in range(0, len(items), _SAVED_AT_ONCE):
-            part = [
-                (key, Saved(declared.fingerprint, newest, first, self._compacted, pack_state(state)))
-                for key, (state, first, newest) in items[start : start + _SAVED_AT_ONCE]
-            ]
-
-            def apply(commit: Commit, part: list[tuple[str | None, Saved]] = part) -> None:
-                for key, saved in part:
-                    save(commit.tx, self._number, declared, key, saved)
-
-            self._change(apply)
+        self._saving.save((key, newest, first, pack_state(state)) for key, (state, first, newest) in self._live.items())
         self._live.clear()
-
-    def _change(self, apply: Callable[[Commit], None]) -> None:
-        def checked(commit: Commit) -> None:
-            if not commit.is_current(self._topic.name, self._number):
-                raise self._dropped()
-            apply(commit)
-
-        self._journal._writer.run(WriteRequest(checked, relaxed=True))
-
-    def _dropped(self) -> TopicDropped:
-        return TopicDropped(f"topic {self._topic.name!r} was dropped while its states were rebuilt")

@@ -61,6 +61,17 @@ def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) 
         return None
 
 
+def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Saved] | None:
+    """The version and the state of the first that is saved under a projection's name, of whatever version."""
+    low = _versions(topic, declared)
+    for key, value in snap.scan(low, prefix_end(low)):
+        try:
+            return int.from_bytes(key[len(low) : len(low) + 4]), _decode(memoryview(value)[:-4])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
+
+
 def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
     """Whether folding from the beginning would still give this."""
     return (
@@ -96,7 +107,7 @@ def drop_version(tx: WriteTx, topic: int, declared: Declared) -> None:
     tx.delete_range(own, _versions(topic, declared) + (declared.version + 1).to_bytes(4))
 
 
-def pack_state(projection: Any) -> bytes:
+def pack_state(projection: object) -> bytes:
     """A state's bytes; ConfigError when a field holds something that has no form in the store."""
     try:
         return msgspec.msgpack.encode(projection)

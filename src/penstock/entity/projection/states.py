@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from penstock.entity.projection.folding import folder_of
-from penstock.entity.projection.projection import Declared, Projection
+from penstock.entity.projection.projection import Declared, Projection, check_projection
 from penstock.entity.projection.snapshot import Saved, is_valid, load_saved, pack_state, save, unpack_state
+from penstock.entity.streams import generation as generation_of
 from penstock.errors import Closed, ConfigError
 from penstock.journal.commit.catalog import TopicState, load_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.journal.index.lookup import Lookup
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
-from penstock.names import check_text
+from penstock.names import check_position, check_text
 
 if TYPE_CHECKING:
-    from penstock.entity.topic import EntityTopic
+    from penstock.journal.log import TopicLog
 
 P = TypeVar("P", bound=Projection)
 Freshness = Literal["consistent", "cached"]
@@ -56,7 +57,9 @@ class StateCache:
         self._saved.clear()
 
 
-def project(topic: EntityTopic, projection: type[P], key: str | None, freshness: Freshness) -> tuple[int, P | None]:
+def project(
+    log: TopicLog, states: StateCache, projection: type[P], key: str | None, freshness: Freshness
+) -> tuple[int, P | None]:
     """An entity's (or the whole topic's) generation and state; (0, None) when it has no events."""
     folder = folder_of(projection)
     declared = folder.declared
@@ -64,16 +67,16 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
         check_text(key, "key")
     if freshness not in ("consistent", "cached"):
         raise ConfigError(f'freshness is "consistent" or "cached", not {freshness!r}')
-    journal = topic.journal
-    of_topic, remembered = journal._states.get(topic.name, declared, key) or (0, None)
+    core, name = log.core, log.name
+    of_topic, remembered = states.get(name, declared, key) or (0, None)
     if freshness == "cached" and remembered is not None and remembered.fingerprint == declared.fingerprint:
         return remembered.generation, unpack_state(projection, remembered.state)
-    lookup = journal._index.lookup(topic.name) if key is not None else None
-    with journal._engine.read() as snap:
-        view = TopicView.open(snap, topic.name)
+    lookup = core.index.lookup(name) if key is not None else None
+    with core.engine.read() as snap:
+        view = TopicView.open(snap, name)
         if view is None:
             return 0, None
-        state_of_topic = load_state(snap, view.number, topic.name)
+        state_of_topic = load_state(snap, view.number, name)
         if of_topic != view.number:
             remembered = None
         start = _start(view, declared, key, state_of_topic, remembered)
@@ -88,10 +91,22 @@ def project(topic: EntityTopic, projection: type[P], key: str | None, freshness:
         return (start.generation, state) if start is not None else (0, None)
     first = start.first if start is not None else pieces.first
     saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
-    journal._states.put(topic.name, view.number, declared, key, saved)
-    if count >= SAVE_AFTER and not journal._engine.read_only:
-        _save_soon(topic, view.number, declared, key, saved)
+    states.put(name, view.number, declared, key, saved)
+    if count >= SAVE_AFTER and not core.engine.read_only:
+        _save_soon(log, view.number, declared, key, saved)
     return last, state
+
+
+def project_if_changed(
+    log: TopicLog, states: StateCache, projection: type[P], key: str | None, generation: int
+) -> tuple[int, P | None] | None:
+    """None when the entity is still at `generation`, else its generation now and its state."""
+    check_position(generation, "generation")
+    check_projection(projection)
+    if (generation_of(log, key) if key is not None else log.latest) == generation:
+        return None
+    newest, state = project(log, states, projection, key, "consistent")
+    return None if newest == generation else (newest, state)
 
 
 class _Pieces:
@@ -112,7 +127,7 @@ class _Pieces:
                 self.first = block.seq(rows[0])
             yield block, rows
 
-    def _whole(self) -> Any:
+    def _whole(self) -> object:
         after = self._after
         for block in self._view.blocks(after, keys.MAX_SEQ):
             yield block, range(block.row_after(after) if block.first <= after else 0, block.count)
@@ -136,10 +151,10 @@ def _unpacked(projection: type[P], saved: Saved) -> P | None:
         return None
 
 
-def _save_soon(topic: EntityTopic, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
+def _save_soon(log: TopicLog, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
     def apply(commit: Commit) -> None:
-        if commit.is_current(topic.name, number):
+        if commit.is_current(log.name, number):
             save(commit.tx, number, declared, key, saved)
 
-    with suppress(Closed):  # the state was folded all the same, only nobody will find it saved
-        topic.journal._writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)
+    with suppress(Closed):  # the state was folded all the same, only it will not be found saved
+        log.core.writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)

@@ -11,7 +11,8 @@ from penstock.entity.projection.states import project
 from penstock.errors import Closed
 
 if TYPE_CHECKING:
-    from penstock.entity.topic import EntityTopic
+    from penstock.entity.projection.states import StateCache
+    from penstock.journal.log import TopicLog
 
 P = TypeVar("P", bound=Projection)
 
@@ -19,14 +20,15 @@ P = TypeVar("P", bound=Projection)
 class Watch(Generic[P]):
     """A projection's states as they come: iterate it (also with `async for`), or ask for the `next` one.
 
-    States that were overtaken before anybody looked are skipped: what comes is always the newest.
+    States that were overtaken before the watcher looked are skipped: what comes is always the newest.
     """
 
-    def __init__(self, topic: EntityTopic, projection: type[P], key: str | None) -> None:
-        self._topic = topic
+    def __init__(self, log: TopicLog, states: StateCache, projection: type[P], key: str | None) -> None:
+        self._log = log
+        self._states = states
         self._projection = projection
         self._key = key
-        self._signal = topic.journal._hub.signal(topic.name)
+        self._signal = log.core.hub.signal(log.name)
         self._closed = False
         self.generation = 0
         """The generation of the last state handed out."""
@@ -34,33 +36,33 @@ class Watch(Generic[P]):
 
     def next(self, timeout: Seconds | None = None) -> P | None:
         """The next state; None after `timeout` seconds without one, or when the watch is closed."""
-        clock = self._topic.journal.clock
+        clock = self._log.core.clock
         deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
             seen = self._signal.version
-            state = self._lookup()
+            state = self._newest()
             if state is not None:
                 return state
             left = None if deadline is None else deadline - clock.monotonic()
             if left is not None and left <= 0:
                 return None
-            with self._topic.journal._hub:
+            with self._log.core.hub:
                 self._signal.wait(seen, left)
         return None
 
     async def next_async(self, timeout: Seconds | None = None) -> P | None:
         """`next` for an event loop."""
-        clock = self._topic.journal.clock
+        clock = self._log.core.clock
         deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
             seen = self._signal.version
-            state = self._lookup()
+            state = self._newest()
             if state is not None:
                 return state
             left = None if deadline is None else deadline - clock.monotonic()
             if left is not None and left <= 0:
                 return None
-            with self._topic.journal._hub:
+            with self._log.core.hub:
                 await self._signal.wait_async(seen, left)
         return None
 
@@ -83,12 +85,12 @@ class Watch(Generic[P]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _lookup(self) -> P | None:
-        if self._topic.journal.closed:
+    def _newest(self) -> P | None:
+        if self._log.core.closed:
             if self._closed:
                 return None
             raise Closed("the journal was closed under this watch")
-        generation, state = project(self._topic, self._projection, self._key, "consistent")
+        generation, state = project(self._log, self._states, self._projection, self._key, "consistent")
         if generation == self.generation:
             return None
         self.generation = generation

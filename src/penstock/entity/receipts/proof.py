@@ -79,12 +79,12 @@ class InclusionProof(msgspec.Struct, frozen=True):
     @property
     def event(self) -> dict[str, Any]:
         """The event that is proven."""
-        fields = msgspec.msgpack.decode(self.leaf)
-        if not isinstance(fields, list) or len(fields) != len(LEAF_FIELDS):
-            raise ConfigError("the proof's leaf is no event")
-        found = dict(zip(LEAF_FIELDS, fields, strict=True))
-        found["id"] = format_id(int.from_bytes(found["id"]))
-        found["headers"] = dict(found["headers"] or ())
+        try:
+            found = dict(zip(LEAF_FIELDS, msgspec.msgpack.decode(self.leaf, type=list[Any]), strict=True))
+            found["id"] = format_id(int.from_bytes(found["id"]))
+            found["headers"] = dict(found["headers"] or ())
+        except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"the proof's leaf is no event: {error}") from error
         return found
 
     def to_json(self) -> str:
@@ -126,7 +126,7 @@ def check_proof(
     try:
         said = proof.event
         path = [bytes.fromhex(step) for step in proof.path]
-    except (ConfigError, ValueError, TypeError, msgspec.DecodeError):
+    except (ConfigError, ValueError):
         return CheckReport(False, "it does not decode")
     if said["seq"] != proof.seq:
         return CheckReport(False, f"its event says that it is at position {said['seq']}")
@@ -157,7 +157,7 @@ def check_root(root: TreeRoot, public_key: PublicKey) -> bool:
     return True
 
 
-def _load(key: Any, *, private: bool) -> Any:
+def _load(key: object, *, private: bool) -> Any:
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -189,5 +189,5 @@ T = TypeVar("T")
 def _read(text: str | bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"that is no {what} in JSON: {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,20 +19,20 @@ import msgspec
 from penstock.engine.contract import Snapshot
 from penstock.entity.receipts.proof import InclusionProof, TreeRoot
 from penstock.entity.receipts.tree import EMPTY, EMPTY_SEGMENT, SEGMENT, leaf_hash, path_to, root_of
-from penstock.errors import ConfigError, Unprovable
+from penstock.errors import ConfigError, Corrupt, Unprovable
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.block import Block, Columns, columns_of
+from penstock.journal.storage.block import Block, columns_of
+from penstock.journal.storage.wire import Columns
 from penstock.names import check_position
 
 if TYPE_CHECKING:
-    from penstock.entity.topic import EntityTopic
+    from penstock.journal.log import TopicLog
 
 ROOTS = b"r"
 _STEP = 1024
-"""Segments that one commit writes, so that nobody waits long behind it."""
+"""Segments that one commit writes, so that no caller waits long behind it."""
 _key = struct.Struct(">cIcQ")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -43,7 +44,14 @@ class _StoredRoot(msgspec.Struct, array_like=True, frozen=True):
     published_ms: int
 
 
-_decode = msgspec.msgpack.Decoder(_StoredRoot).decode
+_decoder = msgspec.msgpack.Decoder(_StoredRoot)
+
+
+def _decode(value: bytes) -> _StoredRoot:
+    try:
+        return _decoder.decode(value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a published root does not decode: {error}") from error
 
 
 # ── leaves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,26 +145,24 @@ def _segments(snap: Snapshot, topic: int) -> dict[int, bytes]:
 
 
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def publish(topic: EntityTopic, number: int, tree: TreeBuilder) -> TreeRoot | None:
+def publish(log: TopicLog, number: int, tree: TreeBuilder) -> TreeRoot | None:
     """Writes a tree's new segments and its root down; None when compaction or a drop came in between."""
-    journal = topic.journal
-    now, hash = journal.clock.now_ms(), tree.root
+    core, topic = log.core, log.name
+    now, hash = core.clock.now_ms(), tree.root
     fresh = sorted(tree.fresh.items())
-    if journal._engine.read_only:
-        return TreeRoot(journal._record.id, topic.name, tree.through, hash.hex(), now)
+    if core.engine.read_only:
+        return TreeRoot(core.id, topic, tree.through, hash.hex(), now)
 
     def put(part: Sequence[tuple[int, bytes]], commit: Commit) -> bool:
         rows = [(_key.pack(ROOTS, number, b"s", index), node) for index, node in part]
-        if not commit.is_current(topic.name, number) or any(
-            commit.tx.get(key) not in (None, node) for key, node in rows
-        ):
+        if not commit.is_current(topic, number) or any(commit.tx.get(key) not in (None, node) for key, node in rows):
             return False  # another verification was faster, and saw other events; or the topic was dropped
         for key, node in rows:
             commit.tx.put(key, node)
         return True
 
     def end(commit: Commit) -> _StoredRoot | None:
-        if not commit.is_current(topic.name, number):
+        if not commit.is_current(topic, number):
             return None
         key = _key.pack(ROOTS, number, b"t", tree.through)
         value = commit.tx.get(key)
@@ -169,33 +175,34 @@ def publish(topic: EntityTopic, number: int, tree: TreeBuilder) -> TreeRoot | No
 
     for at in range(0, len(fresh), _STEP):
         part = fresh[at : at + _STEP]
-        if not topic._writer.run(WriteRequest(lambda commit, part=part: put(part, commit), relaxed=True)):
+        if not core.run(partial(put, part), relaxed=True):
             return None
-    stored = topic._writer.run(WriteRequest(end))
+    stored = core.run(end)
     if stored is None:
         return None
-    return TreeRoot(journal._record.id, topic.name, tree.through, hash.hex(), stored.published_ms)
+    return TreeRoot(core.id, topic, tree.through, hash.hex(), stored.published_ms)
 
 
 # ── proving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def prove(topic: EntityTopic, of: Receipt | Event | int, root: TreeRoot | None) -> InclusionProof:
+def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> InclusionProof:
     """A proof for one event; see `Topic.proof`."""
+    topic = log.name
     if isinstance(of, Receipt | Event):
-        if of.topic != topic.name:
-            raise ConfigError(f"the event is of topic {of.topic!r}, not of {topic.name!r}")
+        if of.topic != topic:
+            raise ConfigError(f"the event is of topic {of.topic!r}, not of {topic!r}")
         seq, id = of.seq, of.id
     else:
         check_position(of, "of")
         seq, id = of, None
     if root is not None and not isinstance(root, TreeRoot):
         raise ConfigError(f"root= takes a TreeRoot, not {root!r:.80}: read one with TreeRoot.from_json")
-    with topic.journal._engine.read() as snap:
-        view = TopicView.open(snap, topic.name)
+    with log.core.engine.read() as snap:
+        view = TopicView.open(snap, topic)
         event = None if view is None else view.get(seq)
         if view is None or event is None:
-            raise Unprovable(f"topic {topic.name!r} has no event at position {seq} any more, or never had one")
+            raise Unprovable(f"topic {topic!r} has no event at position {seq} any more, or never had one")
         if id is not None and event.id != id:
-            raise Unprovable(f"another event is at position {seq} of topic {topic.name!r}: {event.id}, not {id}")
+            raise Unprovable(f"another event is at position {seq} of topic {topic!r}: {event.id}, not {id}")
         through, stored = _covering(snap, view, seq, root)
         segment = (seq - 1) // SEGMENT
         known = _segments(snap, view.number)
@@ -205,12 +212,12 @@ def prove(topic: EntityTopic, of: Receipt | Event | int, root: TreeRoot | None) 
     if root_of(leaves) != nodes[segment] or root_of(nodes) != stored.hash:
         raise Unprovable(
             f"events between positions {segment * SEGMENT + 1} and {segment * SEGMENT + len(leaves)} of topic "
-            f"{topic.name!r} were removed or changed since its root through {through} was published: position {seq} "
+            f"{topic!r} were removed or changed since its root through {through} was published: position {seq} "
             "can no longer be proven; proofs given before still hold"
         )
     path = path_to(leaves, (seq - 1) % SEGMENT) + path_to(nodes, segment)
     signature = None if root is None else root.signature
-    claimed = TreeRoot(topic.journal._record.id, topic.name, through, stored.hash.hex(), stored.published_ms, signature)
+    claimed = TreeRoot(log.core.id, topic, through, stored.hash.hex(), stored.published_ms, signature)
     return InclusionProof(claimed, seq, said, [step.hex() for step in path])
 
 

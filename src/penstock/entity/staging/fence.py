@@ -1,8 +1,8 @@
 """Fences: events that stay hidden until the fence commits, and are never written when it is cancelled.
 
-Hidden events live in memory only; `commit` appends them in one transaction. So nobody, in whatever process, can see a
-part of them, and after a crash there is nothing to undo. The handle a user holds is thin: what it stands for is held by
-the journal, so that a handle that is dropped, collected or outlived by `Journal.close()` cancels at once.
+Hidden events live in memory only; `commit` appends them in one transaction. So no reader, in whatever process, can see
+a part of them, and after a crash there is nothing to undo. The handle a user holds is thin: what it stands for is held
+by the journal, so that a handle that is dropped, collected or outlived by `Journal.close()` cancels at once.
 
     open ──commit──▶ committed        tickets resolve
       └────cancel──▶ cancelled        tickets raise FenceCancelled   (also: exception, garbage collection, close)
@@ -14,24 +14,27 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from msgspec.structs import replace
 
+from penstock.entity.staging.holders import find_holder, hold, let_go
 from penstock.entity.staging.outbox import LocalOutbox
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Barrier
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.owners import new_owner, retire_owner
+from penstock.names import is_whole
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
-    from penstock.entity.journal import EntityJournal
-    from penstock.journal.journal import BaseJournal
-    from penstock.journal.topic import BaseTopic
+    from penstock.journal.core import JournalCore
     from penstock.surface.arguments import DraftArguments
+    from penstock.surface.topic import Topic
 
 State = Literal["open", "committing", "committed", "cancelled"]
 
@@ -39,20 +42,20 @@ State = Literal["open", "committing", "committed", "cancelled"]
 class Fences:
     """The live fences of a journal, and who may append meanwhile."""
 
-    def __init__(self, journal: EntityJournal) -> None:
-        self._journal = journal
+    def __init__(self, core: JournalCore, lock: threading.RLock) -> None:
+        self._core = core
         self._live: set[_Hidden] = set()
-        # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
-        self._lock = journal._guards_lock
+        self._lock = lock
         self.exclusive: _Hidden | None = None
         self._later: list[Callable[[], object]] = []
         self.ended = threading.Condition()
         """Notified when an exclusive fence ends, for those who would rather wait than fail."""
+        if core.engine.shared:
+            core.writer.catalog.find_fence = partial(find_holder, core.engine)
 
     def open(self, *, exclusive: bool) -> Fence:
-        journal = self._journal
-        journal._check_open()
-        if journal._engine.read_only:
+        self._core.check_open()
+        if self._core.engine.read_only:
             raise ReadOnly("this journal was opened with read_only=True: it has nothing to fence")
         hidden = _Hidden(self, exclusive)
         with self._lock:
@@ -63,20 +66,39 @@ class Fences:
             self._live.add(hidden)
         if exclusive:
             self._close_to_others(hidden)
-        return Fence(journal, hidden)
+        return Fence(self._core, hidden)
 
     def _close_to_others(self, hidden: _Hidden) -> None:
         """Waits until what others have handed in is committed; whatever comes after it is refused."""
-        journal = self._journal
+        core = self._core
         try:
-            journal._writer.run(WriteRequest(lambda commit: commit.raise_barrier(hidden.barrier), relaxed=True))
+            core.writer.run(WriteRequest(partial(self._raise_barrier, hidden), relaxed=True))
         except BaseException:
             self.end(hidden)
             raise
         with self._lock:
             if self.exclusive is hidden:
-                # A new list each time: a thread that goes through the old one must not skip a guard.
-                journal._guards = [self.refuse, *journal._guards]
+                core.guards = [self.refuse, *core.guards]
+
+    def _raise_barrier(self, hidden: _Hidden, commit: Commit) -> None:
+        if self._core.engine.shared:
+            if commit.fenced:
+                whose = commit.catalog.elsewhere.owner
+                raise FenceActive(f"an exclusive fence of {whose} is open: wait until it has ended")
+            hidden.owner = hidden.owner or new_owner()
+            hold(commit, self._core.engine, hidden.owner)
+        commit.raise_barrier(hidden.barrier)
+
+    def _unhold(self, hidden: _Hidden) -> None:
+        """Says that a fence has ended; the row goes when the writer comes to it, which no caller waits for."""
+        owner, hidden.owner = hidden.owner, None
+        if owner is None:
+            return
+        retire_owner(owner)
+        if not hidden.released:
+            with suppress(Closed):
+                gone = WriteRequest(lambda commit: let_go(commit, owner), relaxed=True)
+                self._core.writer.submit(gone, nested=True)
 
     def refuse(self, topic: str, drafts: Sequence[Draft]) -> None:
         """The guard while an exclusive fence is open: most are refused before they have prepared anything."""
@@ -87,7 +109,7 @@ class Fences:
 
     def ask_others(self, staged: Sequence[Staged]) -> None:
         """Asks every guard but this one."""
-        ask_guards([guard for guard in self._journal._guards if guard != self.refuse], staged)
+        ask_guards([guard for guard in self._core.guards if guard != self.refuse], staged)
 
     def end(self, hidden: _Hidden) -> None:
         with self._lock:
@@ -95,11 +117,12 @@ class Fences:
             if self.exclusive is not hidden:
                 return
             self.exclusive = None
-            self._journal._guards = [guard for guard in self._journal._guards if guard != self.refuse]
-            catalog = self._journal._writer.catalog
+            self._core.guards = [guard for guard in self._core.guards if guard != self.refuse]
+            catalog = self._core.writer.catalog
             if catalog.barrier is hidden.barrier:
                 catalog.barrier = None
             later, self._later = self._later, []
+        self._unhold(hidden)
         with self.ended:
             self.ended.notify_all()
         for work in later:
@@ -132,6 +155,10 @@ class _Hidden:
         self.fences = fences
         self.exclusive = exclusive
         self.barrier = Barrier()
+        self.owner: str | None = None
+        """What other processes know an exclusive one by, where there may be others."""
+        self.released = False
+        """Whether its commit has removed what they know it by."""
         self.state: State = "open"
         self.staged: list[Staged] = []
         self.tickets: list[tuple[Ticket[Any], int, int | None]] = []
@@ -151,7 +178,10 @@ class _Hidden:
         """Appends what was hidden; the barrier is its own."""
         self.barrier.passing = True
         try:
-            return plan.apply(commit)
+            receipts = plan.apply(commit)
+            if self.owner is not None:
+                let_go(commit, self.owner)
+            return receipts
         finally:
             self.barrier.passing = False
 
@@ -161,11 +191,11 @@ class _Hidden:
         if self.state != "open":
             raise ConfigError("this fence is committed: ask the journal for another one")
 
-    def settle(self, receipts: list[Receipt]) -> None:
+    def complete(self, receipts: list[Receipt]) -> None:
         self.state = "committed"
         self.fences.end(self)
         for ticket, start, count in self.tickets:
-            ticket.settle(receipts[start] if count is None else receipts[start : start + count], None)
+            ticket.set_outcome(receipts[start] if count is None else receipts[start : start + count], None)
         wake([ticket for ticket, _, _ in self.tickets])
 
     def cancel(self, why: str = "the fence was cancelled", error: BaseException | None = None) -> None:
@@ -176,19 +206,19 @@ class _Hidden:
             self.staged.clear()
         self.fences.end(self)
         for ticket, _, _ in self.tickets:
-            ticket.settle(None, error or FenceCancelled(f"{why}: this event was never written"))
+            ticket.set_outcome(None, error or FenceCancelled(f"{why}: this event was never written"))
         wake([ticket for ticket, _, _ in self.tickets])
 
 
 class Fence:
     """Hides the events submitted through it until `commit`; cancelling, an exception or letting go of it discards them.
 
-    While an exclusive fence is open, every other append through this journal raises FenceActive, a push and a dead
-    letter included; what others had handed in before is committed when the fence is there.
+    While an exclusive fence is open, every other append raises FenceActive, in whatever process, a push, a dead letter
+    and a batch of Spark's included; what others had handed in before is committed when the fence is there.
     """
 
-    def __init__(self, journal: BaseJournal, hidden: _Hidden) -> None:
-        self._journal = journal
+    def __init__(self, core: JournalCore, hidden: _Hidden) -> None:
+        self._core = core
         self._hidden = hidden
         self._dropped = weakref.finalize(self, hidden.cancel, "the fence was dropped")
         self._dropped.atexit = False
@@ -200,7 +230,7 @@ class Fence:
 
     @property
     def exclusive(self) -> bool:
-        """Whether nobody else may append while it is open."""
+        """Whether no other caller may append while it is open."""
         return self._hidden.exclusive
 
     def __len__(self) -> int:
@@ -210,23 +240,23 @@ class Fence:
         return True
 
     def __repr__(self) -> str:
-        return f"<fence of {self._journal!r}, {self.state}>"
+        return f"<fence of {self._core!r}, {self.state}>"
 
     def submit(
-        self, topic: BaseTopic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]
+        self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:
         """Adds a hidden event; the ticket resolves when the fence commits, and raises FenceCancelled when it does not.
 
         An integer `cause` counts the events submitted through this fence, from 0.
         """
         self._hidden.check_open()
-        staged = stage(self._journal, topic, kind, payload, draft)
+        staged = stage(self._core.journal, topic, kind, payload, draft)
         self._check((staged,), len(self))
         return self._hidden.add((staged,), batch=False)
 
     def outbox(self) -> LocalOutbox:
         """An outbox whose `submit` goes through this fence; integer causes count its own drafts."""
-        return FencedOutbox(self._journal, self)
+        return FencedOutbox(self._core, self)
 
     def commit(self) -> list[Receipt]:
         """Appends everything submitted, in one transaction, and resolves the tickets; one receipt each, in order.
@@ -234,7 +264,7 @@ class Fence:
         When the journal refuses (a Conflict, say), nothing is written, the fence is cancelled and every ticket raises
         the same error.
         """
-        hidden, journal = self._hidden, self._journal
+        hidden, core = self._hidden, self._core
         with hidden.lock:
             hidden.check_open()
             other = hidden.fences.exclusive
@@ -242,17 +272,18 @@ class Fence:
                 raise FenceActive("an exclusive fence is open: commit this one when it has ended")
             hidden.state = "committing"
         try:
-            plan = Plan(journal, hidden.staged)
+            plan = Plan(core, hidden.staged)
             receipts: list[Receipt] = []
             if hidden.staged:
-                receipts = journal._writer.run(WriteRequest(lambda commit: hidden.let_pass(commit, plan), plan.size))
+                receipts = core.writer.run(WriteRequest(lambda commit: hidden.let_pass(commit, plan), plan.size))
+                hidden.released = True
         except FenceActive:
             hidden.state = "open"  # an exclusive one was opened just now: it has to end first, nothing else is wrong
             raise
         except BaseException as error:
             hidden.cancel(error=error)
             raise
-        hidden.settle(receipts)
+        hidden.complete(receipts)
         return receipts
 
     def cancel(self) -> None:
@@ -273,16 +304,16 @@ class Fence:
 
     def _check(self, staged: Sequence[Staged], before: int) -> None:
         """What is wrong with a draft is said when it is submitted, not when the fence commits."""
-        self._journal._check_open()
+        self._core.check_open()
         self._hidden.fences.ask_others(staged)
-        Plan(self._journal, staged, before=before)
+        Plan(self._core, staged, before=before)
 
 
 class FencedOutbox(LocalOutbox):
     """An outbox whose batches stay hidden until its fence commits."""
 
-    def __init__(self, journal: BaseJournal, fence: Fence) -> None:
-        super().__init__(journal)
+    def __init__(self, core: JournalCore, fence: Fence) -> None:
+        super().__init__(core)
         self._fence = fence
 
     def flush(self) -> list[Receipt]:
@@ -308,6 +339,6 @@ class FencedOutbox(LocalOutbox):
 
 def _shifted(draft: Draft, by: int) -> Draft:
     """A draft whose integer cause counts from an outbox's first draft, as one that counts from the fence's first."""
-    if by and isinstance(draft.cause, int):
+    if by and is_whole(draft.cause):
         return replace(draft, cause=draft.cause + by)
     return draft

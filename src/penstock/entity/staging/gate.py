@@ -7,7 +7,7 @@ could not be checked is not let in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,13 +15,16 @@ import msgspec
 from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.events import Draft
 from penstock.journal.commit.prepare import prepare
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.names import check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
 
 if TYPE_CHECKING:
-    from penstock.entity.journal import EntityJournal
+    import threading
+
+    from penstock.entity.staging.fence import Fences
+    from penstock.journal.core import JournalCore
 
 Check = Callable[[Draft], None]
 
@@ -47,10 +50,11 @@ class Gate(msgspec.Struct, frozen=True):
 class Gates:
     """The gates of a journal's topics. They belong to this open journal, not to the store."""
 
-    def __init__(self, journal: EntityJournal) -> None:
-        self._journal = journal
+    def __init__(self, core: JournalCore, fences: Fences, lock: threading.RLock) -> None:
+        self._core = core
+        self._fences = fences
         self._by_topic: dict[str, tuple[Gate, ...]] = {}
-        self._lock = journal._guards_lock
+        self._lock = lock
 
     def add(
         self,
@@ -67,11 +71,11 @@ class Gates:
             check_name(record)
             if record == topic:
                 raise ConfigError(f"the refusals of topic {topic!r} cannot be recorded in itself: name another topic")
-        gate = Gate(check, name or str(getattr(check, "__qualname__", check)), _kinds(kind), record)
+        gate = Gate(check, name or str(getattr(check, "__qualname__", check)), kinds_of(kind), record)
         with self._lock:
             self._by_topic[topic] = (*self._by_topic.get(topic, ()), gate)
-            if self.guard not in self._journal._guards:
-                self._journal._guards = [*self._journal._guards, self.guard]
+            if self.guard not in self._core.guards:
+                self._core.guards = [*self._core.guards, self.guard]
 
     def remove(self, topic: str, check: Check) -> bool:
         """Takes a check off a topic; False when it was not there."""
@@ -83,25 +87,37 @@ class Gates:
             else:
                 self._by_topic.pop(topic, None)
             if not self._by_topic:
-                self._journal._guards = [guard for guard in self._journal._guards if guard != self.guard]
+                self._core.guards = [guard for guard in self._core.guards if guard != self.guard]
             return len(left) != len(gates)
 
     def describe(self) -> dict[str, list[str]]:
         return {topic: [gate.describe() for gate in gates] for topic, gates in sorted(self._by_topic.items())}
 
+    def __bool__(self) -> bool:
+        return bool(self._by_topic)
+
+    @property
+    def topics(self) -> Container[str]:
+        """The topics that have gates."""
+        return self._by_topic
+
+    def of(self, topic: str, kind: str | None = None) -> tuple[Gate, ...]:
+        """The gates of a topic; with `kind`, those that see drafts of that kind."""
+        gates = self._by_topic.get(topic, ())
+        return gates if kind is None else tuple(one for one in gates if one.kinds is None or kind in one.kinds)
+
     def guard(self, topic: str, drafts: Sequence[Draft]) -> None:
         """Shows each draft to each gate of its topic."""
-        gates = self._by_topic.get(topic)
-        if not gates:
+        if not self.of(topic):
             return
         for draft in drafts:
             plain = _plain(draft, topic)
             encoded = encode_payload(plain.payload)
-            for gate in gates:
-                if gate.kinds is None or plain.kind in gate.kinds:
-                    self._ask(gate, plain, encoded)
+            for gate in self.of(topic, str(plain.kind)):
+                self.ask(gate, plain, encoded)
 
-    def _ask(self, gate: Gate, draft: Draft, encoded: bytes) -> None:
+    def ask(self, gate: Gate, draft: Draft, encoded: bytes) -> None:
+        """Shows a draft, whose kind is text, to a gate, with its payload as it will be stored; Denied, and recorded."""
         try:
             gate.check(_copy(draft, encoded))
         except Denied as denied:
@@ -118,7 +134,6 @@ class Gates:
     def _record(self, gate: Gate, draft: Draft, denied: Denied) -> None:
         if gate.record is None:
             return
-        journal = self._journal
         refusal = {
             "topic": draft.topic,
             "gate": gate.name,
@@ -129,9 +144,9 @@ class Gates:
         }
         record = gate.record
         batch = prepare((Draft(REFUSAL, refusal, key=draft.key),), record, None)
-        # Inside a transaction the record comes after it, whatever becomes of it: so nobody waits for it here.
-        journal._fences.afterwards(
-            lambda: journal._writer.submit(
+        # Inside a transaction the record comes after it, whatever becomes of it: so no caller waits for it here.
+        self._fences.afterwards(
+            lambda: self._core.writer.submit(
                 WriteRequest(lambda commit: commit.append(record, batch), batch.size), nested=True
             )
         )
@@ -155,7 +170,8 @@ def _plain(draft: Draft, topic: str) -> Draft:
     )
 
 
-def _kinds(kind: str | type | Iterable[str | type] | None) -> frozenset[str] | None:
+def kinds_of(kind: str | type | Iterable[str | type] | None) -> frozenset[str] | None:
+    """The names of the kinds a gate sees; None for all."""
     if kind is None:
         return None
     named: list[str] = []

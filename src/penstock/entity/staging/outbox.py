@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
 from penstock.events import Receipt
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.surface.outbox import Outbox
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
-    from penstock.journal.journal import BaseJournal
+    from penstock.journal.core import JournalCore
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.topic import Topic
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 class LocalOutbox(Outbox):
     """An outbox of a journal in this process."""
 
-    def __init__(self, journal: BaseJournal) -> None:
-        self._journal = journal
+    def __init__(self, core: JournalCore) -> None:
+        self._core = core
         self._staged: list[Staged] = []
 
     def __len__(self) -> int:
         return len(self._staged)
 
     def __repr__(self) -> str:
-        return f"<outbox with {len(self._staged)} drafts for {self._journal!r}>"
+        return f"<outbox with {len(self._staged)} drafts for {self._core!r}>"
 
-    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> int:
+    def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
-        self._staged.append(stage(self._journal, topic, kind, payload, draft))
+        self._staged.append(stage(self._core.journal, topic, kind, payload, draft))
         return len(self._staged) - 1
 
     def clear(self) -> None:
@@ -43,7 +43,7 @@ class LocalOutbox(Outbox):
         if not self._staged:
             return []
         plan = self._plan()
-        receipts = self._journal._writer.run(WriteRequest(plan.apply, plan.size))
+        receipts = self._core.writer.run(WriteRequest(plan.apply, plan.size))
         self._staged.clear()
         return receipts
 
@@ -54,11 +54,11 @@ class LocalOutbox(Outbox):
             ticket.resolve([])
             return ticket
         plan = self._plan()
-        ticket = self._journal._writer.submit(WriteRequest(plan.apply, plan.size))
+        ticket = self._core.writer.submit(WriteRequest(plan.apply, plan.size))
         self._staged.clear()
         return ticket
 
     def _plan(self) -> Plan:
-        self._journal._check_open()
-        ask_guards(self._journal._guards, self._staged)
-        return Plan(self._journal, self._staged)
+        self._core.check_open()
+        ask_guards(self._core.guards, self._staged)
+        return Plan(self._core, self._staged)

@@ -9,7 +9,7 @@ was before the batch, and so that a refusal changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -20,8 +20,7 @@ from penstock.journal.commit.prepare import PreparedBatch, make_draft, prepare
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
-    from penstock.journal.journal import BaseJournal, Guard
-    from penstock.journal.topic import BaseTopic
+    from penstock.journal.core import Guard, JournalCore
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
 
@@ -29,9 +28,7 @@ Staged = tuple[str, Draft]
 """A topic's name and a draft for it."""
 
 
-def stage(
-    journal: BaseJournal | Journal, topic: BaseTopic | Topic | str, kind: Any, payload: Any, draft: Mapping[str, Any]
-) -> Staged:
+def stage(journal: Journal, topic: Topic | str, kind: object, payload: object, draft: Mapping[str, object]) -> Staged:
     """A draft and where it goes; ConfigError when the topic cannot be used."""
     name = check_name(topic) if isinstance(topic, str) else topic.name
     if not isinstance(topic, str) and topic.journal is not journal:
@@ -57,7 +54,7 @@ class _TopicDrafts:
 
     __slots__ = ("batch", "causes", "checked", "topic")
 
-    def __init__(self, journal: BaseJournal, topic: str, first: int, drafts: Sequence[Draft]) -> None:
+    def __init__(self, core: JournalCore, topic: str, first: int, drafts: Sequence[Draft]) -> None:
         self.topic = topic
         self.causes: dict[int, int] = {}
         """Rows whose cause was staged before this segment, and which draft of the whole plan that is."""
@@ -73,7 +70,7 @@ class _TopicDrafts:
                     self.causes[row] = cause
                 draft = replace(draft, cause=cause - first if cause >= first else None)
             own.append(draft)
-        self.checked = prepare(own, topic, journal._find_cause)
+        self.checked = prepare(own, topic, core.find_cause)
         self.batch = PreparedBatch(self.checked.columns, self.checked.size)
         self.batch.dedups, self.batch.cause_rows = self.checked.dedups, self.checked.cause_rows
 
@@ -99,7 +96,7 @@ class Plan:
 
     __slots__ = ("_segments", "size")
 
-    def __init__(self, journal: BaseJournal, staged: Sequence[Staged], before: int = 0) -> None:
+    def __init__(self, core: JournalCore, staged: Sequence[Staged], before: int = 0) -> None:
         """`before` drafts came earlier and are not part of it: such a plan only checks, it cannot be applied."""
         self._segments: list[_TopicDrafts] = []
         start = 0
@@ -108,7 +105,7 @@ class Plan:
             while stop < len(staged) and staged[stop][0] == staged[start][0]:
                 stop += 1
             drafts = [draft for _, draft in staged[start:stop]]
-            self._segments.append(_TopicDrafts(journal, staged[start][0], before + start, drafts))
+            self._segments.append(_TopicDrafts(core, staged[start][0], before + start, drafts))
             start = stop
         self.size = sum(segment.batch.size for segment in self._segments)
 

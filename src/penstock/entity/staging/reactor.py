@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from penstock.clock import Seconds
 from penstock.entity.staging.plan import Plan, Staged, ask_guards
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import Draft, Event
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.worker import TopicWorker
-from penstock.names import check_name
+from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
-    from penstock.entity.topic import EntityTopic
+    from penstock.entity.staging.fence import Fences
+    from penstock.journal.log import TopicLog
 
 Reaction = Callable[[Event], Any]
 """Gives a draft, several, or None; or an awaitable of these."""
@@ -31,22 +33,33 @@ Reaction = Callable[[Event], Any]
 class Reactor(TopicWorker):
     """Runs a handler over a topic's events and appends what it returns."""
 
-    def __init__(self, topic: EntityTopic, consumer: str, handler: Reaction, **options: Any) -> None:
-        super().__init__(topic, consumer, handler, **options)  # type: ignore[arg-type]
-        self._entity_topic = topic
+    def __init__(
+        self,
+        log: TopicLog,
+        fences: Fences,
+        consumer: str,
+        handler: Reaction,
+        *,
+        batch: int,
+        idle: Seconds,
+        restarts: int,
+    ) -> None:
+        super().__init__(log, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        self._fences = fences
         self._react = handler
 
     def _work(self) -> None:
-        topic, signal = self._entity_topic, self._entity_topic.journal._hub.signal(self._entity_topic.name)
+        log, hub = self._log, self._log.core.hub
+        signal = hub.signal(log.name)
         while not self._stopping.is_set():
             seen = signal.version
-            self._number = topic._lookup(lambda view: view.number, 0)
-            start = topic.cursor(self._consumer)
-            events = list(topic.read(start or 0, self._batch))
+            self._number = log.ask(lambda view: view.number, 0)
+            start = log.cursor(self._consumer)
+            events = list(log.read(start or 0, self._batch))
             if events:
                 self._handle_from(start, events)
                 continue
-            with topic.journal._hub:
+            with hub:
                 # The wait is for other processes' sake bounded; commits of this one signal at once.
                 signal.wait(seen, max(self._idle, 0.05))
 
@@ -78,7 +91,7 @@ class Reactor(TopicWorker):
         for draft in drafts:
             if not isinstance(draft, Draft):
                 raise ConfigError(f"a reactor's handler returns Drafts (or nothing), not {type(draft).__name__}")
-            name = check_name(draft.topic) if draft.topic is not None else self._topic.name
+            name = check_name(draft.topic) if draft.topic is not None else self._topic
             staged.append((name, draft if draft.cause is not None else replace(draft, cause=event)))
         return staged
 
@@ -94,7 +107,7 @@ class Reactor(TopicWorker):
             plan = self._plan(staged)
             if plan is None:
                 return True
-            topic, number, consumer, last = self._topic.name, self._number, self._consumer, events[-1].seq
+            topic, number, consumer, last = self._topic, self._number, self._consumer, events[-1].seq
 
             def apply(commit: Commit) -> None:
                 if not commit.is_current(topic, number) or read_cursor(commit.tx, number, consumer) != start:
@@ -104,7 +117,7 @@ class Reactor(TopicWorker):
 
             while True:
                 try:
-                    self._topic._writer.run(WriteRequest(apply, plan.size))
+                    self._log.core.writer.run(WriteRequest(apply, plan.size))
                     return True
                 except FenceActive:  # one was opened since the guards were asked
                     if not self._outwait_fence():
@@ -117,23 +130,23 @@ class Reactor(TopicWorker):
 
     def _plan(self, staged: list[Staged]) -> Plan | None:
         """What is to be appended; None when the reactor was stopped while a fence was open."""
-        journal = self._entity_topic.journal
+        core = self._log.core
         while True:
             try:
-                ask_guards(journal._guards, staged)
-                return Plan(journal, staged)
+                ask_guards(core.guards, staged)
+                return Plan(core, staged)
             except FenceActive:
                 if not self._outwait_fence():
                     return None
 
     def _outwait_fence(self) -> bool:
         """Waits for a while until no exclusive fence is open; False when the reactor was stopped meanwhile."""
-        self._entity_topic.journal._fences.wait(0.1)
+        self._fences.wait(0.1)
         return not self._stopping.is_set()
 
 
 def _counted_from(draft: Draft, start: int) -> Draft:
     """An integer cause counts the drafts one handler call returned; here it counts those of the whole batch."""
-    if start and isinstance(draft.cause, int):
+    if start and is_whole(draft.cause):
         return replace(draft, cause=draft.cause + start)
     return draft

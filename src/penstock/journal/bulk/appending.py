@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from penstock.journal.commit.catalog import Head
-from penstock.journal.commit.commit import Commit, next_id, topic_is_full
+from penstock.journal.commit.checked import topic_is_full
+from penstock.journal.commit.commit import Commit, next_id
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage import keys
 from penstock.journal.storage.apart import stamp
-from penstock.journal.storage.block import Block, Wire, columns_of, seal
+from penstock.journal.storage.block import Block, columns_of, seal
+from penstock.journal.storage.wire import Wire
 from penstock.limits import MAX_POSITION
 
 _LARGE = 256 << 10
@@ -60,6 +61,10 @@ def _ahead(values: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         yield count, value
         if len(value) >= _LARGE:
             break
+    else:
+        return  # most batches of a stream: a thread would cost them more than their blocks, while others wait
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(1, thread_name_prefix="penstock-bulk") as pool:
         coming = deque(pool.submit(next, values, None) for _ in range(_BLOCKS_AHEAD))
         while (made := coming.popleft().result()) is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.journal.storage.block import FORMAT, Block, Wire, decode_wire
+from penstock.journal.storage.block import Block
 from penstock.journal.storage.columns import text_values
+from penstock.journal.storage.pending import RowOptions, decode_pending, options_of
+from penstock.journal.storage.wire import FORMAT, Wire
 from penstock.limits import BLOCK_EVENTS, MAX_HEADERS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_kind, check_name
+from penstock.names import check_kind, check_name, check_position
 
 _value = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -17,7 +21,7 @@ def checked_wire(topic: str, body: bytes) -> Wire:
     """A block that another process encoded; ConfigError when it could not be read, or holds what no event may."""
     check_name(topic)
     try:
-        wire = decode_wire(body)
+        wire = decode_pending(body)
         _check(wire, topic)
     except (msgspec.DecodeError, ValueError, IndexError, TypeError) as error:
         raise ConfigError(f"a block for topic {topic!r} cannot be read: {error}") from error
@@ -57,6 +61,22 @@ def _check(wire: Wire, topic: str) -> None:
         for row in range(count):
             if len(block.headers(row)) > MAX_HEADERS:
                 raise ConfigError(f"an event for topic {topic!r} has more than {MAX_HEADERS} headers")
+    options = options_of(wire)
+    if options is not None:
+        _check_options(options, block)
+
+
+def _check_options(options: RowOptions, block: Block) -> None:
+    """What only a queue understands is judged by the queue, in the commit."""
+    if options.lengths() != {block.count}:
+        raise ConfigError(f"a block for topic {block.topic!r} has options for {options.lengths()} events")
+    if options.dedup is not None:
+        _check_texts(options.dedup, "dedup", block.topic, block.count)
+    for row, expect in enumerate(options.expect or ()):
+        if expect is not None:
+            check_position(expect, "expect")
+            if block.key(row) is None:
+                raise ConfigError("expect= needs key=: it is the position of the entity's newest event")
 
 
 def _check_payloads(block: Block) -> None:
@@ -71,9 +91,11 @@ def _check_payloads(block: Block) -> None:
             _value(data[start:stop])
 
 
-def _check_texts(texts: list[str | None], name: str, topic: str, count: int) -> None:
+def _check_texts(texts: Sequence[object], name: str, topic: str, count: int) -> None:
     if len(texts) != count:
         raise ConfigError(f"a block for topic {topic!r} has {len(texts)} values of {name} for {count} events")
     for text in set(texts):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"an event for topic {topic!r} has a {name} that is no text: {text!r:.80}")
         if text is not None and not 0 < len(text.encode()) <= MAX_KEY_BYTES:
             raise ConfigError(f"an event for topic {topic!r} has a {name} of {len(text.encode())} bytes")

@@ -4,15 +4,16 @@
     v batch                 a published one: the places of its blocks (msgpack)
     x batch piece index     a block of either
 
-A step (a piece) is one commit of some MiB, so that nobody waits long behind it. Publishing gives every block its place:
-large ones stay where they are, with a reference under their block keys (`storage.apart`); small ones, and all of a
-batch that is small as a whole, become blocks like any others. What is never published is swept when it is old. What was
-published is remembered until its last reference is gone, which may be when retention removes it.
+A step (a piece) is one commit of some MiB, so that no caller waits long behind it. Publishing gives every block its
+place: large ones stay where they are, with a reference under their block keys (`storage.apart`); small ones, and all
+of a batch that is small as a whole, become blocks like any others. What is never published is swept when it is old.
+What was published is remembered until its last reference is gone, which may be when retention removes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -20,11 +21,14 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import Conflict, Corrupt, StorageError
 from penstock.journal.bulk.appending import append_wires
 from penstock.journal.commit.catalog import Head
-from penstock.journal.commit.commit import Commit, next_id, topic_is_full
+from penstock.journal.commit.checked import topic_is_full
+from penstock.journal.commit.commit import Commit, next_id
 from penstock.journal.storage import keys
 from penstock.journal.storage.apart import Reference, pack_reference, reference_in, stamp
-from penstock.journal.storage.block import Wire, read_block, seal
-from penstock.limits import INLINE_BYTES, MAX_POSITION, RETENTION_BLOCKS, SETTLED_BYTES
+from penstock.journal.storage.block import seal
+from penstock.journal.storage.pending import options_of, read_pending
+from penstock.journal.storage.wire import Wire
+from penstock.limits import INLINE_BYTES, MAX_POSITION, MERGED_BYTES, RETENTION_BLOCKS
 
 
 class StagedBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -35,6 +39,8 @@ class StagedBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: int
     keyed: bool
     """Whether any of its events has a key."""
+    asks: bool = False
+    """Whether any of them asks for more than to be appended."""
 
 
 class StagedBatch(msgspec.Struct, array_like=True):
@@ -46,6 +52,8 @@ class StagedBatch(msgspec.Struct, array_like=True):
     """What it belongs to: batches of one job are published or dropped together."""
     begun_ms: int
     pieces: dict[int, list[StagedBlock]]
+    steps: int = 0
+    """How often something was staged: another number when a step took the place of its first try."""
 
     @property
     def size(self) -> int:
@@ -90,7 +98,8 @@ class PreparedPiece:
         for topic, wire in wires:
             stamp(wire, 0, 0, 0)
             value = seal(wire)
-            self.blocks.append(StagedBlock(topic, wire.count, len(value), wire.key is not None))
+            asks = options_of(wire) is not None
+            self.blocks.append(StagedBlock(topic, wire.count, len(value), wire.key is not None, asks))
             self.values.append(value)
 
     @property
@@ -114,14 +123,14 @@ def published_batches(snap: Snapshot) -> Iterator[tuple[bytes, PublishedBatch]]:
 def _staged(value: bytes) -> StagedBatch:
     try:
         return _decode_staged(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the record of a staged batch does not decode: {error}") from error
 
 
 def _published(value: bytes) -> PublishedBatch:
     try:
         return _decode_published(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the record of a published batch does not decode: {error}") from error
 
 
@@ -136,6 +145,7 @@ def stage(commit: Commit, batch: bytes, piece: int, made: PreparedPiece, owner: 
     for index, one in enumerate(made.values):
         commit.tx.put(keys.apart_key(batch, piece, index), one)
     record.pieces[piece] = made.blocks
+    record.steps += 1
     commit.tx.put(keys.staged_key(batch), _encode(record))
 
 
@@ -153,10 +163,51 @@ def unpublished(commit: Commit, batches: Sequence[bytes]) -> list[StagedBatch] |
     )
 
 
-def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool) -> bool:
+class RowAppender(Protocol):
+    """Who appends the blocks whose events must be looked at one by one."""
+
+    def wants(self, *, keyed: bool, asks: bool) -> bool:
+        """Whether a block is one of those: `keyed`, an event has a key; `asks`, one asks for something."""
+        ...
+
+    def append(self, topic: str, wire: Wire) -> None:
+        """Appends its events."""
+        ...
+
+
+def staged_wires(commit: Commit, batches: Sequence[bytes], rows: RowAppender) -> Iterator[tuple[str, Wire]]:
+    """The blocks of batches that are not published which `rows` wants, in order, with their topics."""
+    for batch, record in zip(batches, unpublished(commit, batches) or (), strict=False):
+        for piece, index, block in record.blocks:
+            if rows.wants(keyed=block.keyed, asks=block.asks):
+                yield block.topic, _staged_wire(commit.tx, keys.apart_key(batch, piece, index), block.topic)
+
+
+def wires_of(snap: Snapshot, batch: bytes, record: StagedBatch, topics: Container[str]) -> Iterator[tuple[str, Wire]]:
+    """The blocks for some topics of a batch that is not published, in order, with their topics."""
+    for piece, index, block in record.blocks:
+        if block.topic in topics:
+            yield block.topic, _staged_wire(snap, keys.apart_key(batch, piece, index), block.topic)
+
+
+def staged_batch(snap: Snapshot, batch: bytes) -> StagedBatch | None:
+    """A batch that is not published; None when there is none."""
+    value = snap.get(keys.staged_key(batch))
+    return None if value is None else _staged(value)
+
+
+def _staged_wire(snap: Snapshot, key: bytes, topic: str) -> Wire:
+    value = snap.get(key)
+    if value is None:
+        raise Corrupt("a block that was staged is missing", topic=topic)
+    return read_pending(value, topic)
+
+
+def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool, rows: RowAppender | None = None) -> bool:
     """Makes staged batches visible, in order, at the ends of their topics; False when that was done before.
 
     `remember`: also those of which nothing is stored apart, so that publishing them again is known to be one.
+    `rows` gets the blocks that it wants.
     """
     records = unpublished(commit, batches)
     if records is None:
@@ -166,13 +217,13 @@ def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool) -> bool
         places = []
         for piece, index, block in record.blocks:
             key = keys.apart_key(batch, piece, index)
-            if apart and block.size >= SETTLED_BYTES and not commit.ensure(block.topic).settings.chained:
+            if rows is not None and rows.wants(keyed=block.keyed, asks=block.asks):
+                rows.append(block.topic, _staged_wire(commit.tx, key, block.topic))
+                commit.tx.delete(key)
+            elif apart and block.size >= MERGED_BYTES and not commit.ensure(block.topic).settings.chained:
                 places.append(_refer(commit, key, block, piece, index))
             else:
-                value = commit.tx.get(key)
-                if value is None:
-                    raise Corrupt("a block that was staged is missing", topic=block.topic)
-                append_wires(commit, block.topic, (read_block(value, block.topic).wire,))
+                append_wires(commit, block.topic, (_staged_wire(commit.tx, key, block.topic),))
                 commit.tx.delete(key)
         commit.tx.delete(keys.staged_key(batch))
         if places or remember:

@@ -6,7 +6,9 @@ forgotten and read again in the next transaction.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -39,24 +41,28 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    """What a topic's name stands for."""
+
+    number: keys.TopicNumber
     settings: Settings = Settings()
+    check: bytes = b""
+    """CRC-32 of the name and of what comes before: another number would show another topic's events under this name."""
 
 
 class TopicState(msgspec.Struct, frozen=True, array_like=True):
     """What compaction leaves behind so that nothing is forgotten with the events."""
 
-    trimmed: int = 0
+    trimmed: keys.StoredPosition = 0
     """Every position up to this one was removed."""
     removed: int = 0
     """How many events were removed, ever."""
-    latest: int = 0
+    latest: keys.StoredPosition = 0
     """The highest position assigned when the last block was removed; blocks, where there are any, know better."""
     recorded_ms: int = 0
     last_id: bytes = b""
-    compacted: int = 0
+    compacted: keys.StoredPosition = 0
     """Positions up to this one have been compacted by key."""
-    sealed: int = 0
+    sealed: keys.StoredPosition = 0
     """Positions up to this one lie in Parquet files of a lake; see `penstock.journal.sealed.files`."""
 
 
@@ -67,15 +73,25 @@ _decode_state = msgspec.msgpack.Decoder(TopicState).decode
 
 def load_record(snap: Snapshot, name: str) -> TopicRecord | None:
     value = snap.get(keys.topic_key(name))
-    return None if value is None else _checked(_decode_record, value, name)
+    if value is None:
+        return None
+    record: TopicRecord = _checked(_decode_record, value, name)
+    if record.check and record.check != _record_check(name, value):
+        raise Corrupt(f"the record of topic {name!r} fails its checksum", topic=name)
+    return record
 
 
 def save_record(tx: WriteTx, name: str, record: TopicRecord) -> None:
-    tx.put(keys.topic_key(name), _encode(record))
+    value: bytes = _encode(TopicRecord(record.number, record.settings, bytes(4)))
+    tx.put(keys.topic_key(name), value[:-4] + _record_check(name, value))
+
+
+def _record_check(name: str, value: bytes) -> bytes:
+    return zlib.crc32(value[:-4], zlib.crc32(name.encode())).to_bytes(4)
 
 
 def mark_aged(tx: WriteTx, name: str, settings: Settings) -> None:
-    """Notes whether a topic has a `max_age`: such topics need a look also when nobody appends to them."""
+    """Notes whether a topic has a `max_age`: such topics need a look also when no process appends to them."""
     if settings.max_age is not None:
         tx.put(keys.aged_key(name), b"")
     else:
@@ -151,13 +167,19 @@ class Head(msgspec.Struct, eq=False):
 
 
 class Barrier:
-    """Keeps everybody but its owner from appending, for as long as it stands in the catalog."""
+    """Keeps all callers but its owner from appending, for as long as it stands in the catalog."""
 
-    __slots__ = ("passing",)
+    __slots__ = ("owner", "passing")
 
     def __init__(self) -> None:
         self.passing = False
         """Whether the operation under way is its owner's."""
+        self.owner = ""
+        """Who has raised it, for people, where that is another process."""
+
+
+FindFence = Callable[[WriteTx], str]
+"""The process that has an exclusive fence open, for people; "" for none. It may remove what dead ones have left."""
 
 
 class Catalog:
@@ -166,12 +188,22 @@ class Catalog:
     def __init__(self) -> None:
         self.heads: dict[str, Head] = {}
         self.barrier: Barrier | None = None
+        self.elsewhere = Barrier()
+        """Stands for the exclusive fences of other processes, while there are any."""
+        self.find_fence: FindFence | None = None
+        """Where other processes may write the store: says which of them keeps the others from appending."""
         self.epoch = 0
         """Another number after every `forget`: the layers above know by it when to drop what they cached."""
         self.reshaped = 0
-        """Grows whenever blocks may have been exchanged by anybody but the housekeeper."""
+        """Grows whenever blocks may have been exchanged by others than the housekeeper."""
         self.exchanged = 0
-        """Grows whenever blocks may have been exchanged by anybody but the writer itself."""
+        """Grows whenever blocks may have been exchanged by others than the writer itself."""
+
+    def refresh_barrier(self, tx: WriteTx) -> None:
+        """Another process has committed: perhaps that it has opened an exclusive fence, or has ended one."""
+        if self.find_fence is not None and (self.barrier is None or self.barrier is self.elsewhere):
+            self.elsewhere.owner = self.find_fence(tx)
+            self.barrier = self.elsewhere if self.elsewhere.owner else None
 
     def forget(self) -> None:
         """Everything cached may be wrong: another process wrote, or a commit failed."""

@@ -1,4 +1,4 @@
-"""One write transaction of the journal: what everybody who commits together shares.
+"""One write transaction of the journal: what all callers that commit together share.
 
 Group commit hands several calls' work to one `Commit`; a user's transaction owns one alone. Appending assigns positions
 and ids at once and gathers the events per topic (a `TopicAdditions`); `flush` writes each of them as one block.
@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from penstock.engine.contract import WriteTx
-from penstock.errors import ConfigError, Conflict, FenceActive
-from penstock.events import Receipt, format_id
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import FenceActive
+from penstock.events import Receipt
 from penstock.journal.commit.catalog import Barrier, Catalog, Head, TopicRecord, create_topic
-from penstock.journal.commit.dedup import Original, find_original, remember
+from penstock.journal.commit.checked import add_linked, append_checked, conflict, find_duplicates, topic_is_full
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.commit.recent import write_block
+from penstock.journal.commit.recent import write_block, write_blocks
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Columns, Wire, build_wire, join_columns, seal
-from penstock.journal.storage.links import add_links
+from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.wire import Columns, Wire, join_columns
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
 
 if TYPE_CHECKING:
@@ -101,13 +99,13 @@ class Commit:
     """A write transaction under way, with its own view of every topic's end."""
 
     __slots__ = (
-        "_entities",
         "_indexing",
         "_late",
         "_new_heads",
         "_reshaping",
         "additions",
         "catalog",
+        "entities",
         "gathered",
         "now_ms",
         "touched",
@@ -116,7 +114,7 @@ class Commit:
 
     def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
         self.catalog = catalog
-        self._entities = entities
+        self.entities = entities
         self.additions: dict[str, TopicAdditions] = {}
         """What is gathered, by topic."""
         self._new_heads: dict[str, Head] = {}
@@ -134,6 +132,7 @@ class Commit:
         """Topics whose waiters should look again after the commit, with how many events were added."""
         if tx.foreign:
             catalog.forget()
+            catalog.refresh_barrier(tx)
 
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -149,24 +148,30 @@ class Commit:
     # ── who may append ───────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def fenced(self) -> bool:
-        """Whether an exclusive fence keeps everybody else from appending."""
+        """Whether an exclusive fence keeps other callers from appending."""
         barrier = self.catalog.barrier
+        if barrier is self.catalog.elsewhere:  # its process may have died without a word
+            self.catalog.refresh_barrier(self.tx)
+            barrier = self.catalog.barrier
         return barrier is not None and not barrier.passing
 
     def raise_barrier(self, barrier: Barrier) -> None:
         """From here on only the barrier's owner appends: what came before is committed, what comes after is refused."""
         self.catalog.barrier = barrier
 
-    def check_barrier(self, topic: str) -> None:
-        """FenceActive when another caller's fence is open."""
+    def check_barrier(self, topic: str | None = None) -> None:
+        """FenceActive when another caller's fence is open; before several topics are appended to: without a name."""
         if self.fenced:
+            assert self.catalog.barrier is not None
+            whose = f" of {self.catalog.barrier.owner}" if self.catalog.barrier.owner else ""
+            where = "" if topic is None else f" to {topic!r}"
             raise FenceActive(
-                f"an exclusive fence is open: nothing else can be appended to {topic!r} until it has ended"
+                f"an exclusive fence{whose} is open: nothing else can be appended{where} until it has ended"
             )
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def head(self, name: str) -> Head | None:
-        """A topic's head, or None when nobody has created it."""
+        """A topic's head, or None when it was never created."""
         return self._new_heads.get(name) or self.catalog.heads.get(name) or self.catalog.load(self.tx, name)
 
     def ensure(self, name: str) -> Head:
@@ -213,7 +218,7 @@ class Commit:
         """Says that this commit puts blocks in the place of others, with the same events."""
         self.catalog.exchanged += 1
 
-    def _begin(self, name: str) -> TopicAdditions:
+    def begin(self, name: str) -> TopicAdditions:
         """What this commit adds to a topic, from its first event on."""
         head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.ensure(name)
         recorded_ms = head.recorded_ms
@@ -231,12 +236,12 @@ class Commit:
         if self.catalog.barrier is not None and columns.kinds:
             self.check_barrier(name)
         if batch.dedups is not None or batch.cause_rows is not None:
-            return self._append_looking(name, batch)
+            return append_checked(self, name, batch)
         if batch.expects is not None:
-            self._check_expects(name, columns.key or [], batch.expects, range(len(columns.kinds)))
+            self.check_expects(name, columns.key or [], batch.expects, range(len(columns.kinds)))
         elif not columns.kinds:
             return []
-        return self._add(self.additions.get(name) or self._begin(name), columns, batch.size)
+        return self.add(self.additions.get(name) or self.begin(name), columns, batch.size)
 
     def append_one(self, name: str, batch: PreparedBatch) -> Receipt:
         """The same for a batch of one event."""
@@ -245,17 +250,18 @@ class Commit:
     def check(self, name: str, batch: PreparedBatch) -> None:
         """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
         if batch.expects is not None:
-            known, repeats = self._duplicates(name, batch.dedups or ())
+            known, repeats = find_duplicates(self, name, batch.dedups or ())
             fresh = [row for row in range(len(batch)) if row not in known and row not in repeats]
-            self._check_expects(name, batch.columns.key or [], batch.expects, fresh)
+            self.check_expects(name, batch.columns.key or [], batch.expects, fresh)
 
-    def _add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
+    def add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
+        """Adds checked columns to what a topic gets, and says where they will be."""
         offset, count = additions.count, len(columns.kinds)
         name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
         if seq + count - 1 > MAX_POSITION:
             raise topic_is_full(name, seq - 1, count)
         if additions.head.settings.chained:
-            return self._add_linked(additions, columns, size)
+            return add_linked(self, additions, columns, size)
         additions.parts.append(columns)
         additions.count = offset + count
         additions.size += size
@@ -267,46 +273,7 @@ class Commit:
             return [Receipt(name, seq + row, number + row) for row in range(count)]
         return [Receipt(name, seq + row, number + row, correlations[row]) for row in range(count)]
 
-    def _add_linked(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
-        """Adds events to a topic that keeps hash chains."""
-        offset = additions.count
-        name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
-        if additions.links is None:
-            additions.links = {}
-        find = partial(self._entities.link, self, additions.head)
-        self.gathered += 1  # first: the links of a batch that fails in the middle must not be built upon
-        add_links(columns, seq, number, additions.recorded_ms, additions.links, find)
-        additions.parts.append(columns)
-        additions.count = offset + len(columns.kinds)
-        additions.size += size
-        correlations, links = columns.correlation, columns.chain or []
-        return [
-            Receipt(name, seq + row, number + row, correlations[row] if correlations else None, False, made)
-            for row, made in enumerate(links)
-        ]
-
-    def _append_looking(self, name: str, batch: PreparedBatch) -> list[Receipt]:
-        """Appends what needs a look at the store first; a draft whose dedup key is known gets its old receipt."""
-        columns, count = batch.columns, len(batch.columns.kinds)
-        known, repeats = self._duplicates(name, batch.dedups or ())
-        fresh = [row for row in range(count) if row not in known and row not in repeats]
-        if batch.expects is not None:
-            self._check_expects(name, columns.key or [], batch.expects, fresh)
-        receipts = dict(known)
-        if fresh:
-            additions = self.additions.get(name) or self._begin(name)
-            if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
-                columns = columns.pick(fresh)
-            if batch.cause_rows:
-                self._link_causes(additions, columns, fresh, batch.cause_rows, known, repeats)
-            receipts.update(zip(fresh, self._add(additions, columns, batch.size), strict=True))
-            if batch.dedups is not None:
-                self._remember(additions, batch.dedups, fresh, receipts)
-        for row, original in repeats.items():
-            receipts[row] = _as_duplicate(receipts[original])
-        return [receipts[row] for row in range(count)]
-
-    def _check_expects(
+    def check_expects(
         self, name: str, entities: Sequence[str | None], expects: Sequence[int | None], rows: Sequence[int]
     ) -> None:
         """Every expectation is about the entity as it was before this batch."""
@@ -317,85 +284,17 @@ class Commit:
                 continue
             actual = self._newest(head, key) if head else 0
             if actual != expected:
-                raise Conflict(
-                    f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: "
-                    "read it again and decide anew",
-                    expected=expected,
-                    actual=actual,
-                )
+                raise conflict(name, key, expected, actual)
 
-    def _link_causes(
-        self,
-        additions: TopicAdditions,
-        columns: Columns,
-        fresh: Sequence[int],
-        cause_rows: dict[int, int],
-        known: dict[int, Receipt],
-        repeats: dict[int, int],
-    ) -> None:
-        """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
-        place = {row: at for at, row in enumerate(fresh)}
-        first = additions.base_id + additions.count
-        causation, correlation = columns.causation, columns.correlation
-        assert causation is not None and correlation is not None
-        for row, cause in cause_rows.items():
-            if row not in place:
-                continue
-            cause = repeats.get(cause, cause)
-            if cause in known:
-                id, inherited = known[cause].id, known[cause].correlation_id
-            else:
-                id, inherited = format_id(first + place[cause]), correlation[place[cause]]
-            at = place[row]
-            causation[at] = id
-            correlation[at] = correlation[at] or inherited or id
-
-    # ── dedup keys ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _duplicates(self, name: str, dedups: Sequence[str | None]) -> tuple[dict[int, Receipt], dict[int, int]]:
-        """The drafts appended before, with their receipts; those that repeat one of this batch, with its row."""
-        known: dict[int, Receipt] = {}
-        repeats: dict[int, int] = {}
-        first_row: dict[str, int] = {}
-        head = self.head(name)
-        for row, dedup in enumerate(dedups):
-            if dedup is None:
-                continue
-            if dedup in first_row:
-                repeats[row] = first_row[dedup]
-                continue
-            first_row[dedup] = row
-            if head is not None:
-                now_ms = max(self.now_ms, head.recorded_ms)
-                original = find_original(self.tx, head.number, head.settings.dedup_window, dedup, now_ms)
-                if original is not None:
-                    known[row] = Receipt(name, original.seq, int.from_bytes(original.id), original.correlation, True)
-        return known, repeats
-
-    def count_fresh(self, name: str, dedups: Sequence[str | None]) -> int:
-        """How many events a batch with these dedup keys would really add."""
-        known, repeats = self._duplicates(name, dedups)
-        return len(dedups) - len(known) - len(repeats)
-
-    def _remember(
-        self,
-        additions: TopicAdditions,
-        dedups: Sequence[str | None],
-        fresh: Sequence[int],
-        receipts: dict[int, Receipt],
-    ) -> None:
-        head = additions.head
-        for row in fresh:
-            dedup, receipt = dedups[row], receipts[row]
-            if dedup is not None:
-                original = Original(
-                    receipt.seq, receipt._number.to_bytes(16), additions.recorded_ms, receipt.correlation_id
-                )
-                remember(self.tx, head.number, head.settings.dedup_window, dedup, original)
+    def check_expected(self, name: str, key: str, expected: int) -> None:
+        """Conflict when an entity's newest event is at another position."""
+        actual = self.generation(name, key)
+        if actual != expected:
+            raise conflict(name, key, expected, actual)
 
     # ── marks ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_mark(self, name: str) -> int | None:
-        value = self.tx.get(keys.mark_key(name))
-        return None if value is None else int.from_bytes(value, signed=True)
+        return read_mark(self.tx, name)
 
     def set_mark(self, name: str, value: int) -> None:
         self.tx.put(keys.mark_key(name), value.to_bytes(8, signed=True))
@@ -407,7 +306,7 @@ class Commit:
 
     def _newest(self, head: Head, key: str) -> int:
         """The position of an entity's newest event, as readers see it: not one that is too old by now."""
-        found = self._entities.generation(self, head, key)
+        found = self.entities.generation(self, head, key)
         if found and head.settings.max_age is not None:
             from penstock.journal.reading import TopicView
 
@@ -427,15 +326,16 @@ class Commit:
                 continue
             parts = additions.parts
             columns = parts[0] if len(parts) == 1 else join_columns(parts)
+            part = (first, additions.recorded_ms, additions.base_id, columns)
             if additions.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
-                part = (first, additions.recorded_ms, additions.base_id, columns)
                 key, value, wire = write_block(self.tx, head, self.catalog.exchanged, part)
                 if wire is None:
                     self._note_reshaping()
                 wires = [wire]
             else:
-                key, value, wires = self._write_blocks(additions, columns)
-            if name in self._entities.memtables:
+                head.tail = None
+                key, value, wires = write_blocks(self.tx, head.number, part)
+            if name in self.entities.memtables:
                 if wires[0] is None:
                     wires = [build_wire(columns, first, additions.recorded_ms, additions.base_id)]
                 self._indexing.append((name, first - 1, wires, columns.key, (key, len(value), value[-4:])))
@@ -459,22 +359,6 @@ class Commit:
         self.additions.clear()
         self.gathered -= self.tx.writes - before  # these were counted when they were gathered
 
-    def _write_blocks(self, additions: TopicAdditions, columns: Columns) -> tuple[bytes, bytes, list[Wire | None]]:
-        """Writes more events than make one block; returns the last one's key and value, and all of them."""
-        head = additions.head
-        head.tail = None
-        start, weights = 0, columns.weights()
-        wires: list[Wire | None] = []
-        while start < additions.count:
-            stop = start + _fitting(weights, start)
-            first = additions.first + start
-            wire = build_wire(columns.take(start, stop), first, additions.recorded_ms, additions.base_id + start)
-            key, value = keys.block_key(head.number, first), seal(wire)
-            self.tx.put(key, value)
-            wires.append(wire)
-            start = stop
-        return key, value, wires
-
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
         if self._reshaping:
@@ -482,9 +366,15 @@ class Commit:
         if self._new_heads:
             self.catalog.heads.update(self._new_heads)
         for name, covered, wires, entities, newest in self._indexing:
-            memtable = self._entities.memtables.get(name)
+            memtable = self.entities.memtables.get(name)
             if memtable is not None and not memtable.add_committed(name, covered, wires, entities, newest):
-                self._entities.memtables.pop(name, None)
+                self.entities.memtables.pop(name, None)
+
+
+def read_mark(snap: Snapshot, name: str) -> int | None:
+    """A mark's number; None when it was never set."""
+    value = snap.get(keys.mark_key(name))
+    return None if value is None else int.from_bytes(value, signed=True)
 
 
 _randoms: list[int] = []
@@ -503,25 +393,3 @@ def next_id(last_id: int, ms: int) -> int:
     if last_id >> 80 == ms:
         return last_id + 1 + (random & 0xFFFFFF)
     return ms << 80 | random & _RANDOM_BITS | _VERSION_BITS
-
-
-def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
-    """The error of an append that has no positions left."""
-    return ConfigError(
-        f"topic {name!r} is at position {latest} of {MAX_POSITION}: {count} more events have no place in it; "
-        "append to a new topic"
-    )
-
-
-def _fitting(weights: Sequence[int], start: int) -> int:
-    """How many events from `start` on make a block of the usual size; at least one."""
-    fitting = 0
-    for total in accumulate(weights[start : start + BLOCK_EVENTS]):
-        if total > BLOCK_BYTES and fitting:
-            break
-        fitting += 1
-    return fitting
-
-
-def _as_duplicate(receipt: Receipt) -> Receipt:
-    return Receipt(receipt.topic, receipt.seq, receipt._number, receipt.correlation_id, True)

@@ -18,10 +18,11 @@ from penstock.journal.commit.catalog import (
     save_record,
     save_state,
 )
-from penstock.journal.commit.commit import Commit, topic_is_full
+from penstock.journal.commit.checked import topic_is_full
+from penstock.journal.commit.commit import Commit
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Columns
+from penstock.journal.storage.wire import Columns
 from penstock.limits import MAX_POSITION
 
 
@@ -51,7 +52,7 @@ class Copies:
 
     def drop_first(self, count: int) -> None:
         del self.seqs[:count], self.ids[:count], self.times[:count]
-        self.columns = self.columns.take(count, len(self.columns))
+        self.columns = self.columns.slice(count, len(self.columns))
 
 
 def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:

@@ -106,7 +106,7 @@ REGISTRY.watch_histogram("writer.commit_seconds", "how long commits took, sync i
 REGISTRY.watch_histogram("writer.group_size", "operations that shared a commit", _group_sizes)
 REGISTRY.watch_counters(
     "writer.syncs",
-    "commits that were on disk before anybody was told; the others were relaxed or durability is process",
+    "commits that were on disk before a caller was told; the others were relaxed or durability is process",
     (),
     lambda: [((), float(ROLL.total().syncs))],
 )

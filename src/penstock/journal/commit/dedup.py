@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import Corrupt
 from penstock.journal.storage import keys
 
 _SHORTEST_BUCKET_MS = 60_000
@@ -25,7 +26,14 @@ class Original(msgspec.Struct, array_like=True, frozen=True):
     correlation: str | None = None
 
 
-_decode = msgspec.msgpack.Decoder(Original).decode
+_decoder = msgspec.msgpack.Decoder(Original)
+
+
+def _decode(value: bytes) -> Original:
+    try:
+        return _decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the record of a dedup key does not decode: {error}") from error
 
 
 def _bucket(window: float | None, ms: int) -> int:

@@ -1,4 +1,4 @@
-"""One caller's transaction, during which nobody else commits."""
+"""One caller's transaction, during which no other caller commits."""
 
 from __future__ import annotations
 

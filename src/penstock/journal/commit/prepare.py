@@ -17,8 +17,8 @@ from penstock.clock import to_ms
 from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
-from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, encode_payloads, is_binary
+from penstock.journal.storage.wire import Columns
 from penstock.limits import MAX_BATCH_BYTES
 from penstock.names import check_headers, check_kind, check_position, check_text, is_whole
 from penstock.observe.tracing import trace_headers, with_trace
@@ -45,7 +45,7 @@ class PreparedBatch(msgspec.Struct, eq=False, weakref=False):
 _known_kinds: set[str] = set()
 
 
-def make_draft(kind: Any, payload: Any, fields: Mapping[str, Any]) -> Draft:
+def make_draft(kind: object, payload: object, fields: Mapping[str, Any]) -> Draft:
     """A draft from a call's arguments; ConfigError names one that is misspelt, and the nearest that is known."""
     try:
         return Draft(kind, payload, **fields)
@@ -57,7 +57,7 @@ def make_draft(kind: Any, payload: Any, fields: Mapping[str, Any]) -> Draft:
         raise ConfigError(f"an event has no {unknown!r}{nearest(unknown, known)}") from None
 
 
-def prepare_one(kind: Any, payload: Any) -> PreparedBatch:
+def prepare_one(kind: object, payload: object) -> PreparedBatch:
     """The batch of one event with nothing but a kind and a payload."""
     if kind.__class__ is not str:
         return prepare((Draft(kind, payload),), None, None)
@@ -90,7 +90,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     count = len(rows)
     header_list = list(headers) if _some(headers) else None
     kind_list = list(kinds)
-    payloads: Sequence[Any] = given
+    payloads: Sequence[object] = given
     if set(map(type, kinds)) != {str}:
         kind_list, payloads, header_list = _typed(kind_list, payloads, header_list)
     for kind in set(kind_list) - _known_kinds:
@@ -160,13 +160,13 @@ def _prepare_keyed(draft: Draft) -> PreparedBatch:
     return batch
 
 
-def _some(column: Sequence[Any]) -> bool:
+def _some(column: Sequence[object]) -> bool:
     return column.count(None) != len(column)
 
 
 def _texts(column: Sequence[Any], what: str) -> list[str | None]:
     try:
-        distinct: Iterable[Any] = set(column)
+        distinct: Iterable[object] = set(column)
     except TypeError:  # something unhashable, which the check below will name
         distinct = column
     for text in distinct:
@@ -183,8 +183,8 @@ def _remember_kind(kind: Any) -> None:
 
 
 def _typed(
-    kinds: list[Any], payloads: Sequence[Any], headers: list[Any] | None
-) -> tuple[list[str], list[Any], list[Any] | None]:
+    kinds: list[Any], payloads: Sequence[object], headers: list[Any] | None
+) -> tuple[list[str], list[object], list[object] | None]:
     """Replaces instances of declared event types by their kind, payload and version header."""
     from penstock.schema import encode_event, schema_of_type
 
@@ -202,7 +202,7 @@ def _typed(
     return kinds, payload_list, headers
 
 
-def _resolve_causes(batch: PreparedBatch, causes: Sequence[Any], count: int, find_cause: FindCause | None) -> None:
+def _resolve_causes(batch: PreparedBatch, causes: Sequence[object], count: int, find_cause: FindCause | None) -> None:
     columns = batch.columns
     causation: list[str | None] = [None] * count
     correlation: list[str | None] = columns.correlation or [None] * count

@@ -1,4 +1,4 @@
-"""A topic's newest small blocks as the writer still has them in memory, so that merging them needs no reading.
+"""Writing a commit's events as blocks: a large batch as several, a small one beside its neighbours or with them.
 
 One-by-one appends leave one small block each. The writer keeps their columns; the commit that would write the last of
 `MERGE_FAN_IN` small blocks writes one block for all of them instead, in the place of the others, in the same
@@ -8,14 +8,17 @@ merges by reading it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.engine.contract import WriteTx
-from penstock.journal.storage.block import Columns, Wire, build_joined, build_wire, seal
+from penstock.journal.storage.block import build_joined, build_wire, seal
 from penstock.journal.storage.keys import block_key
-from penstock.limits import BLOCK_BYTES, MERGE_FAN_IN, SMALL_BYTES
+from penstock.journal.storage.wire import Columns, Wire
+from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES
 
 if TYPE_CHECKING:
     from penstock.journal.commit.catalog import Head
@@ -63,3 +66,28 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     else:
         head.tail = None
     return key, value, wire
+
+
+def write_blocks(tx: WriteTx, topic: int, part: RecentBlock) -> tuple[bytes, bytes, list[Wire | None]]:
+    """Writes more events than make one block; returns the last block's key and value, and all of them."""
+    position, recorded_ms, base_id, columns = part
+    start, count, weights = 0, len(columns.kinds), columns.weights()
+    wires: list[Wire | None] = []
+    while start < count:
+        stop = start + _fitting(weights, start)
+        wire = build_wire(columns.slice(start, stop), position + start, recorded_ms, base_id + start)
+        key, value = block_key(topic, position + start), seal(wire)
+        tx.put(key, value)
+        wires.append(wire)
+        start = stop
+    return key, value, wires
+
+
+def _fitting(weights: Sequence[int], start: int) -> int:
+    """How many events from `start` on make a block of the usual size; at least one."""
+    fitting = 0
+    for total in accumulate(weights[start : start + BLOCK_EVENTS]):
+        if total > BLOCK_BYTES and fitting:
+            break
+        fitting += 1
+    return fitting

@@ -2,7 +2,7 @@
 
 The *lead* is a lock. A caller that gets it at once commits alone: one fsync, no thread hop. A caller that does not
 leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller to lead the next
-commit, which then carries everything that gathered meanwhile. Submissions nobody waits for are led by a pump thread.
+commit, which then carries everything that gathered meanwhile. Submissions without a waiter are led by a pump thread.
 
 No wake-up is lost: an operation is enqueued before its caller tries the lead, and a leader looks at `pending` after it
 has let go of the lead; one of the two must see the other.
@@ -16,48 +16,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Generic, TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
-from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
+from penstock.errors import Backpressure, Closed, ConfigError, ReadOnly
 from penstock.journal import interrupts
 from penstock.journal.commit.catalog import Catalog
 from penstock.journal.commit.commit import Commit, EntityHistory
 from penstock.journal.commit.counters import ROLL
 from penstock.journal.commit.exclusive import Exclusive
+from penstock.journal.commit.request import Spoiled, WriteRequest, fail_all, wake_all, wake_thread
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
 from penstock.observe.logs import Log
-from penstock.ticket import Ticket, wake
+from penstock.ticket import Ticket
 
 T = TypeVar("T")
 
 log = Log("penstock.writer")
-
-
-class WriteRequest(msgspec.Struct, Generic[T], eq=False, weakref=False):
-    """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
-
-    apply: Callable[..., T]
-    """Called with the commit and `args`."""
-    size: int = 0
-    args: tuple[Any, ...] = ()
-    relaxed: bool = False
-    value: T | None = None
-    error: BaseException | None = None
-    done: bool = False
-    lead: bool = False
-    parked: threading.Lock | None = None
-    ticket: Ticket[T] | None = None
-
-
-class _Spoiled(Exception):
-    """An operation failed after it had changed something: the transaction must be rolled back and redone one by one."""
 
 
 class Writer:
@@ -165,7 +143,7 @@ class Writer:
         return len(self._pending)
 
     def exclusively(self) -> Exclusive:
-        """The lead, for a user's transaction: nobody else commits until it is let go of."""
+        """The lead, for a user's transaction: no other caller commits until it is let go of."""
         if self._leader == get_ident():
             raise self._nested()
         try:
@@ -212,7 +190,7 @@ class Writer:
             self._pump.join()
 
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _lead_until(self, operation: WriteRequest[Any]) -> None:
+    def _lead_until(self, operation: WriteRequest[object]) -> None:
         """Commits, lead in hand, until `operation` is among what was committed."""
         self._pending.append(operation)
         while True:
@@ -225,25 +203,25 @@ class Writer:
 
     def _lead_once(self) -> None:
         self._leader = get_ident()
-        batch: list[WriteRequest[Any]] = []
+        batch: list[WriteRequest[object]] = []
         try:
             self._gather(batch)
             if batch:
                 self._commit(batch)
         except BaseException as error:
-            # An interrupt, maybe in the middle of gathering: nobody may be left waiting for an answer.
+            # An interrupt, maybe in the middle of gathering: no caller may be left waiting for an answer.
             for operation in batch:
                 self._withdraw(operation)
-            self._fail(batch, error)
+            fail_all(batch, error)
             raise
         finally:
-            self._wake(batch)  # as the leader, whom no signal keeps from it
+            wake_all(batch)  # as the leader, whom no signal keeps from it
             self._leader = None
             self._lead.release()
             if self._pending:
                 self._pass_on()
 
-    def _gather(self, batch: list[WriteRequest[Any]]) -> None:
+    def _gather(self, batch: list[WriteRequest[object]]) -> None:
         if self.engine.linger and self._pending:
             time.sleep(self.engine.linger)
         pending, size = self._pending, 0
@@ -262,24 +240,13 @@ class Writer:
             parked = operation.parked
             if parked is not None:
                 operation.lead = True
-                _release(parked)
+                wake_thread(parked)
                 return
         self._start_pump()
         self._pump_wanted.set()
 
-    def _wake(self, batch: Sequence[WriteRequest[Any]]) -> None:
-        tickets = []
-        for operation in batch:
-            parked = operation.parked
-            if parked is not None:
-                _release(parked)
-            elif operation.ticket is not None:
-                tickets.append(operation.ticket)
-        if tickets:
-            wake(tickets)
-
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _wait_for(self, operation: WriteRequest[Any]) -> None:
+    def _wait_for(self, operation: WriteRequest[object]) -> None:
         self._check_process()
         operation.parked = self._own_lock()
         self._pending.append(operation)
@@ -289,7 +256,7 @@ class Writer:
             self._park(operation)
 
     def _own_lock(self) -> threading.Lock:
-        """The lock this thread parks on; it is held whenever nobody has released it to wake the thread."""
+        """The lock this thread parks on; it is held until another thread releases it to wake this one."""
         try:
             return self._local.parked  # type: ignore[no-any-return]
         except AttributeError:
@@ -297,7 +264,7 @@ class Writer:
             parked.acquire()
             return parked
 
-    def _park(self, operation: WriteRequest[Any]) -> None:
+    def _park(self, operation: WriteRequest[object]) -> None:
         if operation.parked is None:
             operation.parked = self._own_lock()
             if self._lead.acquire(False):  # the leader may have looked for parked callers before we were one
@@ -310,7 +277,7 @@ class Writer:
                 if self._lead.acquire(False):
                     self._lead_from_queue(operation)
 
-    def _lead_from_queue(self, operation: WriteRequest[Any]) -> None:
+    def _lead_from_queue(self, operation: WriteRequest[object]) -> None:
         """Leads once; callers that still wait afterwards park again."""
         if operation.done:
             self._lead.release()
@@ -338,11 +305,11 @@ class Writer:
                 self._pass_on()
 
     def _came_too_late(self, operation: WriteRequest[Any]) -> bool:
-        """Whether the writer was closed while an operation was handed over, and nobody will take it any more."""
+        """Whether the writer was closed while an operation was handed over, and no leader will take it any more."""
         return self._closed and self._withdraw(operation)
 
-    def _withdraw(self, operation: WriteRequest[Any]) -> bool:
-        """Takes an operation back that nobody has begun with; False when it is too late."""
+    def _withdraw(self, operation: WriteRequest[object]) -> bool:
+        """Takes an operation back that no leader has begun with; False when it is too late."""
         try:
             self._pending.remove(operation)
         except ValueError:
@@ -363,7 +330,7 @@ class Writer:
         )
 
     # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _commit(self, batch: Sequence[WriteRequest[Any]]) -> None:
+    def _commit(self, batch: Sequence[WriteRequest[object]]) -> None:
         """Does operations in one transaction; every one has its value or its error afterwards, and is done."""
         try:
             # Said in advance: SQLite fixes at its start how a transaction syncs.
@@ -379,7 +346,7 @@ class Writer:
                         if tx.writes + commit.gathered != before:  # what `Commit.changes` says
                             if len(batch) == 1:
                                 raise
-                            raise _Spoiled from error
+                            raise Spoiled from error
                         operation.error = error
                     before = tx.writes + commit.gathered
                 commit.flush()
@@ -387,38 +354,27 @@ class Writer:
             synced = not relaxed and self.engine.durability == "disk"
             touched = commit.touched
             self.measures.committed(len(batch), perf_counter() - begun, synced, touched)
-        except _Spoiled:
+        except Spoiled:
             self._one_by_one(batch)
             return
         except BaseException as error:
             self.catalog.forget()
-            self._fail(batch, error)
+            fail_all(batch, error)
             if not isinstance(error, Exception):
                 raise
             return
         for operation in batch:
             if operation.ticket is not None:
-                operation.ticket.settle(operation.value, operation.error)
+                operation.ticket.set_outcome(operation.value, operation.error)
             operation.done = True
         if touched:
             self.announce(touched)
 
-    def _one_by_one(self, batch: Sequence[WriteRequest[Any]]) -> None:
+    def _one_by_one(self, batch: Sequence[WriteRequest[object]]) -> None:
         self.catalog.forget()
         for operation in batch:
             operation.error = None
             self._commit((operation,))
-
-    def _fail(self, batch: Sequence[WriteRequest[Any]], error: BaseException) -> None:
-        """Nothing of this transaction was kept; those who failed by themselves keep their own reason."""
-        for operation in batch:
-            if operation.done:
-                continue
-            if operation.error is None:
-                operation.error = error if len(batch) == 1 else _for_others(error)
-            if operation.ticket is not None:
-                operation.ticket.settle(operation.value, operation.error)
-            operation.done = True
 
     # ── the pump ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _start_pump(self) -> None:
@@ -441,22 +397,3 @@ class Writer:
                     log.exception("a commit was interrupted")
             if self._closed:
                 return
-
-
-def _for_others(error: BaseException) -> BaseException:
-    """What a group's other members are told: an error of their own, since each raises it in a thread of its own."""
-    if isinstance(error, PenstockError):
-        import copy
-
-        own = copy.copy(error)
-    elif isinstance(error, Exception):
-        own = StorageError(f"the commit failed: {error!r}")
-    else:
-        own = OutcomeUnknown("the thread that was committing was interrupted; whether the commit was kept is not known")
-    own.__cause__ = error
-    return own
-
-
-def _release(lock: threading.Lock) -> None:
-    with suppress(RuntimeError):  # woken already
-        lock.release()

@@ -15,7 +15,7 @@ from penstock.journal.reading import EventFilter, TopicView
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
-    from penstock.journal.topic import BaseTopic
+    from penstock.journal.log import TopicLog
 
 SEARCHED = 4096
 """Fewer positions than this are read block by block also for one entity: its index would cost more."""
@@ -47,17 +47,17 @@ class Selection(msgspec.Struct, frozen=True):
     wanted: EventFilter
     where: Where | None
 
-    def look(
-        self, topic: BaseTopic, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
+    def select(
+        self, log: TopicLog, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
     ) -> tuple[list[Event], int]:
         """The next chosen events after a position, and how far that went: one step of a search.
 
         `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
         """
-        journal = topic.journal
-        lookup = None if self.wanted.key is None else journal._index.lookup(topic.name)
-        with journal._engine.read() as snap:
-            view = TopicView.open(snap, topic.name, journal.clock.now_ms())
+        core = log.core
+        lookup = None if self.wanted.key is None else core.index.lookup(log.name)
+        with core.engine.read() as snap:
+            view = TopicView.open(snap, log.name, core.clock.now_ms())
             if begin is not None:
                 after = max(after, begin(view))
             latest = 0 if view is None else view.latest()

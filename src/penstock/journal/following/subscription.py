@@ -7,11 +7,9 @@ slow subscriber simply reads on from where it is. `on_lag` only matters to one t
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError, Lagged, TopicDropped
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
@@ -22,7 +20,7 @@ from penstock.names import check_whole
 from penstock.surface.subscription import OnLag, Subscription
 
 if TYPE_CHECKING:
-    from penstock.journal.topic import BaseTopic
+    from penstock.journal.log import TopicLog
 
 _READ_AHEAD = 1024
 
@@ -32,7 +30,7 @@ class LocalSubscription(Subscription):
 
     def __init__(
         self,
-        topic: BaseTopic,
+        log: TopicLog,
         after: int | Literal["latest"] = 0,
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
@@ -42,18 +40,18 @@ class LocalSubscription(Subscription):
         if on_lag not in ("catch_up", "raise", "drop"):
             raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
         check_whole(buffer, "buffer")
-        self._topic = topic
-        self._journal = topic.journal
-        self._signal = topic.journal._hub.signal(topic.name)
+        self._log = log
+        self._core = log.core
+        self._signal = log.core.hub.signal(log.name)
         self._buffer = buffer
         self._on_lag: OnLag = on_lag
         self._ahead: deque[Event] = deque()
         self._live = after == "latest"
-        self._position = topic.latest if after == "latest" else after
+        self._position = log.latest if after == "latest" else after
         self._selection = selection
         self._read_through = self._position
-        """How far the topic was read; events in between that nobody chose are behind."""
-        self._number: int | None = topic._lookup(lambda view: view.number, None)
+        """How far the topic was read; events in between that were not chosen are behind."""
+        self._number: int | None = log.number
         """Which topic it follows, once there is one of this name."""
         self._closed = False
         self._turn = threading.Lock()
@@ -65,43 +63,27 @@ class LocalSubscription(Subscription):
         """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
         return self._position
 
-    def next(self, timeout: Seconds | None = None) -> Event | None:
-        """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
-        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
-        while not self._closed:
-            seen = self._signal.version
-            event = self._take()
-            if event is not None:
-                return event
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            with self._journal._hub:
-                self._signal.wait(seen, left)
-        return None
-
-    async def next_async(self, timeout: Seconds | None = None) -> Event | None:
-        """`next` for an event loop."""
-        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
-        while not self._closed:
-            seen = self._signal.version
-            event = self._take()
-            if event is not None:
-                return event
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            with self._journal._hub:
-                await self._signal.wait_async(seen, left)
-        return None
-
     def close(self) -> None:
         """Ends the subscription; threads that wait in it get nothing more."""
         self._closed = True
         self._signal.notify()
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _take(self) -> Event | None:
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _version(self) -> int:
+        return self._signal.version
+
+    def _wait(self, seen: int, left: float | None) -> None:
+        with self._core.hub:
+            self._signal.wait(seen, left)
+
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        with self._core.hub:
+            await self._signal.wait_async(seen, left)
+
+    def _ready(self, *, ask: bool) -> Event | None:
         """The next event that is already stored. Threads that share a subscription take turns, each event to one."""
         with self._turn:
             if self._closed or (not self._ahead and not self._refill()):
@@ -111,7 +93,7 @@ class LocalSubscription(Subscription):
             return event
 
     def _refill(self) -> bool:
-        if self._journal.closed:
+        if self._core.closed:
             raise Closed("the journal was closed under this subscription")
         return self._refill_all() if self._selection is None else self._refill_chosen(self._selection)
 
@@ -120,7 +102,7 @@ class LocalSubscription(Subscription):
         most = max(self._buffer, _READ_AHEAD)
         while not self._ahead and not self._closed:
             start = max(self._position, self._read_through)
-            found, through = selection.look(self._topic, start, most, self._begin)
+            found, through = selection.select(self._log, start, most, self._begin)
             if through == start:
                 self._live = True
                 return False
@@ -138,8 +120,8 @@ class LocalSubscription(Subscription):
         return self._position
 
     def _refill_all(self) -> bool:
-        with self._journal._engine.read() as snap:
-            view = TopicView.open(snap, self._topic.name, self._journal.clock.now_ms())
+        with self._core.engine.read() as snap:
+            view = TopicView.open(snap, self._log.name, self._core.clock.now_ms())
             self._check_same(view)
             if view is None:
                 self._live = True
@@ -161,7 +143,7 @@ class LocalSubscription(Subscription):
             self._number = None if view is None else view.number
         elif view is None or view.number != self._number:
             raise TopicDropped(
-                f"topic {self._topic.name!r} was dropped while it was followed, after position {self._position}; "
+                f"topic {self._log.name!r} was dropped while it was followed, after position {self._position}; "
                 "subscribe again to follow one of this name that is made later"
             )
 
@@ -173,7 +155,7 @@ class LocalSubscription(Subscription):
             self._skip_to(view, view.latest() - self._buffer)
         else:
             raise Lagged(
-                f"this subscriber of topic {self._topic.name!r} is {behind} events behind (buffer {self._buffer}); "
+                f"this subscriber of topic {self._log.name!r} is {behind} events behind (buffer {self._buffer}); "
                 f"subscribe again after {self._position} to go on without a gap",
                 last_seq=self._position,
             )

@@ -8,7 +8,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
 from penstock.journal.index.directory import FILTER, Directory, Run, load_directory, run_key, save_directory
 from penstock.journal.index.rows import STEP_ROWS, BloomFilter, Breathe, Chunk, prefix
 from penstock.limits import INDEX_FAN_IN, INDEX_FILTER_TERMS, INDEX_RUN_BYTES, INDEX_STEP_BYTES
@@ -112,7 +113,7 @@ class Building:
 
     def _put(self, part: Sequence[Written], commit: Commit) -> None:
         if not commit.is_current(self._topic, self._number):
-            return  # nobody would ever clear it away
+            return  # no housekeeper would ever clear it away
         for section, (mark, value) in part:
             commit.tx.put(run_key(self._number, self._id, section, mark), value)
 

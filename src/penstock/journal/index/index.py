@@ -18,7 +18,7 @@ from penstock.journal.commit.catalog import Head, TopicRecord
 from penstock.journal.index.directory import FILTER, Run, run_key
 from penstock.journal.index.lookup import Lookup
 from penstock.journal.index.memtable import Memtable
-from penstock.journal.index.rows import BloomFilter, Breathe, go_on
+from penstock.journal.index.rows import BloomFilter
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.links import GENESIS, stored_link
 
@@ -41,16 +41,16 @@ class EntityIndex:
         self._filters: OrderedDict[tuple[int, int], BloomFilter] = OrderedDict()
         self.crowded: Callable[[str], None] = lambda topic: None
         """Told of a topic in which a look-up had to ask many runs."""
-        self.looks = 0
+        self.lookups = 0
         """How many look-ups there were, more or less: background work makes way for them."""
 
     def lookup(self, name: str) -> Lookup:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
-        self.looks += 1
+        self.lookups += 1
         return Lookup(self, name, self._engine.changes(), self.memtables.get(name))
 
-    def look_within(self, name: str, needed: int = 0) -> Lookup:
-        """The same for a transaction, whose own events must not be remembered; `needed`: as in `Look.open`."""
+    def lookup_within(self, name: str, needed: int = 0) -> Lookup:
+        """The same for a transaction, whose own events must not be remembered; `needed`: as in `Lookup.open`."""
         tail = self.memtables.get(name)
         if tail is None or tail.covered < needed:
             lookup = self.lookup(name)
@@ -92,7 +92,7 @@ class EntityIndex:
 
     def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:
         view = TopicView(commit.tx, head.name, TopicRecord(head.number, head.settings))
-        return self.look_within(head.name, through).open(view, needed=through).newest(key, through)
+        return self.lookup_within(head.name, through).open(view, needed=through).newest(key, through)
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
     def adopt(self, name: str, known: Memtable | None, tail: Memtable) -> None:
@@ -101,11 +101,11 @@ class EntityIndex:
             if self.memtables.get(name) is known:
                 self.memtables[name] = tail
 
-    def cut(self, name: str, through: int, breathe: Breathe = go_on) -> None:
-        """Forgets, in memory, what runs cover through a position; when that is worth the work of keeping the rest."""
+    def cut(self, name: str, number: int, through: int) -> None:
+        """Forgets, in memory, what runs cover, or was removed, through a position of the topic with this number."""
         memtable = self.memtables.get(name)
-        if memtable is not None and (through - memtable.base) * 2 >= len(memtable):
-            memtable.without(through, partial(self.adopt, name, memtable), breathe)
+        if memtable is not None and memtable.epoch[0] == number and through > memtable.base:
+            memtable.without(through, partial(self.adopt, name, memtable))
 
     def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
         """Whether a run may hold an entity."""

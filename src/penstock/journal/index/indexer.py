@@ -12,51 +12,42 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from penstock.engine.contract import Engine, Snapshot
+from penstock.engine.contract import Engine
 from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.catalog import last_block, load_record, load_state
-from penstock.journal.commit.writer import Writer, WriteRequest
-from penstock.journal.index.builder import Building, Deletion, Written
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
+from penstock.journal.index.builder import Building, Deletion
+from penstock.journal.index.contents import (
+    after_some,
+    are_enough,
+    blocks_of_a_run,
+    first_chunks,
+    until_few,
+    worth_merging,
+)
 from penstock.journal.index.directory import (
     CAUSES,
     CORRELATIONS,
     ENTITIES,
     Directory,
-    Run,
     load_directory,
     run_key,
 )
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.merge import EntityMerge, MarkMerge
-from penstock.journal.index.rows import (
-    Breathe,
-    Row,
-    after,
-    chunks_of,
-    entities_of,
-    in_order,
-    mark_chunks,
-    mark_of,
-    marks_of,
-    rows_of,
-)
 from penstock.journal.reading import TopicView
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block
-from penstock.journal.storage.columns import text_values
 from penstock.limits import (
     INDEX_CALM_SECONDS,
-    INDEX_FAN_IN,
     INDEX_FILTER_TERMS,
     INDEX_MEMORY_BYTES,
     INDEX_RUN_BYTES,
     INDEX_RUN_EVENTS,
-    INDEX_STEP_BYTES,
 )
 from penstock.observe.logs import Log
 
@@ -78,9 +69,9 @@ class Indexer:
         self._engine = engine
         self._writer = writer
         self._index = index
-        index.crowded = self.settle
+        index.crowded = self.request_merge
         self._due: set[str] = set()
-        self._unsettled: set[str] = set()
+        self._to_merge: set[str] = set()
         """Topics whose runs are worth a look when the journal is calm."""
         self.commits = 0
         """Counted up by the journal at every commit of events."""
@@ -90,16 +81,16 @@ class Indexer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._worked_since = 0.0
-        self._looks = 0
+        self._lookups = 0
 
     def request(self, topic: str) -> None:
         """Asks for a look at a topic soon."""
         self._ask(self._due, topic)
 
-    def settle(self, topic: str) -> None:
+    def request_merge(self, topic: str) -> None:
         """Asks for few runs when the journal is calm: a look-up had to ask many."""
-        if topic not in self._unsettled and not self._engine.read_only:
-            self._ask(self._unsettled, topic)
+        if topic not in self._to_merge and not self._engine.read_only:
+            self._ask(self._to_merge, topic)
 
     def _ask(self, options: set[str], topic: str) -> None:
         with self._lock:
@@ -117,12 +108,25 @@ class Indexer:
             return False
         with self._engine.read() as snap:
             record = load_record(snap, topic)
-            return record is None or not _until_few(load_directory(snap, record.number, topic).runs)
+            return record is None or not until_few(load_directory(snap, record.number, topic).runs)
 
     def consider(self, topic: str) -> None:
         """Asks for a look at a topic if enough has gathered."""
+        self._forget_removed(topic)
         if self._is_due(topic):
             self.request(topic)
+
+    def _forget_removed(self, topic: str) -> None:
+        """Lets go, in memory, of what retention has removed.
+
+        In a topic that keeps less than makes a run, no run ever covers it.
+        """
+        if topic in self._index.memtables:
+            with self._engine.read() as snap:
+                record = load_record(snap, topic)
+                trimmed = 0 if record is None else load_state(snap, record.number, topic).trimmed
+            if record is not None:
+                self._index.cut(topic, record.number, trimmed)
 
     def index(self, topic: str, *, thorough: bool = False) -> None:
         """Does what there is to do for a topic now; thorough: everything goes into few runs."""
@@ -146,13 +150,13 @@ class Indexer:
     def _breathe(self) -> None:
         """Makes way for others: for a look-up at once, else after a millisecond.
 
-        Without it, who waits for the interpreter waits until that is taken away from this thread: five milliseconds.
-        """
-        worked, looks = time.monotonic() - self._worked_since, self._index.looks
-        if looks != self._looks:
+        Without it, a thread that waits for the interpreter waits until that is taken away from this thread: five
+        milliseconds."""
+        worked, lookups = time.monotonic() - self._worked_since, self._index.lookups
+        if lookups != self._lookups:
             if worked < _TURN_SECONDS:
                 return
-            self._looks = looks
+            self._lookups = lookups
             time.sleep(_WAY_SECONDS)
         elif worked > _WORK_SECONDS:
             time.sleep(_REST_SECONDS)
@@ -163,7 +167,7 @@ class Indexer:
     def _run(self) -> None:
         seen = (0, 0)
         while not self._closed:
-            if self._wanted.wait(INDEX_CALM_SECONDS if self._unsettled else None):
+            if self._wanted.wait(INDEX_CALM_SECONDS if self._to_merge else None):
                 self._wanted.clear()
                 self._do_due()
                 seen = (self.commits, self._engine.changes())
@@ -172,8 +176,8 @@ class Indexer:
             # Other processes' commits are not counted, but seen.
             if now[0] - seen[0] < _CALM and (now[1] == seen[1] or now[0] != seen[0]):
                 with self._lock:
-                    topic = self._unsettled.pop()
-                self._try(topic, self._settle)
+                    topic = self._to_merge.pop()
+                self._try(topic, self._merge_in_turn)
             seen = (self.commits, self._engine.changes())
 
     def _do_due(self) -> None:
@@ -182,7 +186,7 @@ class Indexer:
                 if not self._due:
                     return
                 topic = self._due.pop()
-                self._unsettled.add(topic)
+                self._to_merge.add(topic)
             self._try(topic, self._index_if_due)
 
     def _index_if_due(self, topic: str) -> None:
@@ -203,7 +207,7 @@ class Indexer:
         """Before a batch is appended: waits a moment while too much of its topic is in no run yet.
 
         So the load slows down to what is indexed beside it, as in other log-structured stores, and a look-up never has
-        more to search than fits in memory. Not for long: who waits for an indexer that fails would wait for ever.
+        more to search than fits in memory. Not for long: a caller of an indexer that fails would wait for ever.
         """
         memtable = self._index.memtables.get(topic)
         if memtable is None or memtable.size <= INDEX_MEMORY_BYTES:
@@ -217,7 +221,7 @@ class Indexer:
             time.sleep(_STALL_STEP_SECONDS)
             memtable = self._index.memtables.get(topic)
 
-    def _settle(self, topic: str) -> None:
+    def _merge_in_turn(self, topic: str) -> None:
         with self._turn:
             self._merge_all(topic, thorough=True)
 
@@ -254,12 +258,12 @@ class Indexer:
                 return False
             directory = load_directory(snap, view.number, topic)
             base = max(directory.through, view.trimmed())
-            blocks = _some(view.blocks(base, keys.MAX_SEQ), self._breathe)
-            if not blocks or not (thorough or _enough(blocks)):
+            blocks = blocks_of_a_run(view.blocks(base, keys.MAX_SEQ), self._breathe)
+            if not blocks or not (thorough or are_enough(blocks)):
                 return False
             last = blocks[-1].last
             keyless = view.record.settings.chained
-            written, entities = _first_chunks(blocks, base, keyless, self._breathe)
+            written, entities = first_chunks(blocks, base, keyless, self._breathe)
 
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None
@@ -274,7 +278,7 @@ class Indexer:
         else:
             return False
         if done:
-            self._index.cut(topic, last, self._breathe)
+            self._index.cut(topic, view.number, last)
         return done
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,14 +290,14 @@ class Indexer:
                 return False
             directory = load_directory(snap, record.number, topic)
             trimmed = load_state(snap, record.number, topic).trimmed
-        parts = _worth_merging(directory.runs, thorough)
+        parts = worth_merging(directory.runs, thorough)
         if not parts:
             return False
         level = max(run.level for run in parts) + (0 if thorough else 1)
         run = Building(self._writer, topic, record.number, directory, (parts[0].first, parts[-1].last), level)
         if not run.begin():
             return False
-        entities: set[str] | None = set()
+        entities: dict[str, None] | None = {}
         with_entities = [part for part in parts if "e" in part.sections]
         merge = EntityMerge(self._engine, topic, record.number, with_entities, trimmed, self._breathe)
         for chunks, some in merge.steps():
@@ -333,91 +337,6 @@ class Indexer:
                     return
                 run = directory.rubbish[0]
                 start, stop = run_key(record.number, run), run_key(record.number, run + 1)
-                upto = _after_some(snap, start, stop)
+                upto = after_some(snap, start, stop)
             deletion = Deletion(topic, record.number, run, start, upto or stop, upto is None)
             self._writer.run(WriteRequest(deletion, relaxed=True))
-
-
-def _some(blocks: Iterator[Block], breathe: Breathe) -> list[Block]:
-    """As many blocks as make one run: a few times the usual size when building is behind."""
-    found: list[Block] = []
-    size = 0
-    for block in blocks:
-        breathe()
-        found.append(block)
-        size += len(block.payload) + 48 * block.count
-        if size >= 4 * INDEX_RUN_BYTES:
-            break
-    return found
-
-
-def _enough(blocks: Sequence[Block]) -> bool:
-    events = sum(block.count for block in blocks)
-    return events >= INDEX_RUN_EVENTS or sum(len(block.payload) for block in blocks) + 48 * events >= INDEX_RUN_BYTES
-
-
-def _first_chunks(
-    blocks: Sequence[Block], base: int, keyless: bool, breathe: Breathe
-) -> tuple[list[Written], set[str]]:
-    """The chunks of a first run, and its entities."""
-    parts: list[list[Row]] = []
-    causes: list[bytes] = []
-    correlations: list[bytes] = []
-    for block in blocks:
-        part = rows_of(block, keyless=keyless, breathe=breathe)
-        if block.first <= base:
-            part = after(part, base)
-        part.sort(key=mark_of)
-        parts.append(part)
-        breathe()
-        if block.wire.causation is not None:
-            causes.extend(marks_of(text_values(block.wire.causation, block.count), block.seqs))
-        if block.wire.correlation is not None:
-            correlations.extend(marks_of(text_values(block.wire.correlation, block.count), block.seqs))
-    entities: set[str] = set()
-    written: list[Written] = []
-    out: list[Row] = []
-    for window in in_order(parts, breathe):
-        entities |= entities_of(window)
-        out += window
-        written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=False, breathe=breathe))
-    written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=True, breathe=breathe))
-    for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
-        kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
-        written.extend((section, chunk) for chunk in mark_chunks(kept))
-    return written, entities
-
-
-def _worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
-    """Neighbours that should become one run."""
-    if thorough:
-        return _until_few(runs)
-    for level in sorted({run.level for run in runs}):
-        # A run of a lower level among them goes along: it would wait for neighbours that never come.
-        for within, group in groupby(runs, key=lambda run: run.level <= level):
-            stretch = list(group)
-            if within and sum(run.level == level for run in stretch) >= INDEX_FAN_IN:
-                return stretch
-    return ()
-
-
-def _until_few(runs: Sequence[Run]) -> Sequence[Run]:
-    """The newest runs, as far back as they together weigh at least a quarter of the one before them."""
-    if len(runs) < 2:
-        return ()
-    start, size = len(runs) - 1, runs[-1].size
-    for place in range(len(runs) - 2, -1, -1):
-        if size * 4 >= runs[place].size:
-            start = place
-        size += runs[place].size
-    return runs[start:] if start < len(runs) - 1 else ()
-
-
-def _after_some(snap: Snapshot, start: bytes, stop: bytes) -> bytes | None:
-    """A key before which there are a few megabytes; None when there is less."""
-    size = 0
-    for key, value in snap.scan(start, stop):
-        if size >= 4 * INDEX_STEP_BYTES:
-            return key
-        size += len(value) + len(key)
-    return None

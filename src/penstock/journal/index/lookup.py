@@ -6,7 +6,8 @@ So it costs what the entity has, plus a few look-ups, however many events the to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.events import Event
@@ -18,7 +19,7 @@ from penstock.journal.reading import EventFilter, TopicView
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.columns import text_values
-from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, SETTLED_BYTES
+from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, MERGED_BYTES
 
 if TYPE_CHECKING:
     from penstock.journal.index.index import EntityIndex
@@ -32,10 +33,10 @@ class Lookup:
 
     __slots__ = (
         "_behind",
+        "_checked_version",
         "_extra",
         "_index",
         "_limit",
-        "_looked_over",
         "_name",
         "_newest",
         "_tail",
@@ -50,7 +51,7 @@ class Lookup:
         self._name = name
         self._version = version
         self._tail = tail
-        self._limit, self._looked_over, self._newest = tail.state if tail is not None else (0, None, None)
+        self._limit, self._checked_version, self._newest = tail.state if tail is not None else (0, None, None)
 
     @property
     def topic(self) -> str:
@@ -68,10 +69,10 @@ class Lookup:
         stale = tail is not None and tail.epoch != (view.number, directory.epoch, view.record.settings.chained)
         if tail is None or stale or self._limit < max(directory.through, state.sealed):
             self._begin(view, directory, tail, needed, state.trimmed)
-        elif self._limit < needed and (self._version is None or self._looked_over != self._version):
+        elif self._limit < needed and (self._version is None or self._checked_version != self._version):
             self._catch_up(view, tail, max(state.trimmed, state.compacted))
             if directory.through > tail.base and self._version is not None:
-                self._index.cut(self._name, directory.through)
+                self._index.cut(self._name, view.number, directory.through)
         return self
 
     def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
@@ -102,7 +103,7 @@ class Lookup:
         blocks = view.snap.scan(*keys.block_range(view.number), reverse=True)
         if (
             self._newest is not None
-            and self._newest[1] >= SETTLED_BYTES
+            and self._newest[1] >= MERGED_BYTES
             and self._limit >= reshaped
             and view.snap.get(keys.block_key(view.number, self._limit + 1)) is None
         ):
@@ -123,7 +124,7 @@ class Lookup:
         if self._version is not None and tail.extend(self._limit, newer, self._version, newest):
             if newer:
                 self._limit = newer[-1][0].last
-            if tail.size > 2 * INDEX_MEMORY_BYTES:  # nobody builds runs here: do not keep the whole topic in memory
+            if tail.size > 2 * INDEX_MEMORY_BYTES:  # no indexer builds runs here: do not keep the whole topic in memory
                 self._index.forget(self._name)
         elif newer:
             # A transaction's own events concern no other caller; and what another thread has put into the memtable
@@ -137,13 +138,13 @@ class Lookup:
         """The events of an entity in after < position ≤ through, some at a time, in order."""
         after = max(after, self._trimmed)
         if reverse:
-            yield self._recent(key, after, through)[::-1]
+            yield from self._recent(key, after, through, reverse=True)
             for block, rows in self._run_pieces(key, after, through, reverse=True):
                 yield [Event(block, row) for row in reversed(rows)]
             return
         for block, rows in self._run_pieces(key, after, through, reverse=False):
             yield [Event(block, row) for row in rows]
-        yield self._recent(key, after, through)
+        yield from self._recent(key, after, through)
 
     def pieces(self, key: str, after: int, through: int) -> Iterator[Piece]:
         """The same, as rows of blocks, for those who read whole columns."""
@@ -151,7 +152,7 @@ class Lookup:
         yield from self._run_pieces(key, after, through, reverse=False)
         block: Block | None = None
         rows: list[int] = []
-        for event in self._recent(key, after, through):
+        for event in chain.from_iterable(self._recent(key, after, through)):
             if event._rows is not block:
                 if block is not None:
                     yield block, rows
@@ -163,24 +164,25 @@ class Lookup:
 
     def newest(self, key: str, through: int = keys.MAX_SEQ) -> Event | None:
         """The newest event of an entity at or before a position."""
-        recent = self._recent(key, self._trimmed, through)
-        if recent:
-            return recent[-1]
+        for recent in self._recent(key, self._trimmed, through, reverse=True):
+            return recent[0]
         for block, rows in self._run_pieces(key, self._trimmed, through, reverse=True):
             if rows:
                 return Event(block, rows[-1])
         return None
 
-    def _recent(self, key: str, after: int, through: int) -> list[Event]:
-        tail = self._tail
-        assert tail is not None
+    def _recent(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterable[list[Event]]:
+        """The events that no run covers, some at a time, in order, never none at all."""
         after = max(after, self.directory.through)
         if self._behind:
-            return list(self._view.events(after, through, None, EventFilter(key=key)))
-        found = tail.of_key(key, after, min(through, self._limit))
-        if self._extra is not None:
-            found = found + self._extra.of_key(key, max(after, self._limit), through)
-        return found
+            found = list(self._view.events(after, through, None, EventFilter(key=key)))
+            return [found[::-1] if reverse else found] if found else []
+        assert self._tail is not None
+        known = self._tail.of_key(key, after, min(through, self._limit), reverse=reverse)
+        if self._extra is None:
+            return known
+        newer = self._extra.of_key(key, max(after, self._limit), through, reverse=reverse)
+        return chain(newer, known) if reverse else chain(known, newer)
 
     def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
         term = prefix(key)

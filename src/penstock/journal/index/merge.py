@@ -65,11 +65,11 @@ class EntityMerge:
         self._breathe = breathe
         self._out: list[Row] = []
 
-    def steps(self) -> Iterator[tuple[list[Chunk], set[str]]]:
+    def steps(self) -> Iterator[tuple[list[Chunk], dict[str, None]]]:
         """Chunks of the merged run and the entities in them, about a commit's worth at a time."""
         while not self._finished():
             chunks: list[Chunk] = []
-            entities: set[str] = set()
+            entities: dict[str, None] = {}
             size = 0
             with self._engine.read() as snap:
                 while size < INDEX_STEP_BYTES and not self._finished():
@@ -79,12 +79,12 @@ class EntityMerge:
             yield chunks, entities
         rest = chunks_of(self._out, whole=True)
         if rest:
-            yield rest, set()
+            yield rest, {}
 
     def _finished(self) -> bool:
         return all(source.done and not buffer for source, buffer in zip(self._sources, self._buffers, strict=True))
 
-    def _window(self, snap: Snapshot, entities: set[str]) -> list[Chunk]:
+    def _window(self, snap: Snapshot, entities: dict[str, None]) -> list[Chunk]:
         """Merges what is certain: rows up to the smallest mark at which some run may go on."""
         for source, buffer in zip(self._sources, self._buffers, strict=True):
             if not buffer and not source.done:

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import Corrupt
-from penstock.journal.storage.block import OPTIONAL, Block, Columns, build_wire, columns_of, read_block, seal, texts_of
-from penstock.journal.storage.columns import pack_ints, pack_signed, text_values
+from penstock.journal.storage.block import Block, build_wire, columns_of, read_block, seal, texts_of
+from penstock.journal.storage.columns import text_values
+from penstock.journal.storage.wire import OPTIONAL, Columns, pack_seqs, set_runs_of
 from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
 
 _ROW_BYTES = 48
@@ -29,8 +30,9 @@ _MARKS = 512
 """Marks in one chunk of causes or correlations."""
 STEP_ROWS = 256
 """How many rows are worked on between two moments at which others may have the interpreter."""
+SORT_ROWS = 8 * STEP_ROWS
+"""How many are sorted at once."""
 _SAMPLE = 32
-_ID_MASK = (1 << 80) - 1
 _AFTER = b"\xff" * 8
 """After every position, in a mark."""
 
@@ -46,7 +48,7 @@ Breathe = Callable[[], None]
 
 
 def go_on() -> None:
-    """Nobody is waiting."""
+    """No thread is waiting."""
 
 
 def prefix(term: str) -> bytes:
@@ -72,12 +74,16 @@ def rows_of(block: Block, *, keyless: bool, breathe: Breathe = go_on) -> list[Ro
     if block.wire.key is None and not keyless:
         return []
     rows = rows_of_chunk(block, breathe)
-    return rows if keyless else [row for row in rows if row[_KEY] is not None]
+    if not keyless:
+        rows = [row for row in rows if row[_KEY] is not None]
+        breathe()
+    return rows
 
 
 def rows_of_chunk(block: Block, breathe: Breathe = go_on) -> list[Row]:
     """The rows of a chunk, to be merged with others'."""
     ids, times, seqs = _spread(block)
+    breathe()
     texts = texts_of(block)
     breathe()
     found: list[Row] = []
@@ -95,22 +101,40 @@ def rows_of_chunk(block: Block, breathe: Breathe = go_on) -> list[Row]:
     return found
 
 
-def in_order(parts: list[list[Row]], breathe: Breathe = go_on) -> Iterator[list[Row]]:
+Pages = list[tuple[Row, ...]]
+"""Sorted rows, some hundred together. The garbage collector lets go of a tuple of plain values, once it has seen it: a
+hundred thousand rows in one list it would walk over each time, while no other thread has the interpreter."""
+
+
+def parts_of(rows: list[Row], breathe: Breathe = go_on) -> Iterator[Pages]:
+    """Rows in parts, each of them sorted, on pages: one sort of forty thousand could not be interrupted."""
+    for start in range(0, len(rows), SORT_ROWS):
+        part = sorted(rows[start : start + SORT_ROWS], key=mark_of)
+        yield [tuple(part[at : at + STEP_ROWS]) for at in range(0, len(part), STEP_ROWS)]
+        breathe()
+
+
+def in_order(parts: Sequence[Pages], breathe: Breathe = go_on) -> Iterator[list[Row]]:
     """The rows of sorted parts, merged, some hundred at a time: one sort of them all could not be interrupted.
 
-    It takes the rows out of the parts as it goes, so that they are freed as it goes, too.
+    It takes the pages out of the parts as it goes, so that they are freed as it goes, too.
     """
-    sample = sorted([part[at][0] for part in parts for at in range(0, len(part), _SAMPLE)])
+    sample = sorted([page[at][0] for part in parts for page in part for at in range(0, len(page), _SAMPLE)])
+    for part in parts:
+        part.reverse()  # pages are taken from the end
     starts = [0] * len(parts)
     for bound in [*sample[STEP_ROWS // _SAMPLE :: STEP_ROWS // _SAMPLE], None]:
         window: list[Row] = []
         for at, part in enumerate(parts):
-            start = starts[at]
-            stop = len(part) if bound is None else bisect_right(part, bound, start, key=mark_of)
-            if start < stop:
-                window += part[start:stop]
-                part[start:stop] = [()] * (stop - start)
+            while part:
+                page, start = part[-1], starts[at]
+                stop = len(page) if bound is None else bisect_right(page, bound, start, key=mark_of)
+                window += page[start:stop]
                 starts[at] = stop
+                if stop < len(page):
+                    break
+                part.pop()
+                starts[at] = 0
         window.sort(key=mark_of)
         yield window
         breathe()
@@ -133,9 +157,9 @@ def after(rows: list[Row], seq: int) -> list[Row]:
     return [row for row in rows if row[_SEQ] > seq] if seq else rows
 
 
-def entities_of(rows: Iterable[Row]) -> set[str]:
-    """The entities that rows belong to."""
-    return {row[_KEY] or "" for row in rows}
+def entities_of(rows: Iterable[Row]) -> dict[str, None]:
+    """The entities that rows belong to: a dictionary of texts, unlike a set, is nothing to the garbage collector."""
+    return dict.fromkeys([row[_KEY] or "" for row in rows])
 
 
 def build_rows(rows: Sequence[Row]) -> bytes:
@@ -155,16 +179,9 @@ def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[int], time
     if columns.chain is not None:
         columns.chain = [link or bytes(32) for link in columns.chain]
     wire = build_wire(columns, seqs[0], 0, 0)
-    starts = [0] + [at for at in range(1, len(ids)) if ids[at] != ids[at - 1] + 1 or times[at] != times[at - 1]]
-    counts = [stop - start for start, stop in pairwise([*starts, len(ids)])]
-    run_times = [times[at] for at in starts]
-    wire.run_counts = pack_ints(counts)
-    wire.run_time = min(run_times)
-    wire.run_times = pack_ints([ms - wire.run_time for ms in run_times])
-    wire.run_ids = b"".join([(ids[at] & _ID_MASK).to_bytes(10) for at in starts])
+    set_runs_of(wire, ids, times)
     if any(following != seq + 1 for seq, following in pairwise(seqs)):
-        packed = pack_signed(seqs)
-        wire.seqs = packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)
+        wire.seqs = pack_seqs(seqs)
     return seal(wire)
 
 

@@ -1,26 +1,34 @@
 """Sealed history: a topic's oldest events in Parquet files of a lake, read as if they were still here.
 
-`segments` knows what lies where. A file's row groups are read as blocks, so that nobody above notices.
+`segments` knows what lies where. A file's row groups are read as blocks, so that no layer above notices. Where a
+column parts a segment's events into several files, row groups of the same positions make one block.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed.segments import Segment, load_segments
+from penstock.journal.sealed.segments import Segment, SegmentFile, load_segments
 from penstock.journal.storage.block import Block, read_block
 from penstock.journal.storage.joining import select
 from penstock.names import shown_url
 
-_KEPT_FILES = 16
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import fs
+
+    from penstock.journal.storage.wire import Wire
+
+_KEPT_SEGMENTS = 16
 _KEPT_BLOCKS = 8
 _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
@@ -36,10 +44,10 @@ def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: in
     """
     after = max(after, trimmed)
     for segment in load_segments(snap, topic, after, through):
-        file = _files.open(segment, name)
-        for group, (first, last) in enumerate(file.groups):
+        found = _segments.open(segment, name)
+        for group, (first, last) in enumerate(found.groups):
             if last > after and first <= through:
-                yield _without(file.block(group), trimmed)
+                yield _without(found.block(group), trimmed)
 
 
 def sealed_blocks_back(
@@ -48,11 +56,11 @@ def sealed_blocks_back(
     """The same, in reverse."""
     after = max(after, trimmed)
     for segment in reversed(list(load_segments(snap, topic, after, through))):
-        file = _files.open(segment, name)
-        for group in range(len(file.groups) - 1, -1, -1):
-            first, last = file.groups[group]
+        found = _segments.open(segment, name)
+        for group in range(len(found.groups) - 1, -1, -1):
+            first, last = found.groups[group]
             if last > after and first <= through:
-                yield _without(file.block(group), trimmed)
+                yield _without(found.block(group), trimmed)
 
 
 def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimmed: int) -> Block | None:
@@ -65,7 +73,7 @@ def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimme
 def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
     """Where the row group begins that holds a sealed position: a good place to cut a range."""
     for segment in load_segments(snap, topic, seq - 1, seq):
-        for first, last in _files.open(segment, name).groups:
+        for first, last in _segments.open(segment, name).groups:
             if first <= seq <= last:
                 return first
     return seq
@@ -74,7 +82,7 @@ def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
 def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
     """Corrupt or StorageError when a file of sealed history is not, byte for byte, what was written."""
     for segment in load_segments(snap, topic):
-        SealedFile(segment, name).check()
+        SealedSegment(segment, name).check()
 
 
 def _without(block: Block, trimmed: int) -> Block:
@@ -84,85 +92,191 @@ def _without(block: Block, trimmed: int) -> Block:
     return read_block(select(block, range(block.row_after(trimmed), block.count)), block.topic)
 
 
-class SealedFile:
-    """One segment's file, open for reading."""
+class SealedSegment:
+    """One segment's files, open for reading."""
 
     def __init__(self, segment: Segment, topic: str) -> None:
+        self._segment = segment
+        self._topic = topic
+        self._files = [_SealedFile(segment, file, topic) for file in segment.files]
+        found: list[tuple[int, int, list[tuple[int, int]]]] = []
+        spans = sorted((*span, at, row) for at, file in enumerate(self._files) for row, span in enumerate(file.groups))
+        for first, last, at, row in spans:
+            if found and first <= found[-1][1]:  # other rows of the same positions, in another file
+                found[-1][2].append((at, row))
+                found[-1] = (found[-1][0], max(found[-1][1], last), found[-1][2])
+            else:
+                found.append((first, last, [(at, row)]))
+        self.groups = [(first, last) for first, last, _ in found]
+        """The first and last position of each block."""
+        self._sources = [sources for _, _, sources in found]
+
+    def block(self, group: int) -> Block:
+        """The events of a group as a block."""
+        place = (self._segment.lake, self._segment.path, group)
+        kept = _blocks.get(place)
+        if kept is None:
+            tables = [self._files[at].read(row) for at, row in self._sources[group]]
+            kept = Block(_wire_of(tables[0] if len(tables) == 1 else _by_position(tables)), self._topic)
+            _blocks.put(place, kept)
+        return kept
+
+    def check(self) -> None:
+        """Reads every byte and compares the checksums."""
+        for file in self._files:
+            file.check()
+
+
+class _SealedFile:
+    """One Parquet file. The only one of a segment stays open; of many, only what their footers say is kept."""
+
+    def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._segment = segment
+        self._file = file
         self._topic = topic
         self._lock = threading.Lock()
-        filesystem, root = open_lake(segment.lake)
+        self._opened: pa.NativeFile | None = None
+        if not file.pieces:
+            raise ConfigError(
+                f"{self._events()} was written by an earlier version, without checksums of its parts: open the journal "
+                "with the version that sealed it, export the topic, and import that into a new journal here"
+            )
+        opened = self._open()
+        if (size := opened.size()) != file.size:
+            raise self._damaged(f"the file has {size:,} bytes and should have {file.size:,}")
         try:
-            file = filesystem.open_input_file(f"{root}/{segment.path}")
-            size = file.size()
+            self._metadata = pq.ParquetFile(self._piece(opened, len(file.pieces) - 1)).metadata
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(str(error)) from error
+        if segment.parts:
+            opened.close()
+        else:
+            self._opened = opened
+        self.groups = self._find_groups()
+
+    def _open(self) -> pa.NativeFile:
+        filesystem, root = open_lake(self._segment.lake)
+        try:
+            return filesystem.open_input_file(f"{root}/{self._file.path}")
         except OSError as error:
             raise StorageError(
                 f"{self._events()} cannot be read: {error}", retryable=not isinstance(error, FileNotFoundError)
             ) from error
-        if size != segment.size:
-            raise self._damaged(f"the file has {size:,} bytes and should have {segment.size:,}")
+
+    def _piece(self, opened: pa.NativeFile, number: int, seq: int | None = None) -> pa.NativeFile:
+        """A row group, or the footer, to be read as if it were the file: one request, with its checksum compared."""
+        import pyarrow as pa
+
+        pieces = self._file.pieces
+        start = pieces[number - 1][0] if number else 0
+        end, crc = pieces[number]
         try:
-            self._parquet = pq.ParquetFile(file, page_checksum_verification=True)
-        except (OSError, pa.ArrowException) as error:
-            raise self._damaged(str(error)) from error
-        self.groups = self._find_groups()
+            data = opened.read_at(end - start, start)
+        except OSError as error:
+            raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
+        if len(data) != end - start or zlib.crc32(data) != crc:
+            raise self._damaged("its bytes have another checksum than those that were written", seq)
+        return pa.PythonFile(_PieceFile(data, start, self._file.size), mode="r")
 
     def _find_groups(self) -> list[tuple[int, int]]:
         """The first and last position of each row group."""
-        metadata = self._parquet.metadata
-        if metadata.num_rows != self._segment.count:
-            raise self._damaged(f"the file holds {metadata.num_rows} events and should hold {self._segment.count}")
-        at = self._parquet.schema_arrow.get_field_index("seq")
+        metadata = self._metadata
+        if metadata.num_rows != self._file.count:
+            raise self._damaged(f"the file holds {metadata.num_rows} events and should hold {self._file.count}")
+        if (groups := metadata.num_row_groups) != len(self._file.pieces) - 1:
+            raise self._damaged(f"it has {groups} row groups, and the journal knows {len(self._file.pieces) - 1}")
+        at = metadata.schema.to_arrow_schema().get_field_index("seq")
         found = []
-        for group in range(metadata.num_row_groups):
+        for group in range(groups):
             statistics = metadata.row_group(group).column(at).statistics
             found.append((int(statistics.min), int(statistics.max)))
         return found
 
-    def block(self, group: int) -> Block:
-        """A row group as a block."""
+    def read(self, group: int) -> pa.Table:
+        """A row group as a table."""
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
-        place = (self._segment.lake, self._segment.path, group)
-        kept = _blocks.get(place)
-        if kept is None:
-            try:
-                with self._lock:  # a ParquetFile is for one thread at a time
-                    table = self._parquet.read_row_group(group, columns=_COLUMNS)
-            except (OSError, pa.ArrowException) as error:
-                if isinstance(error, OSError) and "://" in self._segment.lake:
-                    raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
-                raise self._damaged(str(error), self.groups[group][0]) from error
-            kept = Block(_wire_of(table), self._topic)
-            _blocks.put(place, kept)
-        return kept
+        seq = self.groups[group][0]
+        if self._opened is None:
+            with self._open() as opened:
+                piece = self._piece(opened, group, seq)
+        else:
+            with self._lock:
+                piece = self._piece(self._opened, group, seq)
+        try:
+            return pq.ParquetFile(piece, metadata=self._metadata).read_row_group(group, columns=_COLUMNS)
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(str(error), seq) from error
 
     def check(self) -> None:
         """Reads every byte and compares the checksum."""
         filesystem, root = open_lake(self._segment.lake)
         crc = 0
         try:
-            with filesystem.open_input_stream(f"{root}/{self._segment.path}") as stream:
+            with filesystem.open_input_stream(f"{root}/{self._file.path}") as stream:
                 while piece := stream.read(1 << 20):
                     crc = zlib.crc32(piece, crc)
         except OSError as error:
             raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
-        if crc != self._segment.crc:
+        if crc != self._file.crc:
             raise self._damaged("its bytes have another checksum than those that were written")
+
+    @property
+    def _place(self) -> str:
+        return self._segment.shown(self._file.path)
 
     def _events(self) -> str:
         segment = self._segment
-        return f"events {segment.first} to {segment.last} of topic {self._topic!r} are sealed in {segment.place}, which"
+        which = f"some of events {segment.first}" if segment.parts else f"events {segment.first}"
+        return f"{which} to {segment.last} of topic {self._topic!r} are sealed in {self._place}, which"
 
     def _damaged(self, reason: str, seq: int | None = None) -> Corrupt:
-        place = self._segment.place
-        return Corrupt(f"a file of sealed history is damaged: {reason}", topic=self._topic, seq=seq, file=place)
+        return Corrupt(f"a file of sealed history is damaged: {reason}", topic=self._topic, seq=seq, file=self._place)
 
 
-def _wire_of(table: Any) -> Any:
+class _PieceFile(io.RawIOBase):
+    """A piece of a file at its place, behind zeros: the end of a file is read ahead, in larger steps than it needs."""
+
+    def __init__(self, data: bytes, start: int, size: int) -> None:
+        super().__init__()
+        self._data, self._start, self._size = memoryview(data), start, size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        at = self._at - self._start
+        stop = len(self._data) if size is None or size < 0 else min(len(self._data), at + size)
+        found = bytes(max(0, min(0, stop) - at)) + bytes(self._data[max(0, at) : max(0, stop)])
+        self._at += len(found)
+        return found
+
+
+def _by_position(tables: list[pa.Table]) -> pa.Table:
+    """Rows that were parted by a column, in the order of their positions again."""
+    import numpy as np
+    import pyarrow as pa
+
+    table = pa.concat_tables(tables).combine_chunks()
+    return table.take(pa.array(np.argsort(np.asarray(table.column("seq")))))
+
+
+def _wire_of(table: pa.Table) -> Wire:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -192,12 +306,12 @@ def _wire_of(table: Any) -> Any:
     return wire
 
 
-def _set_runs(wire: Any, batch: Any) -> None:
+def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:
     """Times and ids as a block keeps them: runs of ids that count up and share their time."""
     import numpy as np
     import pyarrow as pa
 
-    from penstock.journal.storage.columns import pack_ints
+    from penstock.journal.storage.wire import set_runs
 
     ids = batch.column("id")
     start = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset]
@@ -210,31 +324,28 @@ def _set_runs(wire: Any, batch: Any) -> None:
     follows = (high[1:] == high[:-1]) & (low[1:].astype(np.uint64) - low[:-1].astype(np.uint64) == 1)
     follows &= recorded[1:] == recorded[:-1]
     starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
-    wire.run_counts = pack_ints(np.diff(np.append(starts, len(recorded))).tolist())
-    times = recorded[starts]
-    wire.run_time = int(times[0])
-    wire.run_times = pack_ints((times - times[0]).tolist())
-    wire.run_ids = packed[starts, 6:].tobytes()
+    counts = np.diff(np.append(starts, len(recorded)))
+    set_runs(wire, counts.tolist(), recorded[starts].tolist(), packed[starts, 6:].tobytes())
 
 
-class _Files:
-    """The files looked into lately."""
+class _Segments:
+    """The segments looked into lately."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[str, str, int], SealedFile] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str, int], SealedSegment] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, segment: Segment, topic: str) -> SealedFile:
+    def open(self, segment: Segment, topic: str) -> SealedSegment:
         place = (segment.lake, segment.path, segment.crc)
         with self._lock:
             found = self._open.get(place)
             if found is not None:
                 self._open.move_to_end(place)
                 return found
-        found = SealedFile(segment, topic)
+        found = SealedSegment(segment, topic)
         with self._lock:
             self._open[place] = found
-            while len(self._open) > _KEPT_FILES:
+            while len(self._open) > _KEPT_SEGMENTS:
                 self._open.popitem(last=False)
         return found
 
@@ -260,17 +371,17 @@ class _SealedBlocks:
                 self._kept.popitem(last=False)
 
 
-_files = _Files()
+_segments = _Segments()
 _blocks = _SealedBlocks()
 
 
-def open_lake(lake: str) -> tuple[Any, str]:
+def open_lake(lake: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a lake and the path in it; ConfigError when there is no such place."""
     return _open_lake(lake, os.getpid())
 
 
 @lru_cache(maxsize=16)
-def _open_lake(lake: str, process: int) -> tuple[Any, str]:
+def _open_lake(lake: str, process: int) -> tuple[fs.FileSystem, str]:
     """The same, once per process: connections to an object store are worth keeping, and do not survive a fork."""
     try:
         import pyarrow as pa

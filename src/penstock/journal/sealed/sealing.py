@@ -2,13 +2,15 @@
 
     lake/orders/_penstock.json                                    whose history this is
     lake/orders/date=2026-03-01/<first>-<last>-<seal>.parquet
+    lake/orders/date=2026-03-01/region=eu/<first>-<last>-<seal>.parquet       where a column parts them
 
-For every file: write it under a name that readers skip, read it back and compare it with the journal, give it its name,
-and then, in one commit of the journal, record it as a segment and drop its hot blocks. Killed before the commit, a file
-is an orphan that the next `seal` removes; killed after it, the file is the history. Reads see either, never neither.
+For every file, or all files of a range where a column parts them: write it under a name that readers skip, read it back
+and compare it with the journal, give it its name, and then, in one commit of the journal, record it as a segment and
+drop its hot blocks. Killed before the commit, a file is an orphan that the next `seal` removes; killed after it, the
+file is the history. Reads see either, never neither.
 
 A seal begins with a commit that makes its token the topic's; an older seal that is still at work cannot record
-anything any more. Files carry the token in their names, and nobody removes a file unless the journal says that its
+anything any more. Files carry the token in their names, and no process removes a file unless the journal says that its
 seal is over and it is no segment: neither a copy of the journal nor a second seal can take away what another relies on.
 
 A lake may be a Delta or Iceberg table as well (`tables`). It is brought up to date before the seal is over, and before
@@ -23,22 +25,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from datetime import timedelta
 from functools import partial
 
-import msgspec
-import pyarrow.fs
 from msgspec.structs import replace
 
-from penstock.clock import to_ms
-from penstock.durable import make_folder, settle
+from penstock.durable import as_storage_error
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, PenstockError, StorageError, TopicDropped
 from penstock.journal.commit.catalog import Head, load_state, save_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.journal import BaseJournal
+from penstock.journal.core import JournalCore
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.files import open_lake
+from penstock.journal.sealed.folder import MARKER, LakeFolder, SealMarker
+from penstock.journal.sealed.planning import Range, first_step, plan_merges, plan_ranges
+from penstock.journal.sealed.report import FILE_EVENTS, Progress, SealReport
 from penstock.journal.sealed.segments import (
     Seals,
     Segment,
@@ -48,54 +48,19 @@ from penstock.journal.sealed.segments import (
     replace_segments,
     save_seals,
     save_segment,
+    sealed_files,
 )
 from penstock.journal.sealed.tables.table import Owner, TableRequest, bring_up_to_date
-from penstock.journal.sealed.writing import SealPlace, day_of, write_segment
+from penstock.journal.sealed.writing import SealPlace, write_segment
 from penstock.journal.upkeep.compaction import held_back, remove_blocks
 from penstock.names import check_name, check_position, check_whole, shown_url
 
-FILE_EVENTS = 1_000_000
-"""Events in one file, at the most."""
-_MARKER = "_penstock.json"
-
-Progress = Callable[[int, int], None]
-"""Called with how many events are sealed, and how many will be."""
-
-
-class SealReport(msgspec.Struct, frozen=True):
-    """What a seal did."""
-
-    topic: str
-    lake: str
-    """Where the files are; without the options and credentials that its url may have."""
-    events: int
-    """Events sealed by this call."""
-    files: int
-    bytes: int
-    through: int
-    """Everything at or before this position is sealed now."""
-    format: str = "parquet"
-    """What the files are registered as."""
-    unfit: int = 0
-    """Payloads sealed by this call that do not fit the typed columns; their JSON text is whole."""
-
-
-class _Marker(msgspec.Struct, frozen=True):
-    """Whose history a folder holds, and which seal was the last to work on it."""
-
-    journal: str
-    topic: str
-    seal: str
-
-
-Range = tuple[int, int]
-"""Positions after the first, through the second."""
 WriteSegments = Callable[[SealPlace, list[Range]], Iterator[Segment]]
 """Writes the files of a topic's ranges, and hands them over in order."""
 
 
 def seal_topic(
-    journal: BaseJournal,
+    core: JournalCore,
     topic: str,
     *,
     lake: str,
@@ -103,51 +68,56 @@ def seal_topic(
     file_events: int = FILE_EVENTS,
     table: TableRequest | None = None,
     compact: bool = False,
+    most: int | None = None,
     progress: Progress | None = None,
     write: WriteSegments | None = None,
 ) -> SealReport:
     """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
 
     Without `through`, everything but the newest block is settled. `table` says what else the files are; what it leaves
-    open stays as the last seal to this lake left it. With `compact`, small files of one day become one. `write` makes
-    the files; without it, threads of this process do.
+    open stays as the last seal to this lake left it. With `compact`, small files of one day become one. With `most`, a
+    call seals so many events at the most, and reports how many are left. `write` makes the files; without it, threads
+    of this process do.
     """
     check_name(topic)
     if through is not None:
         check_position(through, "through")
     check_whole(file_events, "file_events")
+    if most is not None:
+        check_whole(most, "most")
     if not lake:
         raise ConfigError("lake is empty: name a folder, or a url like s3://bucket/prefix")
     lake = lake.rstrip("/") if "://" in lake else os.path.abspath(lake)  # noqa: PTH100
-    return _Sealing(journal, topic, lake, file_events, table or TableRequest(), write).run(through, progress, compact)
+    with as_storage_error(f"seal {topic!r} to {shown_url(lake)}"):
+        sealing = _Sealing(core, topic, lake, file_events, table or TableRequest(), write)
+        return sealing.run(through, most, progress, compact)
 
 
 class _Sealing:
     def __init__(
         self,
-        journal: BaseJournal,
+        core: JournalCore,
         topic: str,
         lake: str,
         file_events: int,
         request: TableRequest,
         write: WriteSegments | None,
     ) -> None:
-        self.journal = journal
+        self.core = core
         self.write = write or self._write
         self.topic = topic
         self.lake = lake
         self.file_events = file_events
         self.request = request
         self.token = uuid.uuid4().hex[:12]
-        self.filesystem, self.root = open_lake(lake)
-        self.folder = f"{self.root}/{topic}"
+        self.folder = LakeFolder(lake, topic)
         self._recorded: set[tuple[str, str]] = set()
         """Lakes and paths of the files that this seal made segments."""
 
-    def run(self, through: int | None, progress: Progress | None, compact: bool) -> SealReport:
-        if self.topic in self.journal.queues():
+    def run(self, through: int | None, most: int | None, progress: Progress | None, compact: bool) -> SealReport:
+        if self.topic in self.core.journal.queues():
             raise ConfigError(f"{self.topic!r} is a queue: its messages go when they are settled, and are not sealed")
-        with self.journal._engine.read() as snap:
+        with self.core.engine.read() as snap:
             view = TopicView.open(snap, self.topic)
             if view is None:
                 raise ConfigError(f"there is no topic {self.topic!r} to seal")
@@ -158,9 +128,15 @@ class _Sealing:
             self.number = view.number
             state = load_state(snap, view.number, self.topic)
             seals = load_seals(snap, view.number)
-            ranges = self._plan(view, max(state.sealed, state.trimmed), through)
-            merges = self._merges(snap, view, state.trimmed) if compact else []
-        self.settings = self.request.applied(seals.tables.get(self.lake), self.lake)
+            ranges = plan_ranges(view, max(state.sealed, state.trimmed), through, self.file_events)
+            left = 0
+            if most is not None and ranges:
+                ranges, left = first_step(ranges, most)
+            merges: list[list[Segment]] = []
+            if compact and not left:
+                merges = plan_merges(snap, view.number, state.trimmed, self.lake, self.file_events)
+        before = TableSettings() if self.lake in seals.markers else None
+        self.settings = self.request.applied(seals.tables.get(self.lake, before), self.lake)
         changed = self.settings != seals.tables.get(self.lake, TableSettings())
         sealed = max(state.sealed, state.trimmed)
         total = sum(stop - after for after, stop in ranges)
@@ -178,58 +154,22 @@ class _Sealing:
                 for old in merges:
                     self._merge(old)
                 self._register()
-            self.journal.run(self._finish)
+            self.core.run(self._finish)
         if written:
-            self.journal._engine.reclaim()
+            self.core.engine.reclaim()
         return SealReport(
             self.topic,
             shown_url(self.lake),
             sum(segment.count for segment in written),
-            len(ranges),
+            sum(len(segment.files) for segment in written),
             sum(segment.size for segment in written),
             sealed,
             self.settings.format,
             sum(segment.unfit for segment in written),
+            left,
         )
 
-    # ── what to seal ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _plan(self, view: TopicView, after: int, through: int | None) -> list[tuple[int, int]]:
-        """Ranges of positions, one per file: of at most so many events, and of one day each."""
-        latest = view.latest()
-        if through is None:
-            block = view.block_holding(latest) if latest > after else None
-            through = block.first - 1 if block else latest
-        through = min(through, latest)
-        ranges: list[tuple[int, int]] = []
-        while after < through:
-            stop = min(after + self.file_events, through)
-            ranges.extend(self._by_day(view, after, stop))
-            after = stop
-        return ranges
-
-    def _by_day(self, view: TopicView, after: int, through: int) -> Iterator[tuple[int, int]]:
-        while after < through:
-            midnight = day_of(view, after + 1, through) + timedelta(days=1)
-            stop = min(through, max(view.position_before(to_ms(midnight, "date")), after))
-            if stop == after:
-                stop = through
-            yield after, stop
-            after = stop
-
-    def _merges(self, snap: Snapshot, view: TopicView, trimmed: int) -> list[list[Segment]]:
-        """Neighbours of one day that fit into one file together."""
-        found: list[list[Segment]] = []
-        run: list[Segment] = []
-        for segment in load_segments(snap, view.number, trimmed):
-            day = segment.path.rpartition("/")[0]
-            fits = run and run[-1].path.rpartition("/")[0] == day and run[-1].lake == segment.lake
-            if not fits or sum(one.count for one in run) + segment.count > self.file_events:
-                found.append(run)
-                run = []
-            if segment.lake == self.lake:
-                run.append(segment)
-        return [run for run in [*found, run] if len(run) > 1]
-
+    # ── the topic ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _view(self, snap: Snapshot) -> TopicView:
         view = TopicView.open(snap, self.topic)
         if view is None or view.number != self.number:
@@ -245,34 +185,19 @@ class _Sealing:
     # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
         """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
-        marker = self._marker()
-        before, known = self.journal.run(partial(self._take_turn, marker))
+        marker = self.folder.marker(self.core.id)
+        before, known = self.core.run(partial(self._take_turn, marker))
         unfinished = [one for one in before.unfinished if one[0] == self.lake]
         try:
-            self._sign()
-            for lake, token in unfinished:
-                _remove_orphans(lake, self.topic, token, known)
+            self.folder.sign(self.core.id, self.token)
+            for _, token in unfinished:
+                self.folder.remove_orphans(token, known)
             if any(lake == self.lake for lake, _ in before.gone):
                 self._register()  # a table must not list a file that is not there
-            gone = [one for one in before.gone if self._removed(*one)]
+            gone = [one for one in before.gone if self.folder.remove(*one)]
         except OSError as error:
             raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
         self._cleaned = replace(before, unfinished=tuple(unfinished), gone=tuple(gone))
-
-    def _removed(self, lake: str, path: str) -> bool:
-        """Removes a file whose events are gone; False when it is in another lake that cannot be reached now.
-
-        A lake that was given up must not stand in the way of the one that is used.
-        """
-        try:
-            filesystem, root = open_lake(lake)
-            with suppress(FileNotFoundError):
-                filesystem.delete_file(f"{root}/{path}")
-        except (OSError, ConfigError):
-            if lake == self.lake:
-                raise
-            return False
-        return True
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -280,14 +205,13 @@ class _Sealing:
         try:
             yield
         except (OSError, PenstockError) as error:
-            with self.journal._engine.read() as snap:
+            with self.core.engine.read() as snap:
                 view = TopicView.open(snap, self.topic)
                 dropped = view is None or view.number != self.number
                 taken = not dropped and load_seals(snap, self.number).token != self.token
-                stored = () if dropped else load_segments(snap, self.number)
-                known = frozenset([*self._recorded, *((one.lake, one.path) for one in stored)])
+                known = frozenset() if dropped else sealed_files(snap, self.number)
             with suppress(OSError):
-                _remove_orphans(self.lake, self.topic, self.token, known)
+                self.folder.remove_orphans(self.token, known | self._recorded)
             if taken:
                 raise ConfigError(
                     f"another process has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
@@ -297,32 +221,17 @@ class _Sealing:
                 raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
             raise
 
-    def _marker(self) -> _Marker | None:
-        try:
-            with self.filesystem.open_input_file(f"{self.folder}/{_MARKER}") as file:
-                found = msgspec.json.decode(file.read(), type=_Marker)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StorageError(f"{shown_url(self.lake)}/{self.topic}/{_MARKER} cannot be read: {error}") from error
-        if (found.journal, found.topic) != (self.journal._record.id, self.topic):
-            raise ConfigError(
-                f"{shown_url(self.lake)}/{self.topic} holds the sealed history of another journal: use another lake"
-            )
-        return found
-
-    def _take_turn(self, marker: _Marker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
+    def _take_turn(self, marker: SealMarker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
         head = self._head(commit)
         seals = load_seals(commit.tx, head.number)
-        known = frozenset((one.lake, one.path) for one in load_segments(commit.tx, head.number))
+        known = sealed_files(commit.tx, head.number)
         if marker is None and any(lake == self.lake for lake, _ in known):
             raise StorageError(
-                f"{shown_url(self.lake)}/{self.topic} should hold sealed history, and its {_MARKER} is not there: "
-                "is the right folder mounted?"
+                f"{self.folder} should hold sealed history, and its {MARKER} is not there: is the right folder mounted?"
             )
         if marker is not None and marker.seal not in self._own_tokens(seals):
             raise ConfigError(
-                f"{shown_url(self.lake)}/{self.topic} was sealed to by a copy of this journal or by a topic of this "
+                f"{self.folder} was sealed to by a copy of this journal or by a topic of this "
                 "name that was dropped since, or this journal was restored from a backup older than that: use another "
                 "lake"
             )
@@ -340,19 +249,6 @@ class _Sealing:
         """The seals of this journal that may have been the last to sign the lake: its last one, and any cut off."""
         cut_off = {token for lake, token in seals.unfinished if lake == self.lake}
         return {seals.markers.get(self.lake), seals.token, *cut_off}
-
-    def _sign(self) -> None:
-        text = msgspec.json.encode(_Marker(self.journal._record.id, self.topic, self.token))
-        target = f"{self.folder}/{_MARKER}"
-        if not isinstance(self.filesystem, pyarrow.fs.LocalFileSystem):
-            with self.filesystem.open_output_stream(target) as out:
-                out.write(text)
-            return
-        make_folder(self.folder)
-        path = f"{target}.{self.token}"
-        with self.filesystem.open_output_stream(path) as out:
-            out.write(text)
-        settle(path, target)
 
     def _finish(self, commit: Commit) -> None:
         """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
@@ -373,11 +269,11 @@ class _Sealing:
         yield from self.write(self._place(), ranges)
 
     def _place(self) -> SealPlace:
-        return SealPlace(self.topic, self.lake, self.token, self.settings.columns)
+        return SealPlace(self.topic, self.lake, self.token, self.settings.columns, self.settings.partition_by)
 
     def _write(self, place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
         """Writes the files, several at once, and hands them over in order."""
-        engine = self.journal._engine
+        engine = self.core.engine
         workers = min(os.cpu_count() or 1, 4)
         with ThreadPoolExecutor(workers, thread_name_prefix="penstock-seal") as pool:
             waiting: deque[Future[Segment]] = deque()
@@ -394,11 +290,13 @@ class _Sealing:
 
     def _record(self, segment: Segment) -> None:
         """From now on the file is the history."""
-        info = self.filesystem.get_file_info(f"{self.root}/{segment.path}")
-        if info.size != segment.size:
-            raise StorageError(f"{segment.place} was there a moment ago, and is not any more: seal again")
-        self.journal.run(partial(self._adopt, segment))
-        self._recorded.add((segment.lake, segment.path))
+        for file in segment.files:
+            if self.folder.size(file.path) != file.size:
+                raise StorageError(
+                    f"{segment.shown(file.path)} was there a moment ago, and is not any more: seal again"
+                )
+        self.core.run(partial(self._adopt, segment))
+        self._recorded.update((segment.lake, file.path) for file in segment.files)
 
     def _adopt(self, segment: Segment, commit: Commit) -> None:
         head = self._head(commit)
@@ -406,7 +304,7 @@ class _Sealing:
         mine = load_seals(commit.tx, head.number).token == self.token
         if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
             raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
-        if held_back(commit, self.topic, segment.last, self.journal._housekeeper.holds)[0] < segment.last:
+        if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
         save_segment(commit.tx, head.number, segment)
         remove_blocks(commit, self.topic, head.number, state, segment.last)
@@ -422,13 +320,13 @@ class _Sealing:
     # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
     def _merge(self, old: list[Segment]) -> None:
         """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
-        with self.journal._engine.read() as snap:
+        with self.core.engine.read() as snap:
             view = self._view(snap)
             trimmed = load_state(snap, view.number, self.topic).trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
-        new = write_segment(self.journal._engine, self._place(), max(old[0].first - 1, trimmed), old[-1].last)
-        self.journal.run(partial(self._swap, old, new))
+        new = write_segment(self.core.engine, self._place(), max(old[0].first - 1, trimmed), old[-1].last)
+        self.core.run(partial(self._swap, old, new))
 
     def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:
         head = self._head(commit)
@@ -441,19 +339,9 @@ class _Sealing:
         """The table, if there is one, lists what the journal knows as sealed."""
         if self.settings.format == "parquet":
             return
-        with self.journal._engine.read() as snap:
+        with self.core.engine.read() as snap:
             view = self._view(snap)
             state = load_state(snap, view.number, self.topic)
             segments = list(load_segments(snap, view.number, state.trimmed))
-        owner = Owner(self.journal._record.id, self.topic, self.lake)
+        owner = Owner(self.core.id, self.topic, self.lake)
         bring_up_to_date(owner, self.settings, segments, max(state.sealed, state.trimmed))
-
-
-def _remove_orphans(lake: str, topic: str, token: str, known: frozenset[tuple[str, str]]) -> None:
-    """Deletes the files of a seal that is over which did not become segments."""
-    filesystem, root = open_lake(lake)
-    selector = pyarrow.fs.FileSelector(f"{root}/{topic}", allow_not_found=True, recursive=True)
-    for info in filesystem.get_file_info(selector):
-        path = info.path.removeprefix(f"{root}/")
-        if info.type == pyarrow.fs.FileType.File and token in info.base_name and (lake, path) not in known:
-            filesystem.delete_file(info.path)

@@ -1,6 +1,6 @@
 """The journal's record of sealed history: which Parquet files hold which events, and who is sealing.
 
-    z topic last        a segment: a Parquet file with the events first … last
+    z topic last        a segment: a Parquet file with the events first … last, or one for each value of a column
     y topic             the topic's seals: whose turn it is, and which files await their removal
 
 Segments follow one another without a gap from the topic's beginning; `TopicState.sealed` is where they end and hot
@@ -16,12 +16,42 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import Corrupt
 from penstock.journal.storage import keys
 from penstock.names import shown_url
 
+Pieces = tuple[tuple[int, int], ...]
+"""Where each row group of a file ends, and the CRC-32 of its bytes; then the same of the footer. Readers check them.
+
+Parquet's own checksums leave out the headers of pages and the footer.
+"""
+
+
+class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
+    """One of the files of a segment whose events are parted by a column."""
+
+    folder: str
+    """`region=eu`: the folder below the day's in which the file has the segment's name."""
+    count: int
+    size: int
+    crc: int
+    pieces: Pieces = ()
+
+
+class SegmentFile(msgspec.Struct, frozen=True):
+    """One Parquet file of sealed events."""
+
+    path: str
+    """Its path in the lake."""
+    count: int
+    size: int
+    crc: int
+    """CRC-32 of the file's bytes."""
+    pieces: Pieces
+
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A Parquet file of sealed events."""
+    """Sealed events that follow one another: a Parquet file, or one for each value of the lake's partition column."""
 
     first: int
     last: int
@@ -29,19 +59,38 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     lake: str
     """The url or folder under which it lies."""
     path: str
-    """Its path there."""
+    """Its path there; with parts, each has this path with its folder before the name."""
     size: int
     crc: int
-    """CRC-32 of the file's bytes."""
+    """CRC-32 of the file's bytes; each part has its own."""
     binary: int = 0
     """How many of its payloads are bytes."""
     unfit: int = 0
     """How many of its payloads did not fit the typed columns, which are empty in their rows."""
+    parts: tuple[SegmentPart, ...] = ()
+    """Its files, when they are parted by a column."""
+    pieces: Pieces = ()
+    """Those of the file; each part has its own."""
 
     @property
-    def place(self) -> str:
-        """Where it lies, for people."""
-        return f"{shown_url(self.lake)}/{self.path}"
+    def day(self) -> str:
+        """The folder of its day."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def files(self) -> tuple[SegmentFile, ...]:
+        """Its Parquet files."""
+        if not self.parts:
+            return (SegmentFile(self.path, self.count, self.size, self.crc, self.pieces),)
+        name = self.path.rpartition("/")[2]
+        return tuple(
+            SegmentFile(f"{self.day}/{one.folder}/{name}", one.count, one.size, one.crc, one.pieces)
+            for one in self.parts
+        )
+
+    def shown(self, path: str) -> str:
+        """Where one of its files lies, for people."""
+        return f"{shown_url(self.lake)}/{path}"
 
 
 class TableSettings(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +102,8 @@ class TableSettings(msgspec.Struct, frozen=True, array_like=True):
     """Typed columns beside the JSON text, `customer STRING, total DOUBLE`."""
     catalog: str = ""
     """The Iceberg catalog; empty for the one beside the lake."""
+    partition_by: str = ""
+    """The column by whose values files are parted within their day; empty for one file per range."""
 
 
 class Seals(msgspec.Struct, frozen=True, array_like=True):
@@ -71,8 +122,22 @@ class Seals(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_segment = msgspec.msgpack.Decoder(Segment).decode
-_decode_seals = msgspec.msgpack.Decoder(Seals).decode
+_segment_decoder = msgspec.msgpack.Decoder(Segment)
+_seals_decoder = msgspec.msgpack.Decoder(Seals)
+
+
+def _decode_segment(value: bytes) -> Segment:
+    try:
+        return _segment_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the record of a sealed file does not decode: {error}") from error
+
+
+def _decode_seals(value: bytes) -> Seals:
+    try:
+        return _seals_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the record of a topic's seals does not decode: {error}") from error
 
 
 def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
@@ -87,6 +152,11 @@ def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = key
         if segment.first > through:
             return
         yield segment
+
+
+def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
+    """The lakes and paths of all files that hold sealed history."""
+    return frozenset((one.lake, file.path) for one in load_segments(snap, topic) for file in one.files)
 
 
 def load_seals(snap: Snapshot, topic: int) -> Seals:
@@ -117,5 +187,5 @@ def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
 
 def _let_go(tx: WriteTx, topic: int, segments: list[Segment]) -> None:
     seals = load_seals(tx, topic)
-    gone = (*seals.gone, *((segment.lake, segment.path) for segment in segments))
+    gone = (*seals.gone, *((segment.lake, file.path) for segment in segments for file in segment.files))
     save_seals(tx, topic, msgspec.structs.replace(seals, gone=gone))

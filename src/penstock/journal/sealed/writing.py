@@ -1,27 +1,28 @@
-"""One file of sealed history: written under a name that readers skip, read back, compared, and given its name."""
+"""The files of sealed history: written under names that readers skip, read back, compared, and given their names."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from penstock.clock import from_ms
-from penstock.durable import like, make_folder, settle
+from penstock.durable import like, make_folder, move_into_place
 from penstock.engine.contract import Engine
 from penstock.errors import Corrupt
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import open_lake
-from penstock.journal.sealed.segments import Segment
+from penstock.journal.sealed.segments import Pieces, Segment, SegmentPart
 from penstock.journal.sealed.tables.columns import TypedColumns
+from penstock.journal.sealed.tables.partition import Partition
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.to_arrow import arrow_schema, joined, record_batch
 
@@ -44,43 +45,110 @@ class SealPlace(NamedTuple):
     """The seal's; part of its files' names."""
     columns: str = ""
     """Typed columns beside the JSON text."""
+    partition_by: str = ""
+    """The column by whose values files are parted."""
 
 
 def write_segment(engine: Engine, place: SealPlace, after: int, through: int) -> Segment:
-    """Writes the events of a range into one file, reads it back, and gives it its name."""
-    topic, lake, token, _ = place
-    filesystem, root = open_lake(lake)
+    """Writes the events of a range into one file or one per value, reads them back, and gives them their names."""
+    topic = place.topic
     with engine.read() as snap:
         view = TopicView.open(snap, topic)
         assert view is not None
         day = day_of(view, after + 1, through)
         folder = f"{topic}/date={day:%Y-%m-%d}"
-        file = f"{after + 1:020d}-{through:020d}-{token}.parquet"
-        local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
-        target = f"{root}/{folder}/{file}"
-        path = f"{root}/{folder}/_{file}" if local else target  # elsewhere a file is not there before it is whole
-        if local:
-            make_folder(f"{root}/{folder}")
-        tally = _Tally()
+        file = f"{after + 1:020d}-{through:020d}-{place.token}.parquet"
         typed = TypedColumns(place.columns)
-        schema = pa.schema([*sealed_schema(), *typed.schema])
-        with filesystem.open_output_stream(path) as out, pq.ParquetWriter(out, schema, **_PARQUET) as writer:
-            for group in _grouped(_batches(view, after, through, typed)):
-                for batch in group:
-                    tally.add(batch)
-                table = pa.Table.from_batches(group)
-                writer.write_table(table, row_group_size=table.num_rows)
+        partition = Partition(place.partition_by, topic, place.lake) if place.partition_by else None
+        with _SegmentWriter(place.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
+            for group in _grouped(_batches(view, after, through, typed, partition)):
+                writer.add(pa.Table.from_batches(group), partition)
         holes = load_state(snap, view.number, topic).compacted > after
+    tally = writer.total
     if not holes and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
         raise Corrupt("events are missing that were to be sealed", topic=topic, seq=after + 1)
-    size, crc = _verify(filesystem, path, tally, topic)
-    if local:
-        like(engine.location, path)
-        settle(path, target)
-    return Segment(after + 1, through, tally.count, lake, f"{folder}/{file}", size, crc, tally.binary, typed.unfit)
+    parts = writer.finish(engine.location, topic)
+    size, crc = sum(one.size for one in parts), 0 if partition else parts[0].crc
+    kept = tuple(parts) if partition else ()
+    path = f"{folder}/{file}"
+    pieces = () if partition else parts[0].pieces
+    return Segment(
+        after + 1, through, tally.count, place.lake, path, size, crc, tally.binary, typed.unfit, kept, pieces
+    )
 
 
-_PARQUET: dict[str, Any] = {
+class _SegmentWriter:
+    """The files of one segment while they are written: one, or one for each value of a column."""
+
+    def __init__(self, lake: str, folder: str, file: str, schema: pa.Schema) -> None:
+        self._filesystem, root = open_lake(lake)
+        self._local = isinstance(self._filesystem, fs.LocalFileSystem)
+        self._root = f"{root}/{folder}"
+        self._name = file
+        self._schema = schema
+        self._files: dict[str, _OpenFile] = {}
+        self.total = _Tally()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def add(self, table: pa.Table, partition: Partition | None) -> None:
+        """Writes the rows of a row group."""
+        for batch in table.to_batches():
+            self.total.add(batch)
+        for folder, rows in [("", table)] if partition is None else partition.parted(table):
+            self._file(folder).add(rows)
+
+    def _file(self, folder: str) -> _OpenFile:
+        file = self._files.get(folder)
+        if file is None:
+            path = f"{self._root}/{folder}" if folder else self._root
+            if self._local:
+                make_folder(path)
+            target = f"{path}/{self._name}"
+            # elsewhere than on a disk a file is not there before it is whole
+            written = f"{path}/_{self._name}" if self._local else target
+            file = self._files[folder] = _OpenFile(self._filesystem, written, target, self._schema)
+        return file
+
+    def finish(self, store: str | None, topic: str) -> list[SegmentPart]:
+        """Reads the files back, and gives them their names; `store`: whose permissions they get."""
+        parts = []
+        for folder, file in sorted(self._files.items()):
+            crc, pieces = _verify(self._filesystem, file.path, file.tally, topic)
+            parts.append(SegmentPart(folder, file.tally.count, pieces[-1][0], crc, pieces))
+        if self._local:
+            for file in self._files.values():
+                like(store, file.path)
+                move_into_place(file.path, file.target)
+        return parts
+
+
+class _OpenFile:
+    """One file while it is written."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, target: str, schema: pa.Schema) -> None:
+        self.path = path
+        self.target = target
+        self.tally = _Tally()
+        self._out = filesystem.open_output_stream(path)
+        self._writer = pq.ParquetWriter(self._out, schema, **_PARQUET)
+
+    def add(self, table: pa.Table) -> None:
+        for batch in table.to_batches():
+            self.tally.add(batch)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._out.close()
+
+
+_PARQUET: dict[str, object] = {
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": _TEXTS,
@@ -96,15 +164,19 @@ _PARQUET: dict[str, Any] = {
 """Encodings that Spark's vectorised reader, DuckDB and Arrow all read; ids and times differ little from row to row."""
 
 
-def _batches(view: TopicView, after: int, through: int, typed: TypedColumns) -> Iterator[pa.RecordBatch]:
+def _batches(
+    view: TopicView, after: int, through: int, typed: TypedColumns, partition: Partition | None
+) -> Iterator[pa.RecordBatch]:
     for block in joined(view.blocks(after, through), _GROUP_ROWS):
         start = block.row_after(after) if block.first <= after else 0
         stop = block.row_after(through) if block.last > through else block.count
         if stop > start:
-            yield _sealed_batch(block, start, stop, typed)
+            yield _sealed_batch(block, start, stop, typed, partition)
 
 
-def _sealed_batch(block: Block, start: int, stop: int, typed: TypedColumns) -> pa.RecordBatch:
+def _sealed_batch(
+    block: Block, start: int, stop: int, typed: TypedColumns, partition: Partition | None
+) -> pa.RecordBatch:
     whole = record_batch(block, "binary")
     payload = whole.column("payload")
     binary = None
@@ -125,6 +197,10 @@ def _sealed_batch(block: Block, start: int, stop: int, typed: TypedColumns) -> p
     if not len(typed.schema):
         return batch
     fields = typed.of(payload.slice(start, stop - start), None if binary is None else binary[start:stop])
+    if partition is not None and partition.column in typed.schema.names:
+        at = typed.schema.names.index(partition.column)
+        fields[at], unfit = partition.fitting(fields[at])
+        typed.unfit += unfit
     schema = pa.schema([*sealed_schema(), *typed.schema])
     return pa.RecordBatch.from_arrays([*batch.columns, *fields], schema=schema)
 
@@ -167,7 +243,7 @@ class _Tally:
         return vars(self) == vars(other)
 
 
-def _text_bytes(column: Any) -> memoryview:
+def _text_bytes(column: pa.Array) -> memoryview:
     if column.null_count:  # where there is null, there may be any bytes
         column = column.drop_null()
     bounds = np.frombuffer(column.buffers()[1], dtype=np.int32)
@@ -177,22 +253,41 @@ def _text_bytes(column: Any) -> memoryview:
     return memoryview(data)[int(bounds[column.offset]) : int(bounds[column.offset + len(column)])]
 
 
-def _verify(filesystem: Any, path: str, tally: _Tally, topic: str) -> tuple[int, int]:
-    """Reads the file back: page checksums, counts, positions and contents must be those of the journal."""
+def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> tuple[int, Pieces]:
+    """Reads the file back: page checksums, counts, positions and contents must be those of the journal.
+
+    Returns the CRC-32 of the file, and of each of its pieces.
+    """
     found = _Tally()
     with filesystem.open_input_file(path) as file:
+        size = file.size()
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
         for group in range(parquet.num_row_groups):
             for batch in parquet.read_row_group(group, columns=["seq", *found.crcs]).to_batches():
                 found.add(batch)
+        ends = [*_group_ends(parquet.metadata), size]
     if not found.same(tally):
         raise Corrupt(f"a sealed file does not hold what was written to it: {path}", topic=topic, seq=tally.first)
-    size = crc = 0
+    crc = at = 0
+    pieces = []
     with filesystem.open_input_stream(path) as stream:
-        while piece := stream.read(1 << 20):
-            crc = zlib.crc32(piece, crc)
-            size += len(piece)
-    return size, crc
+        for end in ends:
+            own = 0
+            while at < end and (part := stream.read(min(1 << 20, end - at))):
+                crc, own = zlib.crc32(part, crc), zlib.crc32(part, own)
+                at += len(part)
+            pieces.append((end, own))
+    return crc, tuple(pieces)
+
+
+def _group_ends(metadata: pq.FileMetaData) -> list[int]:
+    """Where the bytes of each row group end: behind the last of its columns."""
+    ends = []
+    for group in range(metadata.num_row_groups):
+        columns = [metadata.row_group(group).column(at) for at in range(metadata.num_columns)]
+        starts = [each.dictionary_page_offset or each.data_page_offset for each in columns]
+        ends.append(max(start + each.total_compressed_size for start, each in zip(starts, columns, strict=True)))
+    return ends
 
 
 def day_of(view: TopicView, seq: int, through: int) -> datetime:

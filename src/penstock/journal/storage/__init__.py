@@ -2,6 +2,7 @@
 
 keys        the key layout of the whole store
 block       the events of one commit, column by column, under one checksum
+wire        what a block is made of: the columns of its events, and its runs
 columns     integers, text and dictionaries inside a block
 joining     blocks made of blocks
 payload     payloads to bytes

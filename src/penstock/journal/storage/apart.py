@@ -13,7 +13,8 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
-from penstock.journal.storage.block import ID_BYTES, ID_MASK, Block, Wire, read_block, seal
+from penstock.journal.storage.block import Block, read_block, seal
+from penstock.journal.storage.wire import Wire, set_one_run
 
 _MARK = 0xC1
 """msgpack never uses this byte."""
@@ -89,7 +90,4 @@ def whole_value(snap: Snapshot, value: bytes, topic: str) -> bytes:
 def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
     """Makes a block's events one run: at positions from `first` on, recorded together, with ids counting up."""
     wire.first = first
-    wire.run_counts = wire.count
-    wire.run_time = recorded_ms
-    wire.run_times = 0
-    wire.run_ids = (number & ID_MASK).to_bytes(ID_BYTES)
+    set_one_run(wire, recorded_ms, number)

@@ -24,8 +24,7 @@ from penstock.engine.checksum import PIECE_BYTES, crc32
 from penstock.errors import Corrupt
 from penstock.events import Event
 from penstock.journal.storage.columns import (
-    Ints,
-    Text,
+    Headers,
     offsets,
     pack_ints,
     pack_signed,
@@ -35,12 +34,21 @@ from penstock.journal.storage.columns import (
     unpack_ints,
     unpack_signed,
 )
+from penstock.journal.storage.wire import (
+    FORMAT,
+    ID_BYTES,
+    ID_MASK,
+    NO_PACKED_HEADERS,
+    Columns,
+    Wire,
+    decode_wire,
+    encode_wire,
+    join_columns,
+    set_runs,
+)
 
 T = TypeVar("T")
 
-FORMAT = 1
-ID_BYTES = 10
-ID_MASK = (1 << 80) - 1
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -52,114 +60,10 @@ class lazy(Generic[T]):
         self._name = compute.__name__
         self.__doc__ = compute.__doc__
 
-    def __get__(self, instance: Any, owner: type[Any]) -> T:
+    def __get__(self, instance: object, owner: type[object]) -> T:
         value = self._compute(instance)
         instance.__dict__[self._name] = value
         return value
-
-
-class Wire(msgspec.Struct, array_like=True, gc=False):
-    """A block as it lies on disk."""
-
-    format: int
-    count: int
-    first: int
-    run_counts: Ints
-    run_time: int
-    run_times: Ints
-    run_ids: bytes
-    kinds: list[str]
-    kind_codes: Ints
-    lengths: Ints
-    payload: memoryview
-    seqs: bytes | None = None
-    binary: bytes | None = None
-    occurred: Ints | None = None
-    key: Text | None = None
-    scope: Text | None = None
-    headers: tuple[Any, ...] | None = None
-    correlation: Text | None = None
-    causation: Text | None = None
-    chain: bytes | None = None
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Wire).decode
-
-
-class Columns(msgspec.Struct, eq=False, weakref=False):
-    """Events on their way into a block, as columns; an optional column is None until an event needs it."""
-
-    kinds: list[str]
-    payloads: list[bytes]
-    binary: list[bool] | None = None
-    key: list[str | None] | None = None
-    scope: list[str | None] | None = None
-    headers: list[Mapping[str, str] | None] | None = None
-    occurred: list[int | None] | None = None
-    correlation: list[str | None] | None = None
-    causation: list[str | None] | None = None
-    chain: list[bytes] | None = None
-
-    def __len__(self) -> int:
-        return len(self.kinds)
-
-    def extend(self, other: Columns) -> None:
-        """Adds the events of `other` after these."""
-        before, more = len(self.kinds), len(other.kinds)
-        self.kinds.extend(other.kinds)
-        self.payloads.extend(other.payloads)
-        for name in OPTIONAL:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is None and theirs is None:
-                continue
-            if mine is None:
-                mine = [None] * before
-                setattr(self, name, mine)
-            mine.extend([None] * more if theirs is None else theirs)
-
-    def weights(self) -> list[int]:
-        """The bytes each event brings along, nearly: its payload and its headers."""
-        sizes = list(map(len, self.payloads))
-        if self.headers is not None:
-            for row, headers in enumerate(self.headers):
-                if headers:
-                    sizes[row] += sum(map(len, headers)) + sum(map(len, headers.values()))
-        return sizes
-
-    def pick(self, rows: Sequence[int]) -> Columns:
-        """Some of the events, in columns of their own."""
-        picked = Columns([self.kinds[row] for row in rows], [self.payloads[row] for row in rows])
-        for name in OPTIONAL:
-            column = getattr(self, name)
-            if column is not None:
-                setattr(picked, name, [column[row] for row in rows])
-        return picked
-
-    def take(self, start: int, stop: int) -> Columns:
-        """The events start … stop-1."""
-        part = Columns(self.kinds[start:stop], self.payloads[start:stop])
-        for name in OPTIONAL:
-            column = getattr(self, name)
-            if column is not None:
-                setattr(part, name, column[start:stop])
-        return part
-
-
-def join_columns(parts: Sequence[Columns]) -> Columns:
-    """The events of several batches, in columns of their own."""
-    joined = Columns([kind for part in parts for kind in part.kinds], [one for part in parts for one in part.payloads])
-    for name in OPTIONAL:
-        columns = [getattr(part, name) for part in parts]
-        if columns.count(None) < len(columns):
-            whole: list[Any] = []
-            for part, column in zip(parts, columns, strict=True):
-                whole += [None] * len(part.kinds) if column is None else column
-            setattr(joined, name, whole)
-    return joined
-
-
-OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
 
 
 def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
@@ -222,25 +126,32 @@ def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
         recorded = [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds]
         joined.occurred = [own if at is None else at for at, own in zip(joined.occurred, recorded, strict=True)]
     wire = build_wire(joined, first, started_ms, base_id)
-    wire.run_counts = pack_ints([len(columns.kinds) for _, _, _, columns in parts])
-    wire.run_times = pack_ints([recorded_ms - started_ms for _, recorded_ms, _, _ in parts])
-    wire.run_ids = b"".join([(base & ID_MASK).to_bytes(ID_BYTES) for _, _, base, _ in parts])
+    set_runs(
+        wire,
+        [len(columns.kinds) for _, _, _, columns in parts],
+        [recorded_ms for _, recorded_ms, _, _ in parts],
+        b"".join([(base & ID_MASK).to_bytes(ID_BYTES) for _, _, base, _ in parts]),
+    )
     return seal(wire)
 
 
-def encode_wire(wire: Wire) -> bytes:
-    """A block without its checksum, to be kept for a while or sent on."""
-    return _encode(wire)
-
-
-def decode_wire(body: bytes | memoryview) -> Wire:
-    """What `encode_wire` made; the payload is a view into it."""
-    return _decode(body)
+def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
+    names: list[str | None] = []
+    values: list[str | None] = []
+    counts = []
+    for one in headers:
+        counts.append(len(one) if one else 0)
+        if one:
+            names.extend(one)
+            values.extend(one.values())
+    if not names:
+        return NO_PACKED_HEADERS
+    return pack_ints(counts), len(names), pack_text(names), pack_text(values)
 
 
 def seal(wire: Wire) -> bytes:
     """The stored form of a block: its bytes and their checksum."""
-    body = _encode(wire)
+    body = encode_wire(wire)
     return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
 
 
@@ -251,7 +162,7 @@ def read_block(value: bytes | memoryview, topic: str) -> Block:
     if found != int.from_bytes(value[-4:]) or len(value) < 5:
         raise Corrupt("a block fails its checksum", topic=topic)
     try:
-        wire = _decode(body)
+        wire = decode_wire(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
     if wire.format != FORMAT:
@@ -405,6 +316,13 @@ class Block:
         counts, total, names, values = self.wire.headers
         return offsets(counts, self.count), text_reader(names, total), text_reader(values, total)
 
+    def may_have_header(self, name: str) -> bool:
+        """False: no event of the block has it, found without opening one."""
+        if self.wire.headers is None or not self.wire.headers[1]:
+            return False
+        names = self.wire.headers[2]
+        return name in names[1] if names[0] == 1 else name.encode() in names[2]
+
     def headers(self, row: int) -> Mapping[str, str]:
         if self._headers is None:
             return NO_HEADERS
@@ -421,23 +339,6 @@ class Block:
         from penstock.journal.storage.joining import select
 
         return select(self, [row])
-
-
-NO_PACKED_HEADERS: tuple[Any, ...] = (0, 0, None, None)
-
-
-def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> tuple[Any, ...]:
-    names: list[str | None] = []
-    values: list[str | None] = []
-    counts = []
-    for one in headers:
-        counts.append(len(one) if one else 0)
-        if one:
-            names.extend(one)
-            values.extend(one.values())
-    if not names:
-        return NO_PACKED_HEADERS
-    return pack_ints(counts), len(names), pack_text(names), pack_text(values)
 
 
 def texts_of(block: Block) -> dict[str, list[str | None]]:
@@ -464,6 +365,13 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
         columns.headers = [block.headers(row) for row in rows]
     if wire.chain is not None:
         columns.chain = [wire.chain[32 * row : 32 * row + 32] for row in rows]
+    if texts is None and len(rows) * 8 <= block.count:  # not the whole block's texts for a few of its events
+        readers = {"key": block.key, "scope": block.scope}
+        readers |= {"correlation": block.correlation, "causation": block.causation}
+        for name, read in readers.items():
+            if getattr(wire, name) is not None:
+                setattr(columns, name, [read(row) for row in rows])
+        return columns
     for name, values in (texts_of(block) if texts is None else texts).items():
         setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
     return columns

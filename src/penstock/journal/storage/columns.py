@@ -10,15 +10,20 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.errors import Corrupt
+
+V = TypeVar("V")
 
 Ints = int | bytes
 """A column of non-negative integers: one number for a constant, else packed little-endian, 1, 2, 4 or 8 bytes each."""
 
 Text = tuple[Any, ...]
 """A column of optional strings: (0, lengths, bytes, nulls or None), or (1, values, codes) when few values repeat."""
+
+Headers = tuple[Any, ...]
+"""A column of headers: how many each row has, how many there are, and their names and values, as texts."""
 
 _WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _BIG_ENDIAN = sys.byteorder == "big"
@@ -144,9 +149,9 @@ def text_values(column: Text | None, count: int) -> list[str | None]:
     return [text[start:stop] for start, stop in pairwise(starts)]
 
 
-def join_codes(parts: Sequence[tuple[Sequence[Any], Ints, int]]) -> tuple[list[Any], Ints]:
+def join_codes(parts: Sequence[tuple[Sequence[V], Ints, int]]) -> tuple[list[V], Ints]:
     """One dictionary and its codes for several columns of (values, codes, count) end to end."""
-    code_of: dict[Any, int] = {}
+    code_of: dict[V, int] = {}
     for values, _, _ in parts:
         for value in values:
             code_of.setdefault(value, len(code_of))
@@ -172,7 +177,9 @@ def join_codes(parts: Sequence[tuple[Sequence[Any], Ints, int]]) -> tuple[list[A
 def join_text(parts: Sequence[tuple[Text | None, int]]) -> Text:
     """The column of several columns end to end; without decoding a value where the forms allow it."""
     if all(column is None or column[0] == 1 for column, _ in parts):
-        values, codes = join_codes([(*(column[1:] if column else ([None], 0)), count) for column, count in parts])
+        coded: list[tuple[list[str | None], Ints, int]]
+        coded = [(*(column[1:] if column else ([None], 0)), count) for column, count in parts]
+        values, codes = join_codes(coded)
         return 1, values, codes
     if not all(column is not None and column[0] == 0 for column, _ in parts):
         return pack_text([value for column, count in parts for value in text_values(column, count)])

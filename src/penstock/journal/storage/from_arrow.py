@@ -1,8 +1,8 @@
 """From Arrow record batches to blocks: columns become columns, no row is looked at alone.
 
 Rows are in canonical columns: topic, kind, payload (text or bytes), binary, key, scope, correlation, causation,
-headers, occurred_at; all but kind and payload may be missing. The blocks have neither positions nor recording times
-nor ids: those are given when the events' place is known.
+headers, occurred_at, and those of `RowOptions`; all but kind and payload may be missing. The blocks have neither
+positions nor recording times nor ids: those are given when the events' place is known.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.journal.storage.block import FORMAT, Wire
-from penstock.journal.storage.columns import Ints, Text
+from penstock.journal.storage.columns import Headers, Ints, Text
+from penstock.journal.storage.pending import RowOptions, with_options
+from penstock.journal.storage.wire import FORMAT, Wire
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_HEADERS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind, check_name
 
@@ -24,15 +24,17 @@ try:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
+    from numpy.typing import NDArray
 except ImportError as error:  # pragma: no cover - the extra is there in development
     raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
 
 BLOCK_PAYLOAD = 4 * BLOCK_BYTES
 """Payload bytes of one block at the most, unless a single payload is larger: as for a large append."""
+_Bounds = NDArray[np.int32]
 _NO_ID = bytes(10)
 _SAMPLE = 256
 _values = msgspec.json.Decoder(msgspec.Raw)
-_objects: Any = msgspec.json.Decoder(type("_Object", (msgspec.Struct,), {}, gc=False))
+_objects: msgspec.json.Decoder[object] = msgspec.json.Decoder(type("_Object", (msgspec.Struct,), {}, gc=False))
 """Reads an object and keeps nothing of it: twice as fast as keeping its bytes."""
 
 
@@ -79,30 +81,37 @@ def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
         wire.headers = _headers(rows.column("headers"))
     if "occurred_at" in rows.schema.names:
         wire.occurred = _times(rows.column("occurred_at"))
-    return wire
+    return wire if trusted else with_options(wire, _options(rows))
+
+
+def _options(rows: pa.RecordBatch) -> RowOptions:
+    """What rows ask for."""
+    given = [name for name in RowOptions.__struct_fields__ if name in rows.schema.names]
+    asked = [name for name in given if rows.column(name).null_count < rows.num_rows]
+    return RowOptions(**{name: rows.column(name).to_pylist() for name in asked})
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _bounds(column: Any) -> Any:
+def _bounds(column: pa.Array) -> _Bounds:
     """Where each value begins in a string or binary column's bytes, and, last, where they end."""
     return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
 
 
-def _data(column: Any, bounds: Any) -> Any:
+def _data(column: pa.Array, bounds: _Bounds) -> memoryview:
     held = column.buffers()[2]
     return memoryview(b"") if held is None else memoryview(held)[int(bounds[0]) : int(bounds[-1])]
 
 
-def _ints(values: Any) -> Ints:
+def _ints(values: NDArray[np.integer]) -> Ints:
     """Non-negative numbers as a block keeps them: one number when all are the same, else in the narrowest width."""
     high = int(values.max())
     if int(values.min()) == high:
         return high
     width = "u1" if high < 1 << 8 else "<u2" if high < 1 << 16 else "<u4" if high < 1 << 32 else "<u8"
-    return values.astype(width).tobytes()  # type: ignore[no-any-return]
+    return values.astype(width).tobytes()
 
 
-def _kinds(column: Any) -> tuple[list[str], Ints]:
+def _kinds(column: pa.Array) -> tuple[list[str], Ints]:
     if column.null_count:
         raise ConfigError("the column kind is null in a row; every event has a kind")
     coded = column.dictionary_encode()
@@ -112,7 +121,7 @@ def _kinds(column: Any) -> tuple[list[str], Ints]:
     return kinds, _ints(np.asarray(coded.indices))
 
 
-def _text(column: Any, name: str, *, checked: bool = True) -> Text:
+def _text(column: pa.Array, name: str, *, checked: bool = True) -> Text:
     """A column of optional strings; as a dictionary where few values repeat."""
     count = len(column)
     if checked:
@@ -135,7 +144,7 @@ def _text(column: Any, name: str, *, checked: bool = True) -> Text:
     return 0, _ints(np.diff(bounds)), bytes(_data(column, bounds)), nulls
 
 
-def _repeats(column: Any) -> bool:
+def _repeats(column: pa.Array) -> bool:
     """Whether values may repeat often enough for a dictionary: a sample saves making one in vain."""
     count = len(column)
     if count <= 4 * _SAMPLE:
@@ -144,7 +153,7 @@ def _repeats(column: Any) -> bool:
     return len(pc.unique(column.take(rows))) * 2 <= len(rows) or len(pc.unique(column.slice(0, _SAMPLE))) * 2 <= _SAMPLE
 
 
-def _headers(column: Any) -> tuple[Any, ...] | None:
+def _headers(column: pa.Array) -> Headers | None:
     if column.null_count:
         column = pc.coalesce(column, pa.array([[]], column.type).take(pa.array(np.zeros(len(column), dtype=np.int8))))
     bounds = np.asarray(column.offsets)
@@ -161,7 +170,7 @@ def _headers(column: Any) -> tuple[Any, ...] | None:
     return _ints(counts), total, _text(names, "headers", checked=False), _text(values, "headers", checked=False)
 
 
-def _times(column: Any) -> Ints | None:
+def _times(column: pa.Array) -> Ints | None:
     """Milliseconds; a row without a time gets that of its writing."""
     if column.null_count == len(column):
         return None
@@ -173,8 +182,8 @@ def _times(column: Any) -> Ints | None:
     return first if (ms == first).all() else ms.astype("<i8").tobytes()
 
 
-def _check_json(payload: Any, data: Any, bounds: Any) -> None:
-    """ConfigError when a payload is not one JSON value: nobody could read it later."""
+def _check_json(payload: pa.Array, data: memoryview, bounds: _Bounds) -> None:
+    """ConfigError when a payload is not one JSON value: no reader could read it later."""
     if _all_objects(payload, data, bounds):
         return
     starts = (bounds - bounds[0]).tolist()
@@ -189,7 +198,7 @@ def _check_json(payload: Any, data: Any, bounds: Any) -> None:
             ) from error
 
 
-def _all_objects(payload: Any, data: Any, bounds: Any) -> bool:
+def _all_objects(payload: pa.Array, data: memoryview, bounds: _Bounds) -> bool:
     """Whether every payload is one JSON object or array, found out for all at once; False may also mean: cannot tell.
 
     They are read as lines. Where one ends in a bracket and the next begins with one, no value can reach across the

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from penstock.journal.storage.block import (
-    FORMAT,
-    ID_BYTES,
-    ID_MASK,
-    NO_PACKED_HEADERS,
-    Block,
-    Wire,
-    build_block,
-    columns_of,
-    decode_wire,
-    seal,
-)
-from penstock.journal.storage.columns import join_codes, join_ints, join_text, pack_ints, pack_signed
+from penstock.journal.storage.block import Block, build_block, columns_of, seal
+from penstock.journal.storage.columns import Headers, join_codes, join_ints, join_text, pack_signed
+from penstock.journal.storage.wire import FORMAT, NO_PACKED_HEADERS, Wire, decode_wire, pack_seqs, set_runs, set_runs_of
 
 
 def select(block: Block, rows: Sequence[int]) -> bytes:
     """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
     columns = columns_of(block, rows)
     built = decode_wire(memoryview(build_block(columns, block.seq(rows[0]), 0, 0))[:-4])
-    ids = [block.id_number(row) for row in rows]
-    starts = [0] + [at for at in range(1, len(ids)) if ids[at] != ids[at - 1] + 1 or ids[at] >> 80 != ids[at - 1] >> 80]
-    times = [block.recorded_ms(rows[at]) for at in starts]
-    built.run_counts = pack_ints([stop - start for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True)])
-    built.run_time = times[0]
-    built.run_times = pack_ints([ms - times[0] for ms in times])
-    built.run_ids = b"".join((ids[at] & ID_MASK).to_bytes(ID_BYTES) for at in starts)
+    set_runs_of(built, [block.id_number(row) for row in rows], [block.recorded_ms(row) for row in rows])
     seqs = [block.seq(row) for row in rows]
     if seqs[-1] - seqs[0] != len(seqs) - 1:
-        built.seqs = _pack_seqs(seqs)
+        built.seqs = pack_seqs(seqs)
     return seal(built)
 
 
@@ -61,17 +44,18 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         FORMAT,
         sum([wire.count for wire in wires]),
         wires[0].first,
-        pack_ints(run_counts),
-        run_times[0],
-        pack_ints([ms - run_times[0] for ms in run_times]),
-        b"".join([wire.run_ids for wire in wires]),
+        0,
+        0,
+        0,
+        b"",
         kinds,
         codes,
         join_ints([(wire.lengths, wire.count) for wire in wires]),
         memoryview(b"".join([wire.payload for wire in wires])),
     )
+    set_runs(joined, run_counts, run_times, b"".join([wire.run_ids for wire in wires]))
     if blocks[-1].last - blocks[0].first != joined.count - 1:
-        joined.seqs = _pack_seqs([seq for block in blocks for seq in block.seqs])
+        joined.seqs = pack_seqs([seq for block in blocks for seq in block.seqs])
     if any(wire.binary for wire in wires):
         joined.binary = b"".join([wire.binary or bytes(wire.count) for wire in wires])
     if any(wire.occurred is not None for wire in wires):
@@ -87,7 +71,7 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
     return Block(joined, blocks[0].topic)
 
 
-def _join_headers(parts: Sequence[tuple[tuple[Any, ...], int]]) -> tuple[Any, ...]:
+def _join_headers(parts: Sequence[tuple[Headers, int]]) -> Headers:
     total = sum([headers[1] for headers, _ in parts])
     if not total:
         return NO_PACKED_HEADERS
@@ -97,8 +81,3 @@ def _join_headers(parts: Sequence[tuple[tuple[Any, ...], int]]) -> tuple[Any, ..
         join_text([(headers[2], headers[1]) for headers, _ in parts if headers[1]]),
         join_text([(headers[3], headers[1]) for headers, _ in parts if headers[1]]),
     )
-
-
-def _pack_seqs(seqs: Sequence[int]) -> bytes:
-    packed = pack_signed(seqs)
-    return packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)

@@ -15,6 +15,7 @@
     v batch                   one that is published, with blocks that are stored apart (msgpack)
     x batch piece index       a block that is stored apart
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
+    f owner                   an exclusive fence that is open: in which file (entity.staging.holders)
     u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)
@@ -30,6 +31,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
+
+from msgspec import Meta
 
 from penstock.errors import Corrupt
 from penstock.limits import MAX_POSITION
@@ -51,6 +55,7 @@ STAGED = b"w"
 PUBLISHED = b"v"
 APART = b"x"
 DROPPED = b"g"
+FENCE = b"f"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")
@@ -62,13 +67,20 @@ MAX_SEQ = MAX_POSITION
 MAX_BUCKET = (1 << 32) - 1
 
 
+TopicNumber = Annotated[int, Meta(ge=0, lt=1 << 32)]
+"""What keys have room for; a stored record that says otherwise is damaged."""
+StoredPosition = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
+
 block_key: Callable[[int, int], bytes] = partial(_block.pack, BLOCK)
 """The key of a topic's block by its first position; every commit makes one, so it is no function of Python's."""
 
 
 def block_first(key: bytes) -> int:
     """The first position of the block under a block key."""
-    return _seq.unpack_from(key, 5)[0]  # type: ignore[no-any-return]
+    try:
+        return _seq.unpack_from(key, 5)[0]  # type: ignore[no-any-return]
+    except struct.error:
+        raise Corrupt(f"the key of a block has {len(key)} bytes, and should have {_block.size}") from None
 
 
 def block_range(topic: int) -> tuple[bytes, bytes]:
@@ -93,6 +105,13 @@ def topic_range(prefix: bytes, topic: int) -> tuple[bytes, bytes]:
 
 
 dropped_key: Callable[[int], bytes] = partial(_topic.pack, DROPPED)
+
+
+def dropped_number(key: bytes) -> int:
+    """The number of the topic that a dropped topic's key names."""
+    if len(key) != _topic.size:
+        raise Corrupt(f"the key of a dropped topic has {len(key)} bytes, and should have {_topic.size}")
+    return int.from_bytes(key[1:])
 
 
 def topic_key(name: str) -> bytes:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.journal.storage.block import Block, Columns, columns_of
+from penstock.journal.storage.block import Block, columns_of
+from penstock.journal.storage.wire import Columns
 
 if TYPE_CHECKING:
     from penstock.events import Event
@@ -60,7 +61,7 @@ def stored_link(event: Event) -> bytes | None:
 def said_by(columns: Columns, seqs: Iterable[int], names: Iterable[bytes], occurred: Iterable[int]) -> Iterator[bytes]:
     """What each event says, as the bytes its link is made of: a tuple of six, or of eleven when it has more to say."""
     encode = _encode
-    nothing: list[Any] = [None] * len(columns)
+    nothing: list[object] = [None] * len(columns)
     binaries, scopes, headers = columns.binary, columns.scope, columns.headers
     correlations, causations = columns.correlation, columns.causation
     short = zip(seqs, names, occurred, columns.kinds, columns.payloads, columns.key or nothing, strict=False)

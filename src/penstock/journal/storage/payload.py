@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from sys import modules
-from typing import Any
 
 import msgspec
 
@@ -13,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.limits import MAX_PAYLOAD_BYTES
 
 
-def _plain_model(value: Any) -> Any:
+def _plain_model(value: object) -> object:
     """What is written for a value that msgspec does not know: the fields of a pydantic model."""
     pydantic = modules.get("pydantic")
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
@@ -25,7 +24,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain_model).encode
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
-def encode_payload(payload: Any) -> bytes:
+def encode_payload(payload: object) -> bytes:
     """The stored bytes of a payload; ConfigError when it has no JSON form."""
     if isinstance(payload, _BYTES_LIKE):
         encoded = bytes(payload)
@@ -48,7 +47,7 @@ def encode_payload(payload: Any) -> bytes:
     return encoded
 
 
-def encode_payloads(payloads: Sequence[Any]) -> list[bytes]:
+def encode_payloads(payloads: Sequence[object]) -> list[bytes]:
     """The stored bytes of many payloads, with less work for each; `encode_payload` finds the words for a bad one."""
     if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
         return list(map(encode_payload, payloads))
@@ -62,12 +61,12 @@ def encode_payloads(payloads: Sequence[Any]) -> list[bytes]:
     return encoded
 
 
-def is_binary(payload: Any) -> bool:
+def is_binary(payload: object) -> bool:
     """Whether a payload is kept as bytes rather than as JSON."""
     return isinstance(payload, _BYTES_LIKE)
 
 
-def _has_non_finite(value: Any) -> bool:
+def _has_non_finite(value: object) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, Mapping):

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.engine.contract import Engine
 from penstock.errors import ConfigError
 from penstock.events import format_id
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
-from penstock.journal.storage.columns import Ints, Text
+from penstock.journal.storage.columns import Headers, Ints, Text
 from penstock.journal.storage.joining import join_blocks
 
 try:
     import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 except ImportError as error:  # pragma: no cover - the extra is there in development
     raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
 
@@ -159,13 +160,13 @@ def _column(block: Block, name: str, payload: PayloadType) -> pa.Array:
             return _text(wire.causation, count)
 
 
-def _numbers(column: Ints, count: int) -> Any:
+def _numbers(column: Ints, count: int) -> NDArray[np.integer]:
     if isinstance(column, int):
         return np.full(count, column, dtype=np.int64)
     return np.frombuffer(column, dtype=_WIDTHS[len(column) // count])
 
 
-def _offsets(lengths: Ints, count: int) -> Any:
+def _offsets(lengths: Ints, count: int) -> NDArray[np.int32]:
     bounds = np.zeros(count + 1, dtype=np.int32)
     if isinstance(lengths, int):
         if lengths:
@@ -193,7 +194,7 @@ def _no_headers(count: int) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), empty, empty)
 
 
-def _coded(values: list[Any], codes: Ints, count: int) -> pa.Array:
+def _coded(values: Sequence[str | None], codes: Ints, count: int) -> pa.Array:
     if isinstance(codes, int):
         return _constant(values[codes], count)
     return pa.array(values, pa.string()).take(pa.array(_numbers(codes, count)))
@@ -232,7 +233,7 @@ def _check_text(block: Block, rows: Sequence[int]) -> None:
                 ) from error
 
 
-def _headers(headers: tuple[Any, ...] | None, count: int) -> pa.Array:
+def _headers(headers: Headers | None, count: int) -> pa.Array:
     if headers is None or not headers[1]:
         return _no_headers(count)
     counts, total, names, values = headers
@@ -245,7 +246,7 @@ def _times(column: Ints, count: int) -> pa.Array:
     return _micros(np.frombuffer(column, dtype="<i8"))
 
 
-def _micros(ms: Any) -> pa.Array:
+def _micros(ms: NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(_TIME, len(ms), [None, pa.py_buffer(ms * 1000)])
 
 

@@ -10,7 +10,8 @@ import msgspec
 from penstock.engine.contract import Engine, Snapshot
 from penstock.journal.commit.catalog import Settings, TopicState, load_state, open_block, save_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
 from penstock.journal.cursors import read_cursors
 from penstock.journal.index.directory import trim_index
 from penstock.journal.reading import TopicView
@@ -24,11 +25,11 @@ from penstock.limits import EXCHANGE_BYTES, RETENTION_BLOCKS, RETENTION_BYTES
 
 _TRIES = 100
 """How often blocks that have changed are read again before compaction by key leaves the rest to the next time."""
-LOOK_BYTES = 4 << 20
+SCAN_BYTES = 4 << 20
 """How much is read in one snapshot."""
 
 Trim = Callable[[Commit, str, int], None]
-"""Hears that a topic's history was removed through a position."""
+"""Hears that a topic's history is about to be removed through a position, needed or not."""
 Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
 """Who still needs a topic's history and through which position they are done with it."""
 
@@ -88,7 +89,7 @@ def held_back(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -
 
 
 def one_step(commit: Commit, topic: str, through: int) -> int:
-    """How far one commit should remove a topic's history, so that nobody waits long behind it."""
+    """How far one commit should remove a topic's history, so that no caller waits long behind it."""
     view = TopicView.open(commit.tx, topic)
     if view is None:
         return through
@@ -202,9 +203,9 @@ def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> di
     while more:
         more = False
         with engine.read() as snap:
-            looked = 0
+            scanned = 0
             for _, value, block in stored_blocks(snap, number, topic, after + 1, keys.MAX_SEQ):
-                if looked >= LOOK_BYTES:  # a snapshot held for long keeps the engine from cleaning up
+                if scanned >= SCAN_BYTES:  # a snapshot held for long keeps the engine from cleaning up
                     more = True
                     break
                 newest.update(
@@ -212,7 +213,7 @@ def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> di
                     for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True)
                     if key is not None
                 )
-                looked += stored_size(value)
+                scanned += stored_size(value)
                 after = block.last
     return newest
 
@@ -222,17 +223,17 @@ def _newest_only(
 ) -> tuple[list[ThinnedBlock], int]:
     """The next blocks that have events whose keys come again, without them; and how far it came."""
     thinned: list[ThinnedBlock] = []
-    size = looked = 0
+    size = scanned = 0
     for stored in stored_blocks(snap, number, topic, after + 1, through):
         block = stored[2]
-        if size >= EXCHANGE_BYTES or looked >= LOOK_BYTES:
+        if size >= EXCHANGE_BYTES or scanned >= SCAN_BYTES:
             return thinned, block.first - 1
         kept = [
             row
             for row, (key, seq) in enumerate(zip(text_values(block.wire.key, block.count), block.seqs, strict=True))
             if key is None or seq > through or seq >= newest.get(key, 0)
         ]
-        looked += stored_size(stored[1])
+        scanned += stored_size(stored[1])
         if len(kept) < block.count:
             thinned.append(without(stored, kept))
             size += stored_size(stored[1])

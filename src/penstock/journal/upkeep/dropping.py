@@ -18,19 +18,19 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import TopicInUse, UnknownTopic
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
 from penstock.journal.cursors import read_cursors
 from penstock.journal.index.directory import INDEX
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.segments import load_segments
+from penstock.journal.sealed.segments import load_segments, sealed_files
 from penstock.journal.storage import keys
-from penstock.journal.upkeep.sweeping import sweep_staged
 from penstock.limits import RETENTION_BYTES
 
 _OWN = (keys.STATE, keys.BLOCK, keys.CURSOR, keys.DEDUP, keys.SEALS, keys.SEGMENT, INDEX)
 
 _STEP_ROWS = 1024
-"""Rows that one commit removes at the most, so that nobody waits long behind it."""
+"""Rows that one commit removes at the most, so that no caller waits long behind it."""
 
 KeyRange = tuple[bytes, bytes]
 RowsOf = Callable[[int], Iterable[KeyRange]]
@@ -84,7 +84,7 @@ def _cursors_and_files(commit: Commit, topic: str) -> Iterable[str]:
         return
     for consumer, seq in read_cursors(commit.tx, head.number).items():
         yield f"the cursor of {consumer!r} at {seq}"
-    files = sum(1 for _ in load_segments(commit.tx, head.number))
+    files = len(sealed_files(commit.tx, head.number))
     if files:
         yield f"{files} sealed files, which would stay in their lake unknown to the journal"
 
@@ -102,7 +102,8 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
             f"topic {topic!r} is in use by {_named(used)}: end these first, or drop it with them by force=True"
         )
     view = TopicView(commit.tx, topic, TopicRecord(head.number, head.settings))
-    report = DropReport(topic, view.count(), [one.place for one in load_segments(commit.tx, head.number)])
+    files = [one.shown(file.path) for one in load_segments(commit.tx, head.number) for file in one.files]
+    report = DropReport(topic, view.count(), files)
     for hook in rules.hooks:
         hook(commit, topic, head.number)
     commit.tx.delete(keys.topic_key(topic))
@@ -130,14 +131,15 @@ def _named(used: Sequence[str], most: int = 5) -> str:
 def clear_dropped(engine: Engine, writer: Writer, rules: DropRules, stopped: Callable[[], bool]) -> bool:
     """Removes the rows of every dropped topic, in small commits; whether there were any."""
     with engine.read() as snap:
-        numbers = [
-            int.from_bytes(key[1:]) for key, _ in snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED)) if key[1:]
-        ]
+        scanned = snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))
+        numbers = [keys.dropped_number(key) for key, _ in scanned if key[1:]]
     for number in numbers:
         ranges = rules.ranges(number)
         for low, high in ranges:
             if not _clear(engine, writer, low, high, stopped):
                 return True
+        from penstock.journal.upkeep.sweeping import sweep_staged
+
         sweep_staged(engine, writer)
         writer.run(WriteRequest(partial(_finish, number, ranges), relaxed=True))
     if numbers:

@@ -13,7 +13,8 @@ from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import forget_expired
-from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
 from penstock.journal.storage import keys
 from penstock.journal.upkeep.compaction import (
     Hold,
@@ -24,9 +25,8 @@ from penstock.journal.upkeep.compaction import (
     retention_bound,
 )
 from penstock.journal.upkeep.dropping import DropRules, clear_dropped
-from penstock.journal.upkeep.merging import settle_tail
-from penstock.journal.upkeep.sweeping import sweep_staged
-from penstock.limits import MERGE_FAN_IN, RETENTION_SECONDS, SETTLED_BYTES, SMALL_BYTES
+from penstock.journal.upkeep.merging import merge_tail
+from penstock.limits import MERGE_FAN_IN, MERGED_BYTES, RETENTION_SECONDS, SMALL_BYTES
 from penstock.observe.logs import Log
 
 log = Log("penstock.housekeeper")
@@ -65,7 +65,7 @@ class Housekeeper:
         """Whether topics were dropped whose rows are still to be cleared away."""
         self._aged: set[str] = set()
         """Topics with a max_age: time alone makes them due."""
-        self._looked_ms = self._swept_ms = writer.clock.now_ms()
+        self._aged_checked_ms = self._swept_ms = writer.clock.now_ms()
 
     def note(self, topic: str, events: int) -> None:
         """A commit added events to a topic."""
@@ -105,7 +105,7 @@ class Housekeeper:
         with self._turn:
             clear_dropped(self._engine, self._writer, self.drop_rules, lambda: self._closed)
 
-    def keep(self, topic: str, *, thorough: bool = False) -> None:
+    def maintain(self, topic: str, *, thorough: bool = False) -> None:
         """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
         with self._turn:
             self._merge(topic, thorough)
@@ -116,6 +116,8 @@ class Housekeeper:
             if self._writer.run(WriteRequest(lambda commit: self._wants_newest_only(commit, topic), relaxed=True)):
                 freed = compact_by_key(self._engine, self._writer, topic, self.holds) > 0 or freed
             if freed or thorough or self._sweep_is_due():
+                from penstock.journal.upkeep.sweeping import sweep_staged
+
                 freed = sweep_staged(self._engine, self._writer) or freed
             if freed:
                 self._writer.reclaim()
@@ -133,17 +135,17 @@ class Housekeeper:
     def _merge(self, topic: str, thorough: bool) -> None:
         """Merges the smallest blocks; and, when that has left enough middling ones, those."""
         if thorough:
-            settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES, fan_in=2)
+            merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES, fan_in=2)
             return
-        small = settle_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
+        small = merge_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
         # Without small blocks to merge, the commits since the last look left middling ones themselves.
         self._merges[topic] += 1 if small else MERGE_FAN_IN
         if self._merges[topic] >= MERGE_FAN_IN:
             self._merges[topic] = 0
-            settle_tail(self._engine, self._writer, topic, below=SETTLED_BYTES)
+            merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES)
 
     def begin(self) -> None:
-        """Finds the topics that need a look also when nobody appends to them."""
+        """Finds the topics that need a look also when no process appends to them."""
         with self._engine.read() as snap:
             aged = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
             dropped = next(iter(snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))), None)
@@ -194,11 +196,11 @@ class Housekeeper:
             return None
         return RETENTION_SECONDS if isinstance(self._writer.clock, SystemClock) else 0.02
 
-    def _look_at_aged(self) -> None:
+    def _check_aged(self) -> None:
         """What was young enough at the last look may be too old by now."""
         now = self._writer.clock.now_ms()
-        if self._aged and not 0 <= now - self._looked_ms < RETENTION_SECONDS * 1000:
-            self._looked_ms = now
+        if self._aged and not 0 <= now - self._aged_checked_ms < RETENTION_SECONDS * 1000:
+            self._aged_checked_ms = now
             with self._lock:
                 self._due.update(self._aged)
 
@@ -213,7 +215,7 @@ class Housekeeper:
         while True:
             self._wanted.wait(self._nap())
             self._wanted.clear()
-            self._look_at_aged()
+            self._check_aged()
             if self._clearing and not self._closed:
                 self._clearing = False
                 if not self._try("the rows of dropped topics", self.clear_dropped):
@@ -223,7 +225,7 @@ class Housekeeper:
                     if not self._due:
                         break
                     topic = self._due.pop()
-                if not self._try(f"topic {topic!r}", partial(self.keep, topic)):
+                if not self._try(f"topic {topic!r}", partial(self.maintain, topic)):
                     return
             if self._closed:
                 return

@@ -2,7 +2,7 @@
 
 One commit makes one block, so that many small commits leave many small blocks. When enough small neighbours have
 gathered they become one: first the smallest among themselves, and when enough of the results have gathered, those. A
-block of `SETTLED_BYTES` or more is left alone. The reading and joining happens beside the writer; only the exchange
+block of `MERGED_BYTES` or more is left alone. The reading and joining happens beside the writer; only the exchange
 takes its turn, in a commit that need not be on disk (a lost merge loses nothing).
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from penstock.engine.contract import Engine, Snapshot
 from penstock.journal.commit.catalog import load_record, open_block
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
 from penstock.journal.storage import keys
 from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.block import Block
@@ -24,7 +25,7 @@ _TAIL_BLOCKS = 16 * MERGE_FAN_IN
 _Stored = tuple[bytes, bytes]
 
 
-def settle_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
+def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
     """Merges the trailing blocks smaller than `below` bytes if there are `fan_in` of them; returns how many were."""
     noted = writer.catalog.reshaped
     tail: list[_Stored] = []

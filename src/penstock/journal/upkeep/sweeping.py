@@ -7,7 +7,8 @@ from functools import partial
 from penstock.engine.contract import Engine
 from penstock.journal.bulk.staging import drop, forget_removed, is_needed, published_batches, staged_batches
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import Writer, WriteRequest
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit.writer import Writer
 from penstock.limits import STAGED_SECONDS
 
 
@@ -18,7 +19,7 @@ def sweep_staged(engine: Engine, writer: Writer) -> bool:
         old = [batch for batch, record in staged_batches(snap) if record.begun_ms < oldest]
         published = [batch for batch, record in published_batches(snap) if not is_needed(snap, batch, record, oldest)]
     swept = False
-    for batch in old:  # one commit each: nobody waits long behind it
+    for batch in old:  # one commit each: no caller waits long behind it
         swept = bool(writer.run(WriteRequest(partial(_drop, batch), relaxed=True))) or swept
     for batch in published:
         while writer.run(WriteRequest(partial(_forget, batch, oldest), relaxed=True)):

@@ -15,6 +15,7 @@ from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.joining import select
 from penstock.limits import EXCHANGE_BYTES
+from penstock.units import in_parts
 
 Stored = tuple[bytes, bytes, Block]
 """A block with its key and value in the store."""
@@ -36,7 +37,7 @@ class ThinnedBlock(msgspec.Struct, frozen=True):
 def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
     """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
 
-    What is rewritten here counts as compacted afterwards, and nobody could tell a lost block from a removed one.
+    What is rewritten here counts as compacted afterwards, and no check could tell a lost block from a removed one.
     """
     record = load_record(snap, topic)
     if record is None or record.number != number:
@@ -64,16 +65,7 @@ def without(stored: Stored, kept: Sequence[int]) -> ThinnedBlock:
 
 def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
     """As many at a time as one commit should exchange."""
-    part: list[ThinnedBlock] = []
-    size = 0
-    for block in blocks:
-        part.append(block)
-        size += stored_size(block.value)
-        if size >= EXCHANGE_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+    return in_parts(blocks, lambda block: stored_size(block.value), EXCHANGE_BYTES)
 
 
 def exchange(commit: Commit, topic: str, number: int, part: Sequence[ThinnedBlock]) -> bool:

@@ -1,20 +1,23 @@
 """Waking those who wait for something new: in process at once, across processes within a few milliseconds.
 
-Nobody misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
+No waiter misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
 anything was signalled since the note was made.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from penstock.journal.waking.file_watch import FileWatch
+from penstock.ticket import wake_waiters
 
 if TYPE_CHECKING:  # imported where it is used: most callers never wait in an event loop
     import asyncio
+
+    from penstock.ticket import Waiter
 
 
 class Signal:
@@ -24,29 +27,13 @@ class Signal:
 
     def __init__(self) -> None:
         self.version = 0
-        self._waiters: list[Any] = []
+        self._waiters: list[Waiter] = []
 
     def notify(self) -> None:
-        """Wakes everybody who waits."""
+        """Wakes all waiters."""
         self.version += 1
-        waiters = self._waiters
-        if not waiters:
-            return
-        loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-        while waiters:
-            try:
-                waiter = waiters.pop()
-            except IndexError:
-                break
-            if isinstance(waiter, tuple):
-                loops.setdefault(waiter[0], []).append(waiter[1])
-            else:
-                waiter.release()
-        for loop, futures in loops.items():
-            try:
-                loop.call_soon_threadsafe(_resolve, futures)
-            except RuntimeError:  # the loop was closed: nobody waits there any more
-                continue
+        if self._waiters:
+            wake_waiters((self._waiters,))
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """Waits until the version is another than `seen`; False after `timeout` seconds."""
@@ -79,22 +66,19 @@ class Signal:
             self._leave(waiter)
         return bool(done) or self.version != seen
 
-    def _leave(self, waiter: Any) -> None:
+    def _leave(self, waiter: Waiter) -> None:
         with suppress(ValueError):
             self._waiters.remove(waiter)
 
 
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-
-
 class Hub:
-    """One signal per topic, and a watcher that looks for other processes' commits while anybody waits."""
+    """One signal per topic, and a watcher that looks for other processes' commits while there are waiters."""
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self.signals: dict[str, Signal] = {}
+        self.anything = Signal()
+        """Told of every commit to a topic or a queue, whichever it was, while a caller is in `hear_anything`."""
+        self.hearers = 0
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -110,12 +94,25 @@ class Hub:
             signal = self.signals.setdefault(topic, Signal())
         return signal
 
+    @contextmanager
+    def hear_anything(self) -> Iterator[Signal]:
+        """While the block runs, the signal it is given is told of every commit, other processes' included."""
+        with self:
+            with self._lock:
+                self.hearers += 1
+            try:
+                yield self.anything
+            finally:
+                with self._lock:
+                    self.hearers -= 1
+
     def notify_all(self) -> None:
+        self.anything.notify()
         for signal in list(self.signals.values()):
             signal.notify()
 
     def close(self) -> None:
-        """Wakes everybody for good."""
+        """Wakes all waiters for good."""
         with self._lock:
             self.closed = True
         self._wanted.set()

@@ -13,15 +13,16 @@ import typing
 from collections.abc import Mapping
 from datetime import date, datetime
 from functools import lru_cache
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.payloads.ddl import SchemaText, fields
 from penstock.payloads.parsing import PayloadParser
 
-_TYPES: Mapping[str, Any] = {
+_TYPES: Mapping[str, pa.DataType] = {
     "STRING": pa.string(),
     "BOOLEAN": pa.bool_(),
     "INT": pa.int32(),
@@ -54,7 +55,7 @@ _RESERVED = frozenset(
 )
 
 
-def columns_text(columns: str | type[Any] | None) -> str:
+def columns_text(columns: str | type[object] | None) -> str:
     """The typed columns a caller asked for, as text: given as such, or as the type whose fields they are."""
     if columns is None:
         return ""
@@ -98,7 +99,7 @@ class TypedColumns:
         self._parser = PayloadParser(self.schema) if len(self.schema) else None
         self.unfit = 0
 
-    def of(self, payload: Any, binary: Any) -> list[Any]:
+    def of(self, payload: pa.BinaryArray, binary: NDArray[np.bool_] | None) -> list[pa.Array]:
         """The columns for a binary column of payloads; `binary` marks those that are bytes and no JSON, None: none."""
         if self._parser is None:
             return []
@@ -107,7 +108,7 @@ class TypedColumns:
         return parsed.columns
 
 
-def _arrow_type(name: str, kind: str) -> Any:
+def _arrow_type(name: str, kind: str) -> pa.DataType:
     known = _TYPES.get(kind)
     if known is not None:
         return known
@@ -122,7 +123,7 @@ def _arrow_type(name: str, kind: str) -> Any:
     )
 
 
-def _of_type(declared: type[Any]) -> str:
+def _of_type(declared: type[object]) -> str:
     """The fields of a declared event type that can be columns; others stay in the JSON text."""
     if not (dataclasses.is_dataclass(declared) or hasattr(declared, "__annotations__")):
         raise ConfigError(f'columns is text like "customer STRING, total DOUBLE" or an event type, not {declared!r}')
@@ -136,7 +137,7 @@ def _of_type(declared: type[Any]) -> str:
     return ", ".join(found)
 
 
-def _of_hint(hint: Any) -> str | None:
+def _of_hint(hint: object) -> str | None:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         real = [one for one in typing.get_args(hint) if one is not type(None)]
         return _of_hint(real[0]) if len(real) == 1 else None

@@ -6,23 +6,30 @@ position: two that are made at once conflict, and one of them fails.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from pathlib import Path
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import ConfigError, StorageError
-from penstock.journal.sealed.tables.table import LakeFile, Owner, day_in, table_root
+from penstock.durable import sync_folder, sync_path
+from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.journal.sealed.tables.partition import partition_values
+from penstock.journal.sealed.tables.table import LakeFile, Owner, table_root
+from penstock.names import split_url
 
 _NO_STATISTICS = frozenset({"payload", "headers", "payload_bytes", "link", "id"})
 """Columns whose smallest and largest value tell a reader nothing."""
 _LONGEST = 64
 """Characters of a text's bounds; longer ones would fill the log."""
+_UNSYNCED = 2
+"""Entries at the log's end that may not be on disk: the newest, and one before it whose sync failed."""
+log = logging.getLogger("penstock.journal.sealed")
 
 
 def check_library() -> None:
@@ -36,18 +43,52 @@ def check_library() -> None:
 class DeltaLakeTable:
     """The Delta table of a topic in a lake."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, partition_by: str = "") -> None:
         from deltalake import DeltaTable
-        from deltalake.exceptions import TableNotFoundError
+        from deltalake.exceptions import DeltaError, TableNotFoundError
 
         self._owner = owner
+        self._partition = ["date", partition_by] if partition_by else ["date"]
         self._application = f"penstock/{owner.journal}/{owner.topic}"
         self._place = table_root(owner)
         self._options = storage_options(owner.lake)
+        self._set_torn_entries_aside()
         try:
-            self._table: Any = DeltaTable(self._place, storage_options=self._options)
+            self._table: DeltaTable | None = DeltaTable(self._place, storage_options=self._options)
         except TableNotFoundError:
             self._table = None
+        except DeltaError as error:
+            raise Corrupt(f"the log of the Delta table at {owner.shown} cannot be read: {error}") from error
+
+    def _entries(self) -> list[Path]:
+        """The files of the table's log, oldest first; none of a table that is not in a folder here."""
+        if "://" in self._owner.lake:
+            return []
+        return sorted(entry for entry in Path(self._place, "_delta_log").glob("*.json") if entry.stem.isdecimal())
+
+    def _set_torn_entries_aside(self) -> None:
+        """A power cut may leave the end of the log in pieces, which no reader can read: what it said is said again.
+
+        It was not on disk yet, so no seal that listed files in it was ever acknowledged. An entry after one that is
+        missing cannot be read either.
+        """
+        entries = self._entries()[-_UNSYNCED:]
+        torn = next((at for at, entry in enumerate(entries) if not _is_whole(entry)), len(entries))
+        if torn > 1 and int(entries[1].stem) != int(entries[0].stem) + 1:
+            torn = 1
+        for entry in entries[torn:]:
+            entry.rename(entry.with_suffix(".torn"))
+            sync_folder(entry.parent)
+            log.warning("%s was torn by a crash, and is set aside", entry)
+
+    def _store_log(self, before: int) -> None:
+        """Puts what was added to the log on disk, which deltalake does not."""
+        entries = self._entries()
+        for entry in entries[before:]:
+            sync_path(entry)
+        if entries:
+            for folder in (entries[0].parent, entries[0].parent.parent):
+                sync_folder(folder)
 
     def paths(self) -> set[str]:
         if self._table is None:
@@ -67,30 +108,37 @@ class DeltaLakeTable:
         properties = CommitProperties(
             app_transactions=[Transaction(self._application, through, now)], max_commit_retries=0
         )
-        actions: list[Any] = [
-            AddAction(one.path, one.segment.size, {"date": one.day}, now, True, _statistics(one, schema)) for one in add
+        added = [
+            AddAction(one.path, one.file.size, partition_values(one.path), now, True, _statistics(one, schema))
+            for one in add
         ]
         removed = list(remove)
+        before = max(0, len(self._entries()) - 1)  # the newest one, too: its sync may have failed
         try:
             if self._table is None:
                 create_table_with_add_actions(
                     self._place,
                     wanted,
-                    actions,
-                    partition_by=["date"],
+                    added,
+                    partition_by=self._partition,
                     name=self._owner.topic.replace("/", "_"),
                     description=f"Topic {self._owner.topic} of the journal {self._owner.journal}, sealed by penstock",
                     storage_options=self._options,
                     commit_properties=properties,
                 )
+                self._store_log(before)
                 return
             known = {field.name for field in self._table.schema().fields}
             fresh = [field for field in wanted.fields if field.name not in known]
             if fresh:
                 self._table.alter.add_columns(fresh)
-            if actions or removed:
-                actions += [RemoveAction(path, True, now, partition_values={"date": day_in(path)}) for path in removed]
-                self._table.create_write_transaction(actions, "append", wanted, ["date"], commit_properties=properties)
+                self._store_log(before)  # an entry is on disk before the next one is written
+            if added or removed:
+                gone = [RemoveAction(path, True, now, partition_values=partition_values(path)) for path in removed]
+                self._table.create_write_transaction(
+                    [*added, *gone], "append", wanted, self._partition, commit_properties=properties
+                )
+            self._store_log(before)
         except CommitFailedError as error:
             raise StorageError(
                 f"the Delta table at {self._owner.shown} was changed by another program meanwhile; seal again",
@@ -100,11 +148,20 @@ class DeltaLakeTable:
             raise StorageError(f"the Delta table at {self._owner.shown} cannot be written: {error}") from error
 
 
+def _is_whole(entry: Path) -> bool:
+    """Whether every line of an entry is JSON."""
+    try:
+        lines = entry.read_bytes().splitlines()
+        return bool([msgspec.json.decode(line) for line in lines])
+    except msgspec.DecodeError:
+        return False
+
+
 def storage_options(lake: str) -> dict[str, str]:
     """What a lake's url says about its store, in the words of deltalake; the rest comes from the environment."""
     if "://" not in lake:
         return {}
-    parts = urlsplit(lake)
+    parts = split_url(lake)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     found: dict[str, str] = {}
     if parts.scheme == "s3":
@@ -143,7 +200,7 @@ def _statistics(file: LakeFile, schema: pa.Schema) -> str:
         if low is not None and high is not None:
             least[name], most[name] = low, high
     return msgspec.json.encode(
-        {"numRecords": file.segment.count, "minValues": least, "maxValues": most, "nullCount": nulls}
+        {"numRecords": file.file.count, "minValues": least, "maxValues": most, "nullCount": nulls}
     ).decode()
 
 

@@ -1,44 +1,15 @@
-"""What lies in the lakes of a journal's topics, and the line with which other programs read it."""
+"""What lies in the lakes of a journal's topics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
+from penstock.journal.sealed.report import LakeSummary
 from penstock.journal.sealed.segments import TableSettings, load_seals, load_segments
 from penstock.names import shown_url
-
-
-class LakeSummary(msgspec.Struct, frozen=True):
-    """A topic's sealed history in one lake."""
-
-    topic: str
-    lake: str
-    """Where it lies; without the options and credentials that its url may have."""
-    format: str
-    columns: str
-    """The typed columns beside the JSON text."""
-    files: int
-    events: int
-    bytes: int
-    through: int
-    """The last position that is sealed there."""
-    catalog: str = ""
-
-    def readers(self) -> dict[str, str]:
-        """By program: the line that reads it. DuckDB needs its extension `delta` for a Delta table."""
-        folder = f"{self.lake}/{self.topic}"
-        files = f"{folder}/date=*/*.parquet"
-        if self.format == "delta":
-            duckdb, polars = f"SELECT count(*) FROM delta_scan('{folder}')", f'polars.scan_delta("{folder}")'
-        else:
-            duckdb = f"SELECT count(*) FROM read_parquet('{files}', hive_partitioning=true)"
-            polars = f'polars.scan_parquet("{files}", hive_partitioning=True)'
-        return {"DuckDB": duckdb, "Polars": polars, "Spark": f'spark.read.parquet("{folder}")'}
 
 
 def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
@@ -50,10 +21,19 @@ def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
     found: dict[str, list[int]] = {lake: [0, 0, 0, 0] for lake in seals.tables}
     for segment in load_segments(snap, view.number, load_state(snap, view.number, topic).trimmed):
         numbers = found.setdefault(segment.lake, [0, 0, 0, 0])
-        numbers[:3] = numbers[0] + 1, numbers[1] + segment.count, numbers[2] + segment.size
+        numbers[:3] = numbers[0] + len(segment.files), numbers[1] + segment.count, numbers[2] + segment.size
         numbers[3] = segment.last
     for lake, (files, events, size, through) in found.items():
         settings = seals.tables.get(lake, TableSettings())
         yield LakeSummary(
-            topic, shown_url(lake), settings.format, settings.columns, files, events, size, through, settings.catalog
+            topic,
+            shown_url(lake),
+            settings.format,
+            settings.columns,
+            files,
+            events,
+            size,
+            through,
+            settings.catalog,
+            settings.partition_by,
         )

@@ -8,15 +8,16 @@ the same difference; killed after it, there is none. Only the files of the table
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, Corrupt
 from penstock.journal.sealed.files import open_lake
-from penstock.journal.sealed.segments import Segment, TableSettings
+from penstock.journal.sealed.segments import Segment, SegmentFile, TableSettings
 from penstock.journal.sealed.tables.columns import check_change, columns_schema, columns_text
+from penstock.journal.sealed.tables.partition import check_partition
 from penstock.journal.sealed.writing import sealed_schema
 from penstock.names import TABLE_FORMATS, TableFormat, shown_url
 
@@ -34,11 +35,6 @@ class Owner(NamedTuple):
         return f"{shown_url(self.lake)}/{self.topic}"
 
 
-def day_in(path: str) -> str:
-    """The date that the folder of a file is named after."""
-    return path.partition("/")[0].removeprefix("date=")
-
-
 class LakeFile(NamedTuple):
     """A sealed file on its way into a table."""
 
@@ -46,14 +42,9 @@ class LakeFile(NamedTuple):
     """Below the topic's folder."""
     location: str
     """For readers that know nothing of the lake: a path, or a url."""
-    segment: Segment
-    metadata: Any
+    file: SegmentFile
+    metadata: pq.FileMetaData
     """Its Parquet footer."""
-
-    @property
-    def day(self) -> str:
-        """The date its folder is named after."""
-        return day_in(self.path)
 
 
 class LakeTable(Protocol):
@@ -77,24 +68,26 @@ def open_table(owner: Owner, settings: TableSettings) -> LakeTable:
     if settings.format == "delta":
         from penstock.journal.sealed.tables.delta import DeltaLakeTable
 
-        return DeltaLakeTable(owner)
+        return DeltaLakeTable(owner, settings.partition_by)
     from penstock.journal.sealed.tables.iceberg import IcebergLakeTable
 
-    return IcebergLakeTable(owner, settings.catalog)
+    return IcebergLakeTable(owner, settings.catalog, settings.partition_by)
 
 
 class TableRequest(NamedTuple):
     """What a caller of `seal` says about the lake's files; what is left open stays as it was."""
 
     format: TableFormat | None = None
-    columns: str | type[Any] | None = None
+    columns: str | type[object] | None = None
     catalog: str | None = None
+    partition_by: str | None = None
 
     def applied(self, before: TableSettings | None, lake: str) -> TableSettings:
         """The settings from now on; ConfigError when they cannot be had there, or not after what was."""
         known = before or TableSettings()
         columns = columns_text(self.columns) or known.columns
-        found = TableSettings(self.format or known.format, columns, self.catalog or known.catalog)
+        partition = known.partition_by if self.partition_by is None else self.partition_by
+        found = TableSettings(self.format or known.format, columns, self.catalog or known.catalog, partition)
         if found.format not in TABLE_FORMATS:
             raise ConfigError(f"format is one of {', '.join(TABLE_FORMATS)}, not {found.format!r}")
         if known.format not in ("parquet", found.format):
@@ -107,6 +100,13 @@ class TableRequest(NamedTuple):
         if found.catalog and found.format != "iceberg":
             raise ConfigError("catalog goes with format='iceberg': Delta and plain Parquet have none")
         check_change(known.columns, columns)
+        check_partition(partition, columns_schema(columns))
+        if before is not None and partition != before.partition_by:
+            how = f"by {before.partition_by!r}" if before.partition_by else "by no column"
+            raise ConfigError(
+                f"files sealed to {shown_url(lake)} before are parted {how}, and stay so: seal to another lake for "
+                "other ones"
+            )
         _check_library(found, lake)
         return found
 
@@ -137,20 +137,22 @@ def bring_up_to_date(owner: Owner, settings: TableSettings, segments: Iterable[S
             f"the table at {owner.shown} was written through position {table.through()}, beyond the {sealed} that "
             "this journal has sealed: another journal uses it, or this one is an older copy; use another lake"
         )
-    wanted = {one.path.removeprefix(f"{owner.topic}/"): one for one in segments if one.lake == owner.lake}
+    files = (file for one in segments if one.lake == owner.lake for file in one.files)
+    wanted = {file.path.removeprefix(f"{owner.topic}/"): file for file in files}
     held = table.paths()
     add = [_described(owner, path, wanted[path]) for path in sorted(wanted.keys() - held)]
     table.update(add, sorted(held - wanted.keys()), table_schema(settings), sealed)
 
 
-def _described(owner: Owner, path: str, segment: Segment) -> LakeFile:
+def _described(owner: Owner, path: str, file: SegmentFile) -> LakeFile:
     filesystem, root = open_lake(owner.lake)
     try:
-        with filesystem.open_input_file(f"{root}/{segment.path}") as file:
-            metadata = pq.ParquetFile(file).metadata
+        with filesystem.open_input_file(f"{root}/{file.path}") as opened:
+            metadata = pq.ParquetFile(opened).metadata
     except pa.ArrowInvalid as error:
-        raise Corrupt(f"a file of sealed history is damaged: {error}", topic=owner.topic, file=segment.place) from error
-    return LakeFile(path, table_root(owner) + "/" + path, segment, metadata)
+        place = f"{shown_url(owner.lake)}/{file.path}"
+        raise Corrupt(f"a file of sealed history is damaged: {error}", topic=owner.topic, file=place) from error
+    return LakeFile(path, table_root(owner) + "/" + path, file, metadata)
 
 
 def table_root(owner: Owner) -> str:

@@ -1,0 +1,36 @@
+"""What event sourcing needs once for every open journal: its fences, its gates, and the states folded lately."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.entity.projection.snapshot import SNAPSHOT
+from penstock.entity.projection.states import StateCache
+from penstock.entity.staging.fence import Fences
+from penstock.entity.staging.gate import Gates
+from penstock.journal.storage.keys import topic_range
+from penstock.journal.upkeep.dropping import KeyRange
+
+if TYPE_CHECKING:
+    from penstock.journal.core import JournalCore
+
+
+def _entity_rows(number: int) -> list[KeyRange]:
+    """Where saved states and published roots of a topic are."""
+    from penstock.entity.receipts.publishing import ROOTS
+
+    return [topic_range(SNAPSHOT, number), topic_range(ROOTS, number)]
+
+
+class EntityRegistry:
+    """Everything about event sourcing that one open journal has one of."""
+
+    def __init__(self, core: JournalCore) -> None:
+        # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
+        lock = threading.RLock()
+        self.fences = Fences(core, lock)
+        self.gates = Gates(core, self.fences, lock)
+        self.states = StateCache()
+        core.housekeeper.drop_rules.rows.append(_entity_rows)
+        core.before_close.append(self.fences.cancel_all)

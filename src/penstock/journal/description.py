@@ -1,0 +1,51 @@
+"""What a journal says of itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Pressure(msgspec.Struct, frozen=True):
+    """How far the writer is behind."""
+
+    queued: int
+    capacity: int
+
+    @property
+    def headroom(self) -> int:
+        """How many more submissions fit before `submit` waits."""
+        return max(0, self.capacity - self.queued)
+
+    @property
+    def utilization(self) -> float:
+        """Queued submissions as a share of the capacity."""
+        return self.queued / self.capacity
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        return self.queued == 0
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a journal is made of."""
+
+    engine: str
+    location: str | None
+    size_bytes: int
+    durability: str
+    read_only: bool
+    topics: list[str]
+    queues: list[str]
+    writer_capacity: int
+    gates: dict[str, list[str]] = {}
+    requests: dict[str, dict[str, int]] = {}
+    """Requests to an object store since it was opened: cause → kind → number; the kind `bytes` is what they brought."""
+    objects: dict[str, int] = {}
+    """How many objects an object store holds of the journal, by what they are for."""
+    unstored_seconds: float = 0.0
+    """For how long a commit that no caller waited for is in this process's memory only."""
+    writer: str | None = None
+    """Who holds the lease of a journal in an object store."""
+    paused: list[str] = []
+    """The queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""

@@ -1,0 +1,125 @@
+"""A topic's log, for the layers: what is appended is prepared here, and what is stored is asked for here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.events import Draft, Event
+from penstock.journal.commit.catalog import load_record
+from penstock.journal.commit.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
+from penstock.journal.cursors import read_cursor
+from penstock.journal.index.lookup import Lookup, entity_events
+from penstock.journal.reading import EVERYTHING, EventFilter, TopicView
+from penstock.journal.storage import keys
+
+if TYPE_CHECKING:
+    from penstock.journal.core import JournalCore
+
+T = TypeVar("T")
+
+
+class TopicLog:
+    """One topic of an open journal: the core and a name. What it is asked is not checked again."""
+
+    __slots__ = ("core", "name")
+
+    def __init__(self, core: JournalCore, name: str) -> None:
+        self.core = core
+        self.name = name
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def prepare(
+        self, kind: object, payload: object, draft: Mapping[str, object], find_cause: FindCause | None = None
+    ) -> PreparedBatch:
+        """Checks and encodes one event, and asks the gates and fences that may refuse it."""
+        core = self.core
+        if core.guards:
+            made = make_draft(kind, payload, draft)
+            for guard in core.guards:
+                guard(self.name, (made,))
+        if draft:
+            return prepare((make_draft(kind, payload, draft),), self.name, find_cause or core.find_cause)
+        return prepare_one(kind, payload)
+
+    def prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> PreparedBatch:
+        """The same for several events."""
+        core = self.core
+        if core.guards:
+            drafts = list(drafts)
+            for guard in core.guards:
+                guard(self.name, drafts)
+        return prepare(drafts, self.name, find_cause or core.find_cause)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ask(self, question: Callable[[TopicView], T], otherwise: T) -> T:
+        """Asks the newest committed state; a topic that was never written to answers `otherwise`."""
+        with self.core.engine.read() as snap:
+            record = load_record(snap, self.name)
+            if record is None:
+                return otherwise
+            aged = record.settings.max_age is not None
+            now_ms = self.core.clock.now_ms() if aged else None
+            return question(TopicView(snap, self.name, record, now_ms))
+
+    @property
+    def number(self) -> int | None:
+        """Tells this topic from others that had its name before, and were dropped; None before its first append."""
+        return self.ask(lambda view: view.number, None)
+
+    @property
+    def latest(self) -> int:
+        """The highest position ever assigned; 0 for none."""
+        return self.ask(TopicView.latest, 0)
+
+    @property
+    def oldest(self) -> int:
+        """The first position still stored; 0 for none."""
+        return self.ask(TopicView.oldest, 0)
+
+    def get(self, seq: int) -> Event | None:
+        """The event at a position, or None."""
+        return self.ask(lambda view: view.get(seq), None)
+
+    def cursor(self, consumer: str) -> int | None:
+        """How far a consumer has come, or None when it never committed."""
+        return self.ask(lambda view: read_cursor(view.snap, view.number, consumer), None)
+
+    def lag(self, consumer: str) -> int:
+        """How many positions a consumer is behind the newest event."""
+        return self.ask(lambda view: view.latest() - (read_cursor(view.snap, view.number, consumer) or 0), 0)
+
+    def read(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        through: int = keys.MAX_SEQ,
+        wanted: EventFilter = EVERYTHING,
+        since_ms: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Event]:
+        """Streams the wanted events after a position, of one snapshot that is taken when the first is asked for."""
+        lookup = None if wanted.key is None else self.core.index.lookup(self.name)
+        with self.core.engine.read() as snap:
+            view = TopicView.open(snap, self.name, self.core.clock.now_ms())
+            if view is not None:
+                yield from read_view(view, after, limit, through, wanted, since_ms, reverse, lookup)
+
+
+def read_view(
+    view: TopicView,
+    after: int,
+    limit: int | None,
+    through: int,
+    wanted: EventFilter,
+    since_ms: int | None,
+    reverse: bool,
+    lookup: Lookup | None = None,
+) -> Iterator[Event]:
+    """The events a `read` wants from one view of a topic; those of one entity through its index."""
+    view.check_not_trimmed(after)
+    if since_ms is not None:
+        after = max(after, view.position_before(since_ms))
+    if lookup is not None:
+        return entity_events(lookup.open(view), wanted, after, limit, through, reverse=reverse)
+    return view.events(after, through, limit, wanted, reverse=reverse)

@@ -1,0 +1,58 @@
+"""A topic's settings: checked, compared with each other, and changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.clock import seconds
+from penstock.documents.decoding import nearest
+from penstock.errors import ConfigError
+from penstock.journal.commit.catalog import Settings, TopicRecord, mark_aged, save_record
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.dedup import change_window
+from penstock.journal.storage.links import load_blake3
+from penstock.names import check_limit
+
+
+def checked_settings(changes: Mapping[str, Any]) -> dict[str, object]:
+    """Changes that each can be made; ConfigError names the first that cannot."""
+    unknown = sorted(set(changes) - set(Settings.__struct_fields__))
+    if unknown:
+        raise ConfigError(f"a topic has no setting {unknown[0]!r}{nearest(unknown[0], Settings.__struct_fields__)}")
+    checked = dict(changes)
+    for name in ("max_age", "dedup_window"):
+        if checked.get(name) is not None:
+            checked[name] = seconds(checked[name], name)
+    for name in ("max_events", "max_bytes"):
+        check_limit(checked.get(name), name, 1)
+    for name in ("by_key", "chained", "indexed"):
+        if name in checked and not isinstance(checked[name], bool):
+            raise ConfigError(f"{name} must be True or False, not {checked[name]!r}")
+    return checked
+
+
+def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -> Settings:
+    """Makes checked changes to a topic's settings, and whatever follows from them; returns the settings then."""
+    head = commit.ensure(topic)
+    settings = msgspec.structs.replace(head.settings, **changes)
+    _check_together(topic, head.settings, settings)
+    if settings != head.settings:
+        save_record(commit.tx, topic, TopicRecord(head.number, settings))
+        mark_aged(commit.tx, topic, settings)
+        now_ms = max(commit.now_ms, head.recorded_ms)
+        change_window(commit.tx, head.number, head.settings.dedup_window, settings.dedup_window, now_ms)
+        head.settings = settings
+    return settings
+
+
+def _check_together(topic: str, before: Settings, settings: Settings) -> None:
+    """Refuses settings that would make each other worthless."""
+    if settings.chained and settings.by_key:
+        raise ConfigError(f"topic {topic!r} cannot keep hash chains and be compacted by key: chains need every event")
+    if before.chained and not settings.chained:
+        raise ConfigError(f"topic {topic!r} keeps hash chains for good: a chain with a gap would prove nothing")
+    if settings.chained and not before.chained:
+        load_blake3()

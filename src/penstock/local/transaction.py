@@ -1,0 +1,130 @@
+"""A transaction of a journal in this process: the writer held, and what is done under it to topics and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Unpack
+
+from penstock.clock import Seconds
+from penstock.errors import ConfigError
+from penstock.events import Draft, Event, Receipt
+from penstock.journal.cursors import move_cursor, read_cursor
+from penstock.journal.log import TopicLog
+from penstock.journal.transaction import HeldWriter
+from penstock.names import check_consumer, check_name, check_position, is_whole
+from penstock.queue.transaction import QueueChanges
+from penstock.surface.failure import failure_text
+from penstock.surface.topic import Topic
+
+if TYPE_CHECKING:
+    from penstock.local.journal import LocalJournal
+    from penstock.surface.arguments import DraftArguments, PushArguments
+    from penstock.surface.delivery import Delivery
+    from penstock.surface.queue import Queue
+
+
+class Transaction:
+    """All or nothing across topics and queues: a clean exit of the `with` block commits, an exception rolls back.
+
+    It holds the writer: keep it short, and do not append through topics inside it but through its own methods.
+    """
+
+    def __init__(self, journal: LocalJournal) -> None:
+        self._journal = journal
+        self._held = HeldWriter(journal._core, Transaction.__enter__.__code__, Transaction.__exit__.__code__)
+        self._queues = QueueChanges(self._held, journal._registry)
+
+    def __enter__(self) -> Transaction:
+        self._held.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self._held.end(kind, error)
+        finally:
+            if not self._held.committed:  # an interrupt that waited for the commit comes after it
+                self._queues.reopen()
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(
+        self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
+    ) -> Receipt:
+        """Appends an event; its position is final if the transaction commits."""
+        self._held.commit()
+        log = self._log(topic)
+        batch = log.prepare(kind, payload, draft, self._held.find_cause)
+        return self._held.change(lambda commit: commit.append(log.name, batch)[0])
+
+    def append_many(self, topic: Topic | str, drafts: Iterable[Draft]) -> list[Receipt]:
+        """Appends several events at consecutive positions."""
+        self._held.commit()
+        log = self._log(topic)
+        batch = log.prepare_many(drafts, self._held.find_cause)
+        return self._held.change(lambda commit: commit.append(log.name, batch))
+
+    def commit(self, topic: Topic | str, consumer: str, seq: int) -> None:
+        """Moves a consumer's cursor forward together with the rest."""
+        check_consumer(consumer)
+        check_position(seq, "seq")
+        name = self._log(topic).name
+        self._held.change(lambda commit: move_cursor(commit, name, consumer, seq, back=False))
+
+    def cursor(self, topic: Topic | str, consumer: str) -> int | None:
+        """How far a consumer has come, as of this transaction."""
+        check_consumer(consumer)
+        commit = self._held.commit()
+        head = commit.head(self._log(topic).name)
+        return read_cursor(commit.tx, head.number, consumer) if head else None
+
+    def read(self, topic: Topic | str, **read: object) -> Iterator[Event]:
+        """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
+        self._held.commit()
+        return self._held.read(self._log(topic).name, **read)
+
+    def get_mark(self, name: str) -> int | None:
+        """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
+        return self._held.commit().get_mark(check_consumer(name, "mark"))
+
+    def set_mark(self, name: str, value: int) -> None:
+        """Sets a mark; it is there if, and only if, the transaction commits."""
+        check_consumer(name, "mark")
+        if not is_whole(value) or not -(1 << 63) <= value < 1 << 63:
+            raise ConfigError(f"a mark is a whole number of 64 bits, not {value!r:.80}")
+        self._held.commit().set_mark(name, value)
+
+    def _log(self, topic: Topic | str) -> TopicLog:
+        if isinstance(topic, str):
+            return TopicLog(self._journal._core, check_name(topic))
+        if not isinstance(topic, Topic):
+            raise ConfigError(f"a topic is a Topic or its name, not {topic!r:.80}")
+        if topic.journal is not self._journal:
+            raise ConfigError(f"topic {topic.name!r} belongs to another journal than this transaction")
+        return TopicLog(self._journal._core, topic.name)
+
+    # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def push(self, queue: Queue | str, payload: object, **options: Unpack[PushArguments]) -> Receipt:
+        """Pushes a message; no consumer is woken or sees it before the transaction commits."""
+        return self._queues.push(queue, payload, options)
+
+    def push_many(
+        self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
+    ) -> list[Receipt]:
+        """Pushes several messages at consecutive positions."""
+        return self._queues.push_many(queue, payloads, options)
+
+    def ack(self, delivery: Delivery) -> None:
+        """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
+        self._queues.ack(delivery)
+
+    def nack(
+        self,
+        delivery: Delivery,
+        *,
+        delay: Seconds | None = None,
+        error: str | BaseException | None = None,
+        dead: bool = False,
+    ) -> None:
+        """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
+        from penstock.surface.failure import check_nack
+
+        self._queues.nack(delivery, check_nack(delay, failure_text(error), dead))

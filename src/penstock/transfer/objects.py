@@ -1,0 +1,129 @@
+"""Blocks on their way to a journal as objects in a store: tasks put them, the writer takes them in, and sweeps them.
+
+An area is a prefix of an object store that tasks may write to and the writer may read. An object is one piece of a
+batch, msgpack of [topic, block] pairs, and its name says all that sweeping must know:
+
+    blocks/{job}.{number}.{milliseconds}.{batch}.{piece}
+
+`number` is the micro-batch of a stream, 0 for a job that has only one; `batch` is what one try of one task staged. Only
+what a commit names is ever read, so tries that failed, and objects that outlive their commit, change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.errors import ConfigError, StorageError
+from penstock.limits import STAGED_SECONDS
+from penstock.names import shown_url
+
+if TYPE_CHECKING:
+    from penstock.buffer.store import ObjectStore
+
+_FOLDER = "blocks"
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
+
+
+class _Name(msgspec.Struct, frozen=True):
+    """What an object's name says."""
+
+    job: str
+    number: int
+    begun_ms: int
+
+
+def encode_piece(blocks: Sequence[tuple[str, bytes]]) -> bytes:
+    """Topics and blocks as one piece."""
+    return _encode(blocks)
+
+
+def decode_piece(body: bytes | memoryview) -> list[tuple[str, bytes]]:
+    """The topics and blocks in a piece; ConfigError when it is none."""
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"these are no staged blocks: {error}") from error
+
+
+def own_area(url: str) -> str | None:
+    """The area inside a journal's own place, when that is in an object store (an absolute url); else None."""
+    scheme, path = parse_url(url)
+    if scheme not in OBJECT_SCHEMES:
+        return None
+    place = f"file://{path}" if scheme == "slatedb" else f"{scheme}:{path}"
+    return f"{place.rstrip('/')}/penstock/staging"
+
+
+def check_area(url: str) -> str:
+    """The url of an area, spelled as it is compared; ConfigError when none can be there."""
+    from penstock.buffer.store import CLOUD_SCHEMES  # an extra that only those need who stage objects
+
+    known = (*CLOUD_SCHEMES, "file")
+    if not url.startswith(tuple(f"{scheme}://" for scheme in known)):
+        raise ConfigError(
+            f"{shown_url(url)!r} is no place for staged objects: the url begins with one of "
+            f"{', '.join(f'{scheme}://' for scheme in known)}"
+        )
+    return url.rstrip("/")
+
+
+class StagingArea:
+    """A prefix of an object store where staged blocks lie."""
+
+    def __init__(self, url: str, options: Mapping[str, object] | None = None, clock: Callable[[], float] = time.time):
+        """`options` are the store's; `clock` tells seconds since 1970, for what was forgotten."""
+        self.url = check_area(url)
+        self._options = options
+        self._clock = clock
+        self._opened: ObjectStore | None = None
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._opened is None:  # a folder is made when it is opened, and needed only when something is staged
+            from penstock.buffer.store import open_store
+
+            self._opened = open_store(self.url, self._options)
+        return self._opened
+
+    def put(self, job: str, number: int, batch: str, piece: int, body: bytes) -> str:
+        """Keeps a piece; returns its path."""
+        name = f"{job}.{number}.{round(self._clock() * 1000)}.{batch}.{piece}"
+        path = f"{_FOLDER}/{name}"
+        self._store.put(path, body)
+        return path
+
+    def get(self, path: str, size: int) -> bytes:
+        """A piece of that many bytes; StorageError when it is not there, or another."""
+        if not path.startswith(f"{_FOLDER}/"):
+            raise ConfigError(f"{path[:80]!r} is not the path of a staged object")
+        found = self._store.get(path, most=size)
+        if found is None or len(found) != size:
+            state = "not there any more" if found is None else f"of {len(found):,} bytes"
+            raise StorageError(
+                f"{path} in {shown_url(self.url)}, staged with {size:,} bytes, is {state}: it was swept, or replaced; "
+                "run the query again"
+            )
+        return bytes(found)
+
+    def sweep(self, job: str, through: int | None = None) -> int:
+        """Removes what a job has left, of batches up to a number; and what others have forgotten. Returns how many."""
+        oldest = (self._clock() - STAGED_SECONDS) * 1000
+        gone = [
+            path
+            for path, name in self._objects()
+            if name.begun_ms < oldest or (name.job == job and (through is None or name.number <= through))
+        ]
+        return len(gone) - self._store.delete(gone) if gone else 0
+
+    def _objects(self) -> Iterator[tuple[str, _Name]]:
+        for path in self._store.list(_FOLDER):
+            parts = path.rpartition("/")[2].rsplit(".", 4)
+            if len(parts) == 5 and parts[1].isdecimal() and parts[2].isdecimal():
+                yield path, _Name(parts[0], int(parts[1]), int(parts[2]))
