@@ -5,7 +5,8 @@ A queue is a topic plus delivery state per group. Pushing writes only the event.
 wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
 and in none of these is settled: settling is forgetting.
 
-    queue, delivery     `penstock.Queue` and `penstock.Delivery` in this process (core: the inner side)
+    queue, delivery     `penstock.Queue` and `penstock.Delivery` in this process
+    pushing, settling   the parts of a queue: what a push does, what becomes of deliveries
     policy, retry       a queue's policy, as values
     batches             what a push appends
     registry            a journal's queues: handles, cached states, threads
@@ -32,11 +33,12 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qg t g l n      a lease: a run of positions or a list of messages, with a deadline
     qg t g e seq    a message that is not where a plain queue would have it; beside it one of
     qg t g y p seq    ready, by priority, then position
-    qg t g z n seq    ready, by its lane's turn, in a queue with fair share
+    qg t g u lane seq ready, in its lane, in a queue with fair share
+    qg t g z n seq    the first of each lane, by the lane's turn; and those that were handed out before, by theirs
     qg t g w due seq  waiting for its time
     qg t g h key seq  held behind an unsettled message of its key
     qg t g f seq      failed
-    qg t g t seq    the traceback of a message's last failed attempt
+    qg t g t seq    a message's failed attempts, and the traceback of the last; see `state/trail`
     qg t g p from   a run of held messages without `e` rows: its end and how many are left; see `state/runs`
     qg t g b key    an ordering key that is busy
     qg t g v from   a covered range of positions above the frontier: handed out, or in `e`, already

@@ -9,10 +9,11 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.journal.storage.wire import Columns
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind
+from penstock.surface.delivery import Delivery
 
 
 def plain_batch(kind: str, payloads: list[Any]) -> PreparedBatch:
@@ -44,7 +45,9 @@ def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
     return encoded if not encoded or max(map(len, encoded)) <= MAX_PAYLOAD_BYTES else None
 
 
-def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: Any) -> dict[str, Any]:
+def draft_fields(
+    key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: object
+) -> dict[str, Any]:
     """The part of a push that goes into the event itself."""
     fields: dict[str, Any] = {}
     if key is not None:
@@ -54,5 +57,5 @@ def draft_fields(key: str | None, dedup: str | None, headers: Mapping[str, str] 
     if headers is not None:
         fields["headers"] = headers
     if cause is not None:
-        fields["cause"] = getattr(cause, "event", cause)  # a delivery stands for its message
+        fields["cause"] = cause.event if isinstance(cause, Delivery) else cause  # it stands for its message
     return fields

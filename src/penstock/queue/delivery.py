@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.clock import Seconds, from_ms
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.queue.operations.settle import HeldMessage, NackOptions, extend, find_held, nack, release, stale
-from penstock.queue.policy import duration, duration_ms
+from penstock.queue.operations.settle import HeldMessage, extend, find_held, nack, release, stale
+from penstock.queue.policy import duration_ms
 from penstock.queue.results.reply import NOTHING, StoredResult, answer_of
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, Lease
 from penstock.queue.token import make_token
 from penstock.surface.delivery import Delivery, Outcome
-from penstock.surface.failure import FailureText, failure_text
+from penstock.surface.failure import NackOptions
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
     """What the deliveries of one lease have in common."""
 
-    queue: Any
+    queue: LocalQueue
     label: str
     consumer: str | None = None
     group: int = 0
@@ -73,7 +73,7 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
     @property
     def queue(self) -> LocalQueue:
         """The queue it was taken from."""
-        return self._hold.queue  # type: ignore[no-any-return]
+        return self._hold.queue
 
     @property
     def deadline(self) -> datetime:
@@ -82,44 +82,35 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
         return datetime.max.replace(tzinfo=from_ms(0).tzinfo) if ms == NEVER else from_ms(ms)
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
-    def ack(self, *, result: Any = None) -> None:
+    def ack(self, *, result: object = None) -> None:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
 
         `result`: what the one who pushed it with `reply=True` is told.
         """
         if result is not None:
             self._answer = answer_of(result)
-        self._hold.queue._ack(self)
+        self._hold.queue._settling.ack(self)
         self._settled = True
 
-    async def ack_async(self, *, result: Any = None) -> None:
+    async def ack_async(self, *, result: object = None) -> None:
         """`ack` for an event loop: shares its commit with all that are awaited meanwhile."""
         if result is not None:
             self._answer = answer_of(result)
-        await self._hold.queue._ack_async(self)
+        await self._hold.queue._settling.ack_async(self)
         self._settled = True
 
-    def nack(
-        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
-    ) -> None:
-        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
-
-        `error`: why, in text, or the exception: then its traceback is kept as well.
-        """
-        self._nack(check_nack(delay, failure_text(error), dead))
-
     def _nack(self, options: NackOptions) -> None:
-        self._outcome = self._hold.queue._nack(self, options)
+        self._outcome = self._hold.queue._settling.nack(self, options)
         self._settled = True
 
     def extend(self, lease: Seconds | None = None) -> None:
         """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
         lease_ms = None if lease is None else duration_ms(lease, "lease")
-        self._deadline = self._hold.queue._extend([self], lease_ms)
+        self._deadline = self._hold.queue._settling.extend([self], lease_ms)
 
     def release(self) -> None:
         """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
-        self._hold.queue._release([self])
+        self._hold.queue._settling.release([self])
         self._settled = True
 
     # ── inside a commit ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,9 +150,3 @@ def extend_in(
         if found is not None:
             held.append(found)
     return extend(commit, queue, held, round(queue.policy.lease * 1000) if lease_ms is None else lease_ms)
-
-
-def check_nack(delay: Seconds | None, failure: FailureText, dead: bool, otherwise: float = 0.0) -> NackOptions:
-    """A nack's arguments, checked; `otherwise` is the delay when neither the caller nor the policy says one."""
-    wait = None if delay is None else duration(delay, "delay")
-    return NackOptions(failure, wait, duration(otherwise, "default_delay"), dead)

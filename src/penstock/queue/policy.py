@@ -14,12 +14,12 @@ from penstock.errors import ConfigError, PolicyMismatch
 from penstock.names import check_limit, check_name, check_whole, is_number
 from penstock.queue.flow.checks import check_flow, check_flow_together
 from penstock.queue.retry import Retry
+from penstock.surface.queue import Queue
 
 Mode = Literal["work", "fanout"]
 
 LEASE = 30.0
 MAX_ATTEMPTS = 3
-LONGEST = 100 * 365 * 24 * 3600.0
 MOST_ATTEMPTS = 1_000_000_000
 DEDUP_WINDOW = 300.0
 
@@ -87,11 +87,11 @@ def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
     if "mode" in fields and fields["mode"] not in ("work", "fanout"):
         raise ConfigError(f'mode is "work" or "fanout", not {fields["mode"]!r}')
     if "lease" in fields:
-        fields["lease"] = duration(fields["lease"], "lease")
+        fields["lease"] = seconds(fields["lease"], "lease")
     if fields.get("dedup_window") is not None:
-        fields["dedup_window"] = duration(fields["dedup_window"], "dedup_window")
+        fields["dedup_window"] = seconds(fields["dedup_window"], "dedup_window")
     if fields.get("ttl") is not None:
-        fields["ttl"] = duration(fields["ttl"], "ttl", minimum=0.001)
+        fields["ttl"] = seconds(fields["ttl"], "ttl", minimum=0.001)
     if "max_attempts" in fields:
         check_attempts(fields["max_attempts"])
     for name in ("max_size", "max_in_flight"):
@@ -115,16 +115,8 @@ def check_together(policy: QueuePolicy, queue: str) -> None:
         raise ConfigError(f'queue {queue!r} needs a dead-letter queue for retention="dead_letter": give dead_letter=')
 
 
-def duration(value: Seconds, name: str, *, minimum: float = 0.0) -> float:
-    """A duration in seconds that time on disk can hold."""
-    found = seconds(value, name, minimum=minimum)
-    if found > LONGEST:
-        raise ConfigError(f"{name} must be at most a hundred years, not {value!r}")
-    return found
-
-
 def duration_ms(value: Seconds, name: str) -> int:
-    return round(duration(value, name) * 1000)
+    return round(seconds(value, name) * 1000)
 
 
 def check_attempts(value: Any) -> int:
@@ -133,14 +125,14 @@ def check_attempts(value: Any) -> int:
     return int(value)
 
 
-def _dead_letter(target: Any, queue: str) -> str:
-    name: str = check_name(getattr(target, "name", target), "queue")
+def _dead_letter(target: str | Queue, queue: str) -> str:
+    name = check_name(target.name if isinstance(target, Queue) else target, "queue")
     if name == queue:
         raise ConfigError(f"queue {queue!r} cannot be its own dead-letter queue: name another one")
     return name
 
 
-def _retry(value: Any) -> Retry | None:
+def _retry(value: object) -> Retry | None:
     if value is None or isinstance(value, Retry):
         return value
     if isinstance(value, timedelta) or is_number(value):
@@ -148,7 +140,7 @@ def _retry(value: Any) -> Retry | None:
     raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds, or None for the default), not {value!r}")
 
 
-def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, Any]) -> None:
+def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, object]) -> None:
     """PolicyMismatch when a caller asks for another policy than the stored one."""
     for field, value in given.items():
         kept = getattr(stored, field)

@@ -5,35 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from sys import modules
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
-
-import msgspec
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, predicate
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
 from penstock.observe.spans import sending
-from penstock.queue.control import pausing
+from penstock.queue.control import configuring, pausing
 from penstock.queue.control.hastening import run_now
 from penstock.queue.control.pausing import Pause
-from penstock.queue.core import QueueCore
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.inspect import listing, messages, positions, stats
 from penstock.queue.inspect.failures import dead_letters, failures, find_delivery
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
 from penstock.queue.inspect.messages import MessageState, QueueMessage
 from penstock.queue.inspect.stats import QueueStats
+from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations import moving, repair
 from penstock.queue.operations.choice import Request
-from penstock.queue.operations.groups import add_group, change_mode, remove_group
+from penstock.queue.operations.groups import remove_group
 from penstock.queue.operations.moving import Redriven
-from penstock.queue.policy import QueuePolicy, check_together, checked, duration_ms
+from penstock.queue.policy import QueuePolicy, checked, duration_ms
+from penstock.queue.pushing import Pushing
 from penstock.queue.results.reply import with_reply
 from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run import schedule
@@ -41,40 +39,53 @@ from penstock.queue.run.middleware import Middleware
 from penstock.queue.run.schedule import Schedule
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
 from penstock.queue.run.worker import QueueWorker
-from penstock.queue.state.cache import QueueState, unknown_queue
+from penstock.queue.settling import Settling
 from penstock.surface.delivery import Delivery
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal
-    from penstock.surface.arguments import PolicyArguments, PushArguments
+    from penstock.queue.registry import QueueRegistry
+    from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
+
+T = TypeVar("T")
 
 
-class LocalQueue(QueueCore, Queue):
-    """A queue of a journal in this process."""
+class LocalQueue(Queue):
+    """A queue of a journal in this process; `Queue` says what each method does."""
 
-    journal: LocalJournal
-    name: str
+    def __init__(self, registry: QueueRegistry, name: str, topic: int) -> None:
+        core = self._core = registry.core
+        self.journal = core.journal
+        self.name = name
+        self._registry = registry
+        self._cache = registry.cache
+        self._number = topic
+        self._writer = core.writer
+        self._signal = core.hub.signal(name)
+        self._counters = QueueCounters(name)
+        self._pushing = Pushing(registry, name, self._counters)
+        self._settling = Settling(registry, name, self._counters)
+
+    def _change(self, apply: Callable[..., T], *args: object) -> T:
+        """Does something to the queue's state in a commit of its own."""
+        return self._writer.run(WriteRequest(lambda commit: apply(commit, self._cache.state(commit, self.name), *args)))
 
     @property
     def policy(self) -> QueuePolicy:
         """How the queue delivers, as stored."""
-        record = self._registry.record(self.name)
-        if record is None:
-            raise unknown_queue(self.name)
-        return record.policy
+        return self._registry.policy(self.name)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @overload
-    def push(self, payload: Any, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
+    def push(self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
 
     @overload
-    def push(self, payload: Any, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
+    def push(self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
 
     def push(
         self,
-        payload: Any,
+        payload: object,
         *,
         kind: str = "message",
         key: str | None = None,
@@ -84,52 +95,32 @@ class LocalQueue(QueueCore, Queue):
         dedup: str | None = None,
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
-        cause: Any = None,
+        cause: object = None,
         reply: bool = False,
     ) -> Receipt | ResultTicket:
-        """Adds a message and returns when it is durable.
-
-        `key`: messages of one key are delivered in order, one at a time. `delay`, `not_before`: not earlier than that.
-        `priority`: for queues that have priorities; "front" for any: before all that wait. `dedup`: within the policy's
-        window the same key gives the first message's receipt again. `max_attempts`: its own retry budget.
-        `reply`: returns a ticket for what a worker's handler returns.
-        """
+        """Adds a message and returns when it is durable; `reply`: a ticket for what a worker's handler returns."""
         token = None
         if reply:
             headers, token = with_reply(self.name, headers)
         span = sending(self.name, "push", None, headers) if "opentelemetry.trace" in modules else None
         try:
-            batch, delivery = self._prepare(
+            batch, delivery = self._pushing.prepare(
                 payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
             )
-            receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
+            receipts = self._writer.run(WriteRequest(self._pushing.push_in, batch.size, (batch, delivery)))
         finally:
             if span is not None:
                 span.end()
         self._counters.pushed.inc()
         return receipts[0] if token is None else ResultTicket(self, receipts[0], token)
 
-    def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
+    def submit(self, payload: object, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
-        batch, delivery = self._prepare_with(payload, options)
-        self._counters.pushed.inc()
-        return self._writer.submit(WriteRequest(lambda commit: self._push_in(commit, batch, delivery)[0], batch.size))
+        return self._pushing.submit(payload, options)
 
-    def push_many(self, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
-        """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
-
-        A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
-        """
-        rows = list(payloads)
-        span = sending(self.name, "push", len(rows)) if "opentelemetry.trace" in modules else None
-        try:
-            batch, delivery = self._prepare_many(rows, options)
-            receipts = self._writer.run(WriteRequest(self._push_in, batch.size, (batch, delivery)))
-        finally:
-            if span is not None:
-                span.end()
-        self._counters.pushed.inc(len(receipts))
-        return receipts
+    def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
+        """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
+        return self._pushing.push_many(list(payloads), options)
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(
@@ -141,10 +132,7 @@ class LocalQueue(QueueCore, Queue):
         lease: Seconds | None = None,
         newest: bool = False,
     ) -> LocalDelivery | None:
-        """The next message, for this consumer until it is settled or its lease ends; None when there is none.
-
-        `wait`: how long to wait for one. `newest`: from the other end.
-        """
+        """The next message, for this consumer until it is settled or its lease ends; None when there is none."""
         found = self._take(1, group, consumer, wait, lease, newest)
         return found[0] if found else None
 
@@ -163,19 +151,9 @@ class LocalQueue(QueueCore, Queue):
             raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
         return self._take(limit, group, consumer, wait, lease, newest) if limit else []
 
-    async def take_async(
-        self,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-    ) -> LocalDelivery | None:
+    async def take_async(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> LocalDelivery | None:
         """`take` for an event loop."""
-        request = self._request(1, group, consumer, lease, newest)
-        found = await take_waiting_async(self, request, seconds(wait, "wait"))
-        self._counters.delivered.inc(len(found))
+        found = await self.take_many_async(1, wait=wait, **options)
         return found[0] if found else None
 
     async def take_many_async(
@@ -193,9 +171,8 @@ class LocalQueue(QueueCore, Queue):
             raise ConfigError("take_many_async needs a limit: how many messages you can work on within one lease")
         if not limit:
             return []
-        found = await take_waiting_async(
-            self, self._request(limit, group, consumer, lease, newest), seconds(wait, "wait")
-        )
+        request = self._request(limit, group, consumer, lease, newest)
+        found = await take_waiting_async(self, request, seconds(wait, "wait"))
         self._counters.delivered.inc(len(found))
         return found
 
@@ -218,20 +195,8 @@ class LocalQueue(QueueCore, Queue):
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
-        """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held.
-
-        Unknown, repeated, settled and lost ones count 0.
-        """
-        handles = list(deliveries)
-        if not handles:
-            return 0
-        together, tokens = self._by_hold(handles)
-        count = self._writer.run(WriteRequest(self._ack_many_in, 0, (together, tokens)))
-        for handle in handles:
-            if handle.__class__ is LocalDelivery:
-                handle._settled = True
-        self._note_acks(count)
-        return count
+        """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held."""
+        return self._settling.ack_many(list(deliveries))
 
     def delivery(self, token: str) -> LocalDelivery:
         """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
@@ -259,10 +224,6 @@ class LocalQueue(QueueCore, Queue):
         """How many messages are in which state; costs the same whatever the queue holds."""
         return stats.stats(self, check_consumer(group, "group"))
 
-    def _settle_times(self, group: str) -> dict[int, int]:
-        """How long messages took to be acknowledged, for the charts of the console."""
-        return stats.settle_times(self, group)
-
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
         return listing.pending(self, None if group is None else check_consumer(group, "group"))
@@ -287,12 +248,7 @@ class LocalQueue(QueueCore, Queue):
         after: int = 0,
         limit: int = MESSAGES_LISTED,
     ) -> list[QueueMessage]:
-        """Messages that are not settled, with their state, attempts, last error, due time, priority and group.
-
-        `state`: only those that are ready, delayed, in_flight or failed. In order of position, `limit` positions from
-        `after` on: the next page begins after the last one's `seq`. In fanout mode each group that has not settled a
-        message has an entry of its own; `group` asks for one group's.
-        """
+        """Messages that are not settled, with their state, attempts, last error, due time, priority and group."""
         check_limit(limit)
         name = None if group is None else check_consumer(group, "group")
         return list(messages.messages(self, messages.check_state(state), name, check_position(after, "after"), limit))
@@ -311,10 +267,7 @@ class LocalQueue(QueueCore, Queue):
         limit: int = 1,
         lease: Seconds | None = None,
     ) -> list[LocalDelivery]:
-        """Takes over deliveries that nobody has extended for `min_idle`, whether or not their lease has ended.
-
-        A claim is a new delivery: a new token, one more attempt; the old handle is stale.
-        """
+        """Takes over deliveries whose holders have not extended them for `min_idle`, ended or not."""
         idle_ms = round(seconds(min_idle, "min_idle") * 1000)
         if check_limit(limit) is None:
             raise ConfigError("claim needs a limit: how many messages you can work on within one lease")
@@ -331,99 +284,49 @@ class LocalQueue(QueueCore, Queue):
         where: EventChoice | None = None,
         dry_run: bool = False,
     ) -> Redriven:
-        """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again.
-
-        Call it on a dead-letter queue for all of its letters, or on a queue for its own failed messages and its own
-        letters. They get a fresh budget and go back with their key and priority; in fanout mode, to the group that gave
-        them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
-        go, because their queue or their group is gone.
-        """
+        """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again."""
         check_limit(limit)
         return moving.redrive(self, None if to is None else self._registry.own(to), limit, predicate(where), dry_run)
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many.
-
-        Delays, priorities (where the other queue has any) and retry budgets go with them.
-        """
+        """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many."""
         check_limit(limit)
         return moving.move(self, self._registry.own(to), limit, predicate(where))
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
-        count = repair.purge(self)
-        if count:
-            self.journal._writer.reclaim()
-        return count
+        return repair.purge(self)
 
     def drop(self) -> int:
-        """Removes the queue with its messages, groups and schedules; returns how many messages that were.
-
-        The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
-        """
+        """Removes the queue with its messages, groups and schedules; returns how many messages that were."""
         return repair.drop(self)
 
     def discard(self, seqs: Iterable[int]) -> int:
-        """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged.
-
-        Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
-        """
+        """Settles messages that are not in flight, by their positions, as if they had been acknowledged."""
         return repair.discard_many(self, [check_position(seq, "seq") for seq in seqs])
 
     def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
-        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did.
-
-        By their positions, for one group or for all. Positions that do not wait for their time count 0.
-        """
+        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did."""
         wanted = [check_position(seq, "seq") for seq in seqs]
-        name = None if group is None else check_consumer(group, "group")
-        return self._writer.run(
-            WriteRequest(lambda commit: run_now(commit, self._cache.state(commit, self.name), wanted, name))
-        )
+        return self._change(run_now, wanted, None if group is None else check_consumer(group, "group"))
 
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy; deliveries under way finish under the old mode."""
-        changes = checked(policy, self.name)
-
-        def apply(commit: Commit) -> QueuePolicy:
-            state = self._cache.state(commit, self.name)
-            window = commit.ensure(self.name).settings.dedup_window  # the topic may have been given another one
-            old = msgspec.structs.replace(state.policy, dedup_window=window)
-            new = msgspec.structs.replace(old, **changes)
-            check_together(new, self.name)
-            if new == old:
-                return new
-            state.change_policy(commit, new)
-            if new.mode != old.mode:
-                change_mode(commit, state)
-            commit.touched.setdefault(self.name, 0)
-            return new
-
-        return self._writer.run(WriteRequest(apply))
+        return self._change(configuring.configure, checked(policy, self.name))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def pause(self, group: str | None = None) -> bool:
-        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already.
-
-        It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
-        """
-        return self._set_paused(pausing.pause, group)
+        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already."""
+        return self._change(pausing.pause, None if group is None else check_consumer(group, "group"))
 
     def resume(self, group: str | None = None) -> bool:
-        """Ends a pause: takes that wait wake up. False when there was none.
-
-        The pause of the whole queue and the pauses of its groups are ended each on its own.
-        """
-        return self._set_paused(pausing.resume, group)
+        """Ends a pause: takes that wait wake up. False when there was none."""
+        return self._change(pausing.resume, None if group is None else check_consumer(group, "group"))
 
     def pauses(self) -> list[Pause]:
         """The pauses that have not ended, that of the whole queue first."""
-        with positions.looking(self) as (_, state):
+        with positions.inspecting(self) as (_, state):
             return pausing.pauses(state.record)
-
-    def _set_paused(self, change: Callable[[Commit, QueueState, str | None], bool], group: str | None) -> bool:
-        name = None if group is None else check_consumer(group, "group")
-        return self._writer.run(WriteRequest(lambda commit: change(commit, self._cache.state(commit, self.name), name)))
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def groups(self) -> list[str]:
@@ -431,39 +334,20 @@ class LocalQueue(QueueCore, Queue):
         return listing.groups(self)
 
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
-        """Registers a group that gets what comes after a position; one that exists already is left as it is.
-
-        In work mode the name is only kept: all takes share the messages, whatever group they name.
-        """
+        """Registers a group that gets what comes after a position; one that exists already is left as it is."""
         check_consumer(name, "group")
         if after != "latest":
             check_position(after, "after")
-
-        def apply(commit: Commit) -> None:
-            state = self._cache.state(commit, self.name)
-            if name in state.record.groups:
-                return
-            latest = commit.latest(self.name)
-            start = latest if after == "latest" else after
-            if start > latest:
-                raise ConfigError(
-                    f"group {name!r} of queue {self.name!r} cannot begin after {start}: the queue ends at {latest}"
-                )
-            add_group(commit, state, name, start)
-
-        self._writer.run(WriteRequest(apply))
+        self._change(configuring.add_group, name, after)
 
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
-        check_consumer(name, "group")
-        return self._writer.run(
-            WriteRequest(lambda commit: remove_group(commit, self._cache.state(commit, self.name), name))
-        )
+        return self._change(remove_group, check_consumer(name, "group"))
 
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def worker(
         self,
-        handler: Callable[[LocalDelivery], Any],
+        handler: Callable[[LocalDelivery], object],
         *,
         group: str = DEFAULT_GROUP,
         concurrency: int = 1,
@@ -472,11 +356,7 @@ class LocalQueue(QueueCore, Queue):
         lease: Seconds | None = None,
         middleware: Iterable[Middleware] = (),
     ) -> QueueWorker:
-        """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
-
-        A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
-        those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager.
-        """
+        """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time."""
         self._request(1, group, consumer, lease, False)
         worker = QueueWorker(
             self,
@@ -488,13 +368,13 @@ class LocalQueue(QueueCore, Queue):
             lease=lease,
             middleware=middleware,
         )
-        self.journal._workers.add(worker)
+        self._core.workers.add(worker)
         return worker
 
     def every(
         self,
         interval: Seconds | str,
-        payload: Any = None,
+        payload: object = None,
         *,
         name: str,
         timezone: str = "UTC",
@@ -504,12 +384,7 @@ class LocalQueue(QueueCore, Queue):
         key: str | None = None,
         priority: int = 0,
     ) -> Schedule:
-        """Pushes a message periodically: every `interval` seconds, or by a cron line ("0 6 * * mon").
-
-        Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
-        and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
-        nothing, with others it replaces the schedule. `missed`: what to do about ticks that nobody was there for.
-        """
+        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields ("0 6 * * mon")."""
         return schedule.add(self, interval, payload, name, timezone, missed, kind, headers, key=key, priority=priority)
 
     def schedules(self) -> list[Schedule]:

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_record
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.owners import new_owner, retire_owner
 from penstock.journal.storage.keys import stored_name
 from penstock.names import check_name
 from penstock.queue.flow.rows import flow_of_queue
-from penstock.queue.policy import checked, refuse_mismatch
-from penstock.queue.run.schedule import Scheduler
+from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
 from penstock.queue.run.upkeep import QueueUpkeep
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, unknown_queue
-from penstock.queue.state.owners import new_owner, retire_owner
 from penstock.queue.state.records import QueueRecord, read_queue
 
 if TYPE_CHECKING:
-    from penstock.journal.journal import BaseJournal
+    from penstock.journal.core import JournalCore
     from penstock.queue.queue import LocalQueue
+    from penstock.queue.run.schedule import Scheduler
     from penstock.surface.queue import Queue
+
+# What only a queue in use needs is imported where it is used: a program that opens a journal for its topics, as most
+# commands do, starts sooner.
 
 
 def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
@@ -37,28 +40,29 @@ def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
 class QueueRegistry:
     """Everything about queues that one open journal has one of."""
 
-    def __init__(self, journal: BaseJournal) -> None:
-        self.journal = journal
+    def __init__(self, core: JournalCore) -> None:
+        self.core = core
         self.cache = QueueCache()
         self.owner = new_owner()
-        self.upkeep = QueueUpkeep(journal, self.cache)
-        self.scheduler = Scheduler(self)
+        self.upkeep = QueueUpkeep(core, self.cache)
         self._handles: dict[str, LocalQueue] = {}
         self._lock = threading.Lock()
-        journal._holds.append(self.upkeep.holds)
-        journal._trims.append(self.upkeep.trimmed)
-        journal._housekeeper.holds.append(self.upkeep.holds_in_passing)
-        journal._housekeeper.before_retention.append(self.upkeep.give_way)
-        journal._housekeeper.chores.append(self.upkeep.keep)
+        self._closed = False
+        core.holds.append(self.upkeep.holds)
+        core.trims.append(self.upkeep.trimmed)
+        core.housekeeper.holds.append(self.upkeep.holds_in_passing)
+        core.housekeeper.before_retention.append(self.upkeep.give_way)
+        core.housekeeper.chores.append(self.upkeep.maintain)
         self.cache.found = self._renumber
-        rules = journal._housekeeper.drop_rules
+        rules = core.housekeeper.drop_rules
         rules.users.append(self._users)
         rules.hooks.append(self._drop)
         rules.rows.append(_rows_of)
+        core.before_close.append(self.close)
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""
-        with self.journal._engine.read() as snap:
+        with self.core.engine.read() as snap:
             start = keys.QUEUE
             found = snap.scan(start, start[:-1] + bytes([start[-1] + 1]))
             return [stored_name(key[len(start) :]) for key, _ in found]
@@ -66,22 +70,22 @@ class QueueRegistry:
     def paused(self) -> list[str]:
         """The names of queues that are paused, and QUEUE/GROUP where only a group is; sorted."""
         found = []
-        with self.journal._engine.read() as snap:
+        with self.core.engine.read() as snap:
             start = keys.QUEUE
             for key, value in snap.scan(start, start[:-1] + bytes([start[-1] + 1])):
                 name = stored_name(key[len(start) :])
                 found += [f"{name}/{group}" if group else name for group in read_queue(value, name).paused]
         return sorted(found)
 
-    def queue(self, name: str, policy: Mapping[str, Any], *, create: bool = True) -> LocalQueue:
+    def queue(self, name: str, policy: Mapping[str, object], *, create: bool = True) -> LocalQueue:
         """The handle of a queue; the queue is made when it is not there."""
         check_name(name, "queue")
         wanted = checked(policy, name)
         record = self.record(name)
         if record is None:
-            if not create or self.journal._engine.read_only:
+            if not create or self.core.engine.read_only:
                 raise unknown_queue(name, self.names())
-            record = self.journal._writer.run(WriteRequest(lambda commit: self._make(commit, name, wanted)))
+            record = self.core.run(lambda commit: self._make(commit, name, wanted))
         refuse_mismatch(name, record.policy, wanted)
         return self.handle(name, record.topic)
 
@@ -94,7 +98,7 @@ class QueueRegistry:
 
     def record(self, name: str) -> QueueRecord | None:
         """What is stored of a queue, or None when there is none."""
-        with self.journal._engine.read() as snap:
+        with self.core.engine.read() as snap:
             value = snap.get(keys.queue_key(name))
             if value is None:
                 return None
@@ -104,15 +108,29 @@ class QueueRegistry:
             record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
         return record
 
+    def policy(self, name: str) -> QueuePolicy:
+        """How a queue delivers, as stored."""
+        record = self.record(name)
+        if record is None:
+            raise unknown_queue(name)
+        return record.policy
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What runs the queues' periodic messages."""
+        from penstock.queue.run.schedule import Scheduler
+
+        return Scheduler(self)
+
     def handle(self, name: str, topic: int) -> LocalQueue:
-        # Here, because a program that opens a journal without using its queues starts sooner.
         from penstock.queue.queue import LocalQueue
 
         with self._lock:
             handle = self._handles.get(name)
             if handle is None:
                 handle = self._handles[name] = LocalQueue(self, name, topic)
-                self.scheduler.watch(name)
+                if not self._closed:
+                    self.scheduler.watch(name)
         return handle
 
     def _renumber(self, name: str, topic: int) -> None:
@@ -130,6 +148,11 @@ class QueueRegistry:
 
     def _drop(self, commit: Commit, topic: str, number: int) -> None:
         """The queue goes with its topic; its groups, leases and schedules are rows of the topic's number."""
+        state = self.cache.find(commit, topic)
+        if state is not None:
+            from penstock.queue.results.removal import answer_removed
+
+            answer_removed(commit, state, state.latest(commit))
         commit.tx.delete(keys.queue_key(topic))
         self.cache.forget_topic(number)
 
@@ -145,11 +168,15 @@ class QueueRegistry:
             raise ConfigError(f"queue {queue.name!r} belongs to another journal")
         return queue
 
-    def _make(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueRecord:
+    def _make(self, commit: Commit, name: str, fields: dict[str, object]) -> QueueRecord:
         state = self.cache.find(commit, name)  # another process may have been faster
         return (state or self.cache.create(commit, name, fields)).record
 
     def close(self) -> None:
         """Ends what queues do in the background, while the journal is still open."""
-        self.scheduler.close()
+        with self._lock:
+            self._closed = True
+            used = bool(self._handles)
+        if used:
+            self.scheduler.close()
         retire_owner(self.owner)

@@ -10,9 +10,9 @@ import os
 from base64 import b32decode, b32encode
 
 try:
-    from _blake2 import blake2b  # what hashlib gives, without OpenSSL, which every start would wait for
+    from _blake2 import blake2b as blake2b  # what hashlib gives, without OpenSSL, which every start would wait for
 except ImportError:
-    from hashlib import blake2b
+    from hashlib import blake2b as blake2b
 
 _ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _BODY = 9

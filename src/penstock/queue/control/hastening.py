@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.journal.commit.commit import Commit
+from penstock.queue.flow.merging import forget_debounced
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
@@ -27,7 +28,9 @@ def _hasten(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
             return False
         group.remove(commit, message)
         message.state, message.due = READY, 0
-        group.place(commit, message)
+        if message.key is not None and queue.record.policy.debounce is not None:
+            forget_debounced(commit, queue, message.key, seq)
+        group.seat(commit, message)
         return True
     if seq <= group.record.absorbed or seq > queue.traits.special or not group.wants(commit.tx, seq):
         return False
@@ -35,6 +38,8 @@ def _hasten(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
     special = None if value is None else read_special(value, queue.name)
     if special is None or special.due <= commit.now_ms:
         return False
-    group.place(commit, MessageRow(seq, READY, priority=special.priority))
+    if special.key is not None:
+        forget_debounced(commit, queue, special.key, seq)
+    group.seat(commit, MessageRow(seq, READY, priority=special.priority, key=special.key))
     group.cover(commit, seq, seq)
     return True

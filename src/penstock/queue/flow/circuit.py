@@ -23,6 +23,12 @@ def save_breaker(commit: Commit, group: Group, breaker: Breaker) -> None:
     commit.tx.put(flow_key(group.topic, group.number, b"k"), encode_row(breaker))
 
 
+def forget_breakers(commit: Commit, queue: QueueState) -> None:
+    """The policy has no breaker any more: one that it gets later begins closed."""
+    for group in queue.everyone(commit.tx):
+        commit.tx.delete(flow_key(group.topic, group.number, b"k"))
+
+
 def breaker_state(snap: Snapshot, queue: QueueState, group: Group, now: int) -> BreakerState | None:
     """What a group's breaker is; None where the policy has none."""
     return None if queue.policy.breaker is None else load_breaker(snap, group).state(now)

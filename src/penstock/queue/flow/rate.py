@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -36,7 +35,7 @@ def read_rate(text: str) -> Rate:
     return Rate(count, round(seconds * 1000))
 
 
-def check_rate(value: Any, name: str) -> str | None:
+def check_rate(value: object, name: str) -> str | None:
     """A rate as a caller gave it, in the form in which it is stored."""
     if value is None:
         return None

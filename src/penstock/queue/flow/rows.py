@@ -1,9 +1,9 @@
 """Where flow control keeps its state: rows of a group that a purge leaves alone, because a limit goes on counting.
 
-q  the window of the queue's own rate          r<key>  the window of a key's rate
-    k  the circuit breaker                             t<lane> the turn of a lane's next message
+    q  the window of the queue's own rate          r<key>  the window of a key's rate
+    k  the circuit breaker                         t<lane> a lane's turn, and its first ready message
 
-and of the queue (under the group `EVERYBODY`), because pushes are everybody's:
+and of the queue (under the group `ALL_GROUPS`), because pushes are for all groups:
 
     o<key>  what a throttle let through last       u<key>  what a debounce holds back
 """
@@ -24,7 +24,7 @@ _PREFIX = b"qf"
 _group = struct.Struct(">2sII")
 _row = struct.Struct(">2sIIc")
 
-EVERYBODY = (1 << 32) - 1
+ALL_GROUPS = (1 << 32) - 1
 FORGET_STEP = 1024
 """Rows of keys that one commit looks at to forget those that do not count any more."""
 

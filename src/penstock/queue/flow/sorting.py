@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.storage.block import Columns
+from penstock.journal.storage.wire import Columns
 from penstock.queue.flow.turns import lane_of
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import MessageRow
 
 
-def give_turns(commit: Commit, queue: QueueState, receipts: list[Receipt], columns: Columns, fair_by: str) -> None:
-    """Sorts new messages in, for every group that has sorted in what lies before them."""
-    fresh = [row for row, receipt in enumerate(receipts) if not receipt.duplicate]
+def give_turns(
+    commit: Commit, queue: QueueState, receipts: list[Receipt], columns: Columns, rows: Iterable[int], fair_by: str
+) -> None:
+    """Sorts some rows of a batch of new messages in, for every group that has sorted in what lies before them."""
+    fresh = [row for row in rows if not receipts[row].duplicate]
     for group in queue.delivering(commit.tx):
         for row in fresh:
             seq = receipts[row].seq

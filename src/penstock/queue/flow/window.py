@@ -19,7 +19,7 @@ class Window(msgspec.Struct, array_like=True):
     begun: list[tuple[int, int]] = []
 
     def forget(self, rate: Rate, now: int) -> None:
-        """Leaves out what lies a period back. A clock that was set back does not make anybody wait longer."""
+        """Leaves out what lies a period back. A clock that was set back does not make a consumer wait longer."""
         bound = now - rate.period_ms
         self.begun = [(min(at, now), count) for at, count in self.begun if at > bound]
 

@@ -6,20 +6,28 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.clock import from_ms
 from penstock.errors import StaleDelivery
 from penstock.events import Event
+from penstock.limits import ATTEMPTS_KEPT
 from penstock.observe.sample import FailedMessage
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
-from penstock.queue.inspect.positions import group_named, looking
-from penstock.queue.operations import dead
+from penstock.queue.inspect import letters
+from penstock.queue.inspect.letters import LetterPlace
+from penstock.queue.inspect.positions import group_named, inspecting, unsettled_events
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
+from penstock.queue.state.trail import read_trail
 from penstock.queue.token import fits, read_token
+from penstock.surface.failure import DEAD_QUEUE, Attempt
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
+
+_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 
 
 def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
@@ -27,7 +35,7 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
     address = read_token(token)
     if address is None:
         raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         if address.group and address.group not in state.record.groups.values():
             raise stale(token, queue.name)
         group = state.group(snap, address.group)
@@ -42,40 +50,45 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
         return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
-def failures(queue: LocalQueue, group: str = "default") -> Iterator[FailedMessage]:
-    """The queue's own failed messages, in order of position."""
-    with looking(queue) as (snap, state):
+def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
+    """The queue's own failed messages beyond a position, in order."""
+    with inspecting(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         chosen = group_named(snap, state, group)
-        for key, _ in snap.scan(*keys.rows(chosen.topic, chosen.number, b"f")):
+        _, stop = keys.rows(chosen.topic, chosen.number, b"f")
+        for key, _ in snap.scan(keys.failed_key(chosen.topic, chosen.number, after + 1), stop):
             seq = keys.tail_seq(key)
             event, message = blocks.event(snap, seq), chosen.message(snap, seq)
             if event is None or message is None:
                 continue
             at = from_ms(message.last_ms) if message.last_ms else None
+            trail = read_trail(snap, chosen, message)
             yield FailedMessage(
-                event, queue.name, message.attempts, "attempts", message.error, at, chosen.traceback(snap, message)
+                event, queue.name, message.attempts, "attempts", message.error, at, trail.traceback, trail.shown()
             )
 
 
-def dead_letters(queue: LocalQueue) -> Iterator[FailedMessage]:
-    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all."""
+def dead_letters(queue: LocalQueue, after: LetterPlace | None = None) -> Iterator[FailedMessage]:
+    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. Those
+    behind a place cost nothing for what lies before it."""
     registry = queue._registry
     target = queue.policy.dead_letter
-    if target is not None and target in registry.names():
-        for event in registry.existing(target):
-            if dead.origin(event) == queue.name:
+    own = after is not None and after.queue == queue.name != target
+    if target is not None and not own and target in registry.names():
+        behind = after.seq if after is not None and after.queue == target else 0
+        for event in unsettled_events(registry.existing(target), behind):
+            if letters.origin(event) == queue.name:
                 yield letter(event)
     # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
     if queue.name != target and _receives_dead(queue):
-        for event in queue:
-            if dead.origin(event) is not None:
+        for event in unsettled_events(queue, after.seq if own and after is not None else 0):
+            if letters.origin(event) is not None:
                 yield letter(event)
 
 
 def _receives_dead(queue: LocalQueue) -> bool:
     """Whether dead letters come, or came, to a queue: some queue's policy names it, or it begins with one."""
-    if any(dead.origin(event) is not None for event in queue.peek(1)):
+    if any(letters.origin(event) is not None for event in queue.peek(1)):
         return True
     registry = queue._registry
     records = (registry.record(name) for name in registry.names())
@@ -87,13 +100,21 @@ def letter(event: Event) -> FailedMessage:
     headers = event.headers
     return FailedMessage(
         event,
-        headers.get(dead.QUEUE, ""),
-        _count(headers.get(dead.ATTEMPTS, "")),
-        headers.get(dead.REASON, ""),
-        headers.get(dead.ERROR),
-        _time(headers.get(dead.LAST, "")),
-        headers.get(dead.TRACEBACK),
+        headers.get(DEAD_QUEUE, ""),
+        _count(headers.get(letters.ATTEMPTS, "")),
+        headers.get(letters.REASON, ""),
+        headers.get(letters.ERROR),
+        _time(headers.get(letters.LAST, "")),
+        headers.get(letters.TRACEBACK),
+        _attempts(headers.get(letters.TRIED, "")),
     )
+
+
+def _attempts(text: str) -> list[Attempt]:
+    try:
+        return _decode_attempts(text)[:ATTEMPTS_KEPT] if text else []
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return []
 
 
 def _count(text: str) -> int:

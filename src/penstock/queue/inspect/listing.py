@@ -11,7 +11,7 @@ import msgspec
 from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.events import Event
-from penstock.queue.inspect.positions import failures, group_named, group_names, looking
+from penstock.queue.inspect.positions import failures, group_named, group_names, inspecting
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import QueueState
@@ -60,7 +60,7 @@ class QueueConsumer(msgspec.Struct, frozen=True):
 
 def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
     found = []
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         for group in state.everyone(snap):
             for number, lease in group.leases(snap):
                 if name is not None and lease.label != name:
@@ -85,7 +85,7 @@ def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
 
 
 def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         group = group_named(snap, state, name)
         for seq in failures(snap, group):
@@ -95,13 +95,13 @@ def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
 
 
 def groups(queue: LocalQueue) -> list[str]:
-    with looking(queue) as (_, state):
+    with inspecting(queue) as (_, state):
         return group_names(state)
 
 
 def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     found = []
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         now = queue.journal.clock.now_ms()
         labels = {number: name for name, number in state.record.groups.items()}
         held = _in_hand(snap, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.reading import TopicView
-from penstock.queue.inspect.positions import looking, untouched_ranges
+from penstock.queue.inspect.positions import inspecting, untouched_ranges
 from penstock.queue.state import keys, runs
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
@@ -31,18 +31,21 @@ from penstock.queue.state.records import (
     read_message,
     read_special,
 )
+from penstock.queue.state.trail import read_trail
+from penstock.surface.failure import Attempt
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
+E = TypeVar("E")
 MessageState = Literal["ready", "delayed", "in_flight", "failed"]
 STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
 
 
-class QueueMessage(msgspec.Struct, frozen=True):
-    """A message that is not settled, as one group has it."""
+class ListedMessage(msgspec.Struct, Generic[E], frozen=True):
+    """A message that is not settled, as one group has it, with its event or with a document of it."""
 
-    event: Event
+    event: E
     state: MessageState
     group: str | None
     """In work mode the group in whose name it was taken, else "default". In fanout None for what no group wanted."""
@@ -64,6 +67,12 @@ class QueueMessage(msgspec.Struct, frozen=True):
     """Who holds it."""
     deadline: datetime | None = None
     """Until when, unless extended; None for a lease that lasts as long as its owner's process."""
+    failed_attempts: list[Attempt] = []
+    """The newest ten, the oldest of them first."""
+
+
+class QueueMessage(ListedMessage[Event], frozen=True):
+    """A message that is not settled, as one group has it."""
 
     @property
     def seq(self) -> int:
@@ -87,7 +96,7 @@ def messages(
     queue: LocalQueue, state: MessageState | None, group: str | None, after: int, limit: int | None = None
 ) -> Iterator[QueueMessage]:
     """Entries in order of position, then group, from one snapshot; `limit` counts positions."""
-    with looking(queue) as (snap, found):
+    with inspecting(queue) as (snap, found):
         now, previous = queue.journal.clock.now_ms(), 0
         streams = [one.entries(state, group) for one in _listings(snap, found, group, now, after)]
         for entry in heapq.merge(*streams, key=lambda one: (one.event.seq, one.group or "")):
@@ -261,6 +270,7 @@ class _GroupListing:
         consumer: str | None = None,
         deadline: datetime | None = None,
     ) -> QueueMessage:
+        trail = read_trail(self.snap, self.group, message)
         return QueueMessage(
             event,
             state,
@@ -271,9 +281,10 @@ class _GroupListing:
             from_ms(message.due) if state == "delayed" else None,
             blocked,
             message.error,
-            self.group.traceback(self.snap, message),
+            trail.traceback,
             from_ms(message.first_ms) if message.first_ms else None,
             from_ms(message.last_ms) if message.last_ms else None,
             consumer,
             deadline,
+            trail.shown(),
         )

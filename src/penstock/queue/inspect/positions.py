@@ -14,6 +14,7 @@ from penstock.engine.contract import Snapshot
 from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
+from penstock.queue.flow.turns import in_turn
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import WORK, QueueState, unknown_queue
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def looking(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
+def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
     """A snapshot and the queue in it."""
-    queue.journal._check_open()
-    with queue.journal._engine.read() as snap:
+    queue._core.check_open()
+    with queue._core.engine.read() as snap:
         state = queue._cache.load(snap, queue.name)
         if state is None:
             raise unknown_queue(queue.name)
@@ -38,7 +39,7 @@ def looking(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
 
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         open_in = any(is_unsettled(snap, group, seq) for group in state.keeping(snap))
         if seq and (open_in or any(is_in_flight(snap, group, seq) for group in state.left_behind(snap))):
             return BlockCache(queue.name, state.topic).event(snap, seq)
@@ -55,46 +56,48 @@ def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
 
 
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
-    with looking(queue) as (snap, state):
+def unsettled_events(queue: LocalQueue, after: int = 0) -> Iterator[Event]:
+    with inspecting(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
-        for seq in unsettled_positions(snap, state, queue.journal.clock.now_ms()):
+        for seq in unsettled_positions(snap, state, queue.journal.clock.now_ms(), after):
             event = blocks.event(snap, seq)
             if event is not None:
                 yield event
 
 
-def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[int]:
+def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int, after: int = 0) -> Iterator[int]:
     """Positions that some group has not settled, ascending; those that outlived their ttl only while they are held."""
     overdue = state.overdue_through(snap, now_ms)
     if not overdue:
-        yield from _all_unsettled(snap, state)
+        yield from all_unsettled(snap, state, after)
         return
     groups = state.everyone(snap)
     flying = {seq for group in groups for seq in flying_in(snap, group)}
-    for seq in _all_unsettled(snap, state):
+    for seq in all_unsettled(snap, state, after):
         if seq > overdue or seq in flying or has_failed(snap, groups, seq):
             yield seq
 
 
-def _all_unsettled(snap: Snapshot, state: QueueState) -> Iterator[int]:
+def all_unsettled(snap: Snapshot, state: QueueState, after: int = 0) -> Iterator[int]:
+    """Positions that some group has not settled, ascending, whatever their age."""
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     previous = 0
-    streams = [positions(snap, group, latest) for group in state.keeping(snap)]
-    streams += [iter(sorted(flying_in(snap, group))) for group in state.left_behind(snap)]
+    streams = [positions(snap, group, latest, after) for group in state.keeping(snap)]
+    streams += [iter(flying_after(snap, group, after)) for group in state.left_behind(snap)]
     for seq in heapq.merge(*streams):
         if seq != previous:
             previous = seq
             yield seq
 
 
-def positions(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
+def positions(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iterator[int]:
     """One group's unsettled positions, ascending."""
-    return heapq.merge(group.aside(snap), sorted(flying_in(snap, group)), untouched(snap, group, latest))
+    untaken = untouched(snap, group, latest, after)
+    return heapq.merge(group.aside(snap, after=after), flying_after(snap, group, after), untaken)
 
 
 def available(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[Event]:
-    """Messages that nobody holds and that have not failed, in order."""
+    """Messages that are not in flight and that have not failed, in order."""
     blocks = BlockCache(state.name, state.topic)
     groups = state.everyone(snap)
     flying = {seq for group in groups for seq in flying_in(snap, group)}
@@ -129,27 +132,32 @@ def flying_in(snap: Snapshot, group: Group) -> set[int]:
     return {lease.seq(index) for _, lease in group.leases(snap) for index in lease.held()}
 
 
-def untouched(snap: Snapshot, group: Group, latest: int) -> Iterator[int]:
+def flying_after(snap: Snapshot, group: Group, after: int) -> list[int]:
+    """The same beyond a position, ascending."""
+    return sorted(seq for seq in flying_in(snap, group) if seq > after)
+
+
+def untouched(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iterator[int]:
     """Positions above the frontier that no lease or row covers."""
-    for start, end in untouched_ranges(snap, group, latest):
+    for start, end in untouched_ranges(snap, group, latest, after):
         yield from range(start, end + 1)
 
 
-def untouched_ranges(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[int, int]]:
+def untouched_ranges(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iterator[tuple[int, int]]:
     """The same, from where to where."""
-    start = group.record.frontier + 1
+    start = max(group.record.frontier, after) + 1
     if group.record.until >= 0:
         latest = min(latest, group.record.until)
     for low, high in group.covers(snap):
         if start < low:
             yield start, low - 1
-        start = high + 1
+        start = max(start, high + 1)
     if start <= latest:
         yield start, latest
 
 
 def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         found: list[Event] = []
         for seq in next_positions(snap, state, group_named(snap, state, name), blocks, queue.journal.clock.now_ms()):
@@ -171,14 +179,18 @@ def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: Bloc
         priority, seq = keys.split_ready(key)
         ranked.append((-priority, seq))
     if group.record.ready > len(ranked):  # those that wait for their lane's turn go after the others
-        turned = [keys.tail_seq(key) for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"z"))]
-        for seq in [*(seq for _, seq in sorted(ranked)), *turned]:
-            if seq > overdue:
-                yield seq
+        yield from (seq for _, seq in sorted(ranked) if seq > overdue)
+        yield from in_turn(snap, group, overdue)
         ranked.clear()
     low, _ = keys.rows(group.topic, group.number, b"w")
     for key, _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)):
         message = group.message(snap, keys.tail_seq(key))
+        if message is not None and message.key is not None:
+            under_way = group.occupants(snap, message.key)
+            if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key
+                if busy[message.key] + len(under_way) >= state.policy.max_in_flight_per_key:
+                    continue
+                busy[message.key] += 1
         if message is not None:
             ranked.append((-message.priority, message.seq))
     special: set[int] = set()

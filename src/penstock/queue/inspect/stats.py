@@ -14,7 +14,8 @@ from penstock.journal.reading import TopicView
 from penstock.queue import metrics
 from penstock.queue.flow.breaker import BreakerState
 from penstock.queue.flow.circuit import breaker_state
-from penstock.queue.inspect.positions import group_named, group_names, looking, unabsorbed, untouched
+from penstock.queue.flow.turns import in_turn
+from penstock.queue.inspect.positions import group_named, group_names, inspecting, unabsorbed, untouched
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import QueueState
@@ -50,7 +51,7 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 def stats(queue: LocalQueue, name: str) -> QueueStats:
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         now = queue.journal.clock.now_ms()
         group = group_named(snap, state, name)
         record = group.record
@@ -95,7 +96,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
 
 def settle_times(queue: LocalQueue, name: str) -> dict[int, int]:
     """How many messages of a group took how long from delivery to acknowledgement; see `GroupRecord.settle_times`."""
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         return dict(group_named(snap, state, name).record.settle_times)
 
 
@@ -114,9 +115,8 @@ def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int, 
     for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"y")), READY_SAMPLE):
         if keys.tail_seq(key) > overdue:
             seqs.append(keys.tail_seq(key))
-    for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"z")), READY_SAMPLE):
-        if keys.tail_seq(key) > overdue:
-            seqs.append(keys.tail_seq(key))
+    if group.record.ready:
+        seqs += islice(in_turn(snap, group, overdue), READY_SAMPLE)
     if not seqs:
         return None
     event = BlockCache(state.name, state.topic).event(snap, min(seqs))
@@ -124,6 +124,6 @@ def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int, 
 
 
 def length(queue: LocalQueue) -> int:
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
         return state.count_unsettled(snap, latest, queue.journal.clock.now_ms())

@@ -18,23 +18,25 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
+from penstock.queue.flow.arriving import absorb, wake_due
 from penstock.queue.flow.limiter import limiter_for
 from penstock.queue.flow.sorting import sort_in
+from penstock.queue.flow.turns import whose_turn
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, MessageRow, read_special
-from penstock.queue.state.runs import SHORTEST_RUN, first_free, pass_over
+from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, MessageRow
+from penstock.queue.state.runs import SHORTEST_RUN, HeldRun
 from penstock.queue.token import new_secret
 
 LEASE_MESSAGES = 1024
 """The most messages under one lease record: settling one of them rewrites the record."""
 STEP = 256
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
-RUN_STEPS = 8
-"""How many of them a block counts that is walked past as a whole."""
+RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
+"""How many of them a block counts that is walked past as a whole, and how many of its messages count as one more."""
 
 
 class Request(msgspec.Struct, eq=False):
@@ -100,64 +102,12 @@ class Choice:
             if other.record.next_deadline and other.record.next_deadline <= now:
                 behind = expire(self.commit, self.queue, other, STEP) or behind
         if record.next_due and record.next_due <= now:
-            behind = self._wake() or behind
+            behind = wake_due(self.commit, group, STEP) or behind
         if record.absorbed < self.queue.traits.special:
-            behind = self._absorb() or behind
+            behind = absorb(self.commit, self.queue, group, self.latest, STEP) or behind
         if self.queue.record.policy.fair_by is not None and not behind:
             sort_in(self.commit, self.queue, group, self.latest, STEP)
         return behind
-
-    def _wake(self) -> bool:
-        """Messages whose time has come become ready."""
-        group, tx = self.group, self.commit.tx
-        low, _ = keys.rows(group.topic, group.number, b"w")
-        due = list(islice(tx.scan(low, keys.waiting_key(group.topic, group.number, self.now + 1, 0)), STEP))
-        for key, _ in due:
-            message = group.message(tx, keys.tail_seq(key))
-            assert message is not None
-            group.remove(self.commit, message)
-            message.state, message.due = READY, 0
-            group.seat(self.commit, message)
-        self.commit.touch(group)
-        group.record.next_due = 0
-        for key, _ in tx.scan(*keys.rows(group.topic, group.number, b"w")):
-            group.record.next_due = keys.split_waiting(key)[0]
-            break
-        return len(due) == STEP
-
-    def _absorb(self) -> bool:
-        """Sorts in what was pushed with a delay or a priority since the last take."""
-        group, tx = self.group, self.commit.tx
-        start = keys.special_key(group.topic, group.record.absorbed + 1)
-        rows = list(islice(tx.scan(start, keys.special_key(group.topic, self.latest + 1)), STEP))
-        runs: list[list[int]] = []
-        for key, value in rows:
-            seq, special = keys.tail_seq(key), read_special(value, self.queue.name)
-            if special.due <= self.now and special.priority == 0:
-                continue  # late enough to be like any other
-            if group.is_past(tx, seq):
-                continue  # discarded, or another group's, before this one came to it
-            if runs and runs[-1][1] == seq - 1:
-                runs[-1][1] = seq
-            else:
-                runs.append([seq, seq])
-            waits = special.due > self.now
-            group.place(
-                self.commit,
-                MessageRow(
-                    seq,
-                    WAITING if waits else READY,
-                    priority=special.priority,
-                    key=special.key,
-                    due=special.due if waits else 0,
-                ),
-            )
-        for first, last in runs:
-            group.cover(self.commit, first, last)
-        self.commit.touch(group)
-        full = len(rows) == STEP
-        group.record.absorbed = keys.tail_seq(rows[-1][0]) if full else self.latest
-        return full
 
     # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────
     def oldest(self, limit: int) -> None:
@@ -176,8 +126,8 @@ class Choice:
                     before = record.ready
                     if self._take_ready(seq):
                         limit -= 1
-                    elif record.ready != before - 1:
-                        ready.clear()  # giving a message up has made another one ready
+                    elif record.ready != before - 1 or self.queue.record.policy.fair_by is not None:
+                        ready.clear()  # giving a message up has made another one ready, or given its turn to one
                     continue
                 through = min(self.latest, seq - 1) if priority == 0 else self.latest
             elif untouched:
@@ -215,9 +165,7 @@ class Choice:
         visible = (one for one in (keys.split_ready(key) for key, _ in rows) if one[1] <= self.latest)
         found = list(islice(visible, limit))
         if len(found) < limit and len(found) < group.record.ready:
-            turns = self.commit.tx.scan(*keys.rows(group.topic, group.number, b"z"))
-            seqs = (keys.tail_seq(key) for key, _ in turns)
-            found += [(1, seq) for seq in islice((seq for seq in seqs if seq <= self.latest), limit - len(found))]
+            found += [(1, seq) for seq in whose_turn(self.commit.tx, group, self.latest, limit - len(found))]
         found.reverse()
         return found
 
@@ -254,17 +202,19 @@ class Choice:
         message = group.message(tx, seq)
         assert message is not None
         event = self.blocks.event(tx, seq)
-        group.remove(self.commit, message)
         if event is None:
             self.walked += 1
+            group.remove(self.commit, message)
             # Retention or a forced compaction has removed it: there is nothing to deliver any more.
             if message.key is not None:
                 group.free(self.commit, message.key, seq)
             return 0
         if self._is_over(event._rows, event._row):
             self.walked += 1
+            group.remove(self.commit, message)
             give_up(self.commit, self.queue, group, message, EXPIRED, None)
             return 0
+        group.call_up(self.commit, message)
         if self._must_wait(message):
             return 0
         group.record.turn = max(group.record.turn, message.turn)
@@ -346,7 +296,7 @@ class Choice:
         due = 0 if self.limiter is None or message.key is None else self.limiter.take_key(message.key)
         if not due:
             return False
-        self.walked += 1
+        self.walked += 2  # its rows and its key's: twice what walking past one costs
         message.state, message.due = WAITING, due
         self.group.place(self.commit, message)
         return True
@@ -355,16 +305,31 @@ class Choice:
         """Sets messages aside whose keys are busy: many neighbours as one run, a few with a row each."""
         group, commit = self.group, self.commit
         assert isinstance(rows, Block)
+        run = HeldRun(commit.tx, group)
         stop = min(rows.count, rows.row_after(through))
-        free = first_free(rows, row, stop, lambda key: group.is_busy(commit.tx, key))
-        if free - row >= SHORTEST_RUN:
-            pass_over(commit, group, rows, row, free)
-            self.walked += RUN_STEPS
+        free = run.first_free(rows, row, stop)
+        if free - row < SHORTEST_RUN:
+            for at in range(row, free):
+                group.advance(commit, rows.seq(at))
+                group.place(commit, MessageRow(rows.seq(at), HELD, key=rows.key(at)))
+                self.walked += 1
             return
-        for at in range(row, free):
-            group.advance(commit, rows.seq(at))
-            group.place(commit, MessageRow(rows.seq(at), HELD, key=rows.key(at)))
-            self.walked += 1
+        # As many blocks as a step allows, because a run costs a row for every key in it.
+        while True:
+            run.add(rows, row, free)
+            self.walked += RUN_STEPS + (free - row) // ROWS_OF_A_STEP
+            if free < rows.count or self.walked >= STEP or run.is_full:
+                break
+            found = self.blocks.find(commit.tx, rows.last + 1, through)
+            if found is None or not isinstance(found[0], Block) or not has_keys(found[0]):
+                break
+            rows, row = found[0], found[1]
+            free = run.first_free(rows, row, min(rows.count, rows.row_after(through)))
+            if free == row:
+                break
+        if run.is_full:
+            self.walked = STEP
+        run.store(commit)
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _lease_messages(self) -> None:
@@ -409,7 +374,7 @@ class Choice:
         assert self.ttl_bound is not None
         view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
         last = min(view.position_before(self.ttl_bound + 1), through)
-        if queue.policy.dead_letter is None:
+        if queue.policy.dead_letter is None and not queue.traits.replies:
             self.walked += 1
             group.advance(commit, max(last, group.record.frontier + 1))
             return

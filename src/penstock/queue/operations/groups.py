@@ -1,6 +1,6 @@
 """Groups and the change of mode: what a new group begins with, and how one mode's remainder becomes the other's.
 
-In work mode everybody shares one group (number 0). In fanout mode it keeps what no other group wants: everything, as
+In work mode all consumers share one group (number 0). In fanout mode it keeps what no other group wants: everything, as
 long as there is none, then what lies before the beginning of all of them; a group that wants it takes it over.
 Deliveries under way at a change finish where they were taken; what they do not acknowledge comes back under the new
 mode (`settle.homes_of`).
@@ -13,6 +13,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
+from penstock.queue.flow.merging import debounced_until
 from penstock.queue.flow.rows import flow_of_group, flow_rows
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
@@ -61,7 +62,7 @@ def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group
     commit.touch(group)
     if queue.fanout:
         shared = queue.group(commit.tx, WORK)
-        kept = lookup(commit, shared) if not others or shared.kept() else None
+        kept = image_of(commit, shared) if not others or shared.kept() else None
         begin = _for_newcomer(commit, others, kept) if others else kept
         assert begin is not None
         _install(commit, group, _from(commit, queue, begin, after))
@@ -78,7 +79,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
     commit.flush()
     if queue.fanout and len(queue.record.groups) == 1:
         shared = queue.group(commit.tx, WORK)
-        kept = lookup(commit, shared) if shared.kept() else None
+        kept = image_of(commit, shared) if shared.kept() else None
         _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)], kept))
         commit.flush()
     commit.tx.delete_range(*keys.group_range(queue.topic, number))
@@ -107,7 +108,7 @@ def change_mode(commit: Commit, queue: QueueState) -> None:
         return
     shared = queue.group(commit.tx, WORK)
     if queue.fanout:
-        picture = lookup(commit, shared)
+        picture = image_of(commit, shared)
         for group in groups:
             begin = _without_own(commit, group, _from(commit, queue, picture, group.record.after))
             _install(commit, group, begin)
@@ -121,9 +122,14 @@ def change_mode(commit: Commit, queue: QueueState) -> None:
 
 
 # ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def lookup(commit: Commit, group: Group) -> GroupImage:
+def image_of(commit: Commit, group: Group) -> GroupImage:
     record = group.record
     messages = {message.seq: message for message in group.messages(commit.tx)}
+    for message in messages.values():
+        if message.state == WAITING and message.key is not None and not message.attempts:
+            # It waits for a rate, which each group has of its own, unless a debounce holds it back for all.
+            message.due = debounced_until(commit, group.queue, message.key, message.seq)
+            message.state = WAITING if message.due > commit.now_ms else READY
     covers = list(group.covers(commit.tx))
     if record.until >= 0:
         covers = _normal([*covers, (max(record.until, record.frontier) + 1, NEVER)])
@@ -160,7 +166,7 @@ def _without_own(commit: Commit, group: Group, picture: GroupImage) -> GroupImag
 
 def _together(commit: Commit, groups: list[Group]) -> GroupImage:
     """What is unsettled for at least one of the groups, leases aside."""
-    return _united([lookup(commit, group) for group in groups])
+    return _united([image_of(commit, group) for group in groups])
 
 
 def _united(pictures: list[GroupImage]) -> GroupImage:
@@ -178,8 +184,8 @@ def _united(pictures: list[GroupImage]) -> GroupImage:
 
 
 def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) -> GroupImage:
-    """Every message that some group has not settled, as if nobody had tried it yet; and what no group wanted."""
-    together = _united([*(lookup(commit, group) for group in groups), *([] if kept is None else [kept])])
+    """Every message that some group has not settled, as if it had not been tried yet; and what no group wanted."""
+    together = _united([*(image_of(commit, group) for group in groups), *([] if kept is None else [kept])])
     for group in groups:
         for _, lease in group.leases(commit.tx):
             for index in lease.held():
@@ -201,7 +207,7 @@ def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) 
 
 
 def _appoint_heirs(commit: Commit, groups: list[Group], together: GroupImage) -> None:
-    """Of the leases that hold a message nobody else needs any more, one gives it back if it is not acknowledged."""
+    """Of the leases that hold a message no other group needs any more, one gives it back if it is not acknowledged."""
     taken: set[int] = set()
     for group in groups:
         for number, lease in list(group.leases(commit.tx)):
@@ -285,7 +291,7 @@ def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
 def _clear(commit: Commit, group: Group) -> None:
     """Removes every row of a group but its leases."""
     commit.touch(group)
-    for tag in (b"b", b"e", b"f", b"h", b"p", b"t", b"v", b"w", b"y", b"z"):
+    for tag in (b"b", b"e", b"f", b"h", b"p", b"t", b"u", b"v", b"w", b"y", b"z"):
         commit.tx.delete_range(*keys.rows(group.topic, group.number, tag))
     commit.tx.delete_range(*flow_rows(group.topic, group.number, b"t"))
     old = group.record

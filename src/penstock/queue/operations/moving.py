@@ -6,7 +6,7 @@ With a message goes what it was pushed with: its key, its delay, its priority, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,22 +15,26 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
-from penstock.queue.inspect.positions import available, failed_positions, looking
-from penstock.queue.operations.dead import GROUP, as_batch, died_with, living_headers, origin
-from penstock.queue.operations.push import DeliveryOptions, push_each
+from penstock.journal.commit.request import WriteRequest
+from penstock.queue.inspect.letters import GROUP, died_with, former_headers, living_headers, origin
+from penstock.queue.inspect.positions import available, failed_positions, inspecting
+from penstock.queue.operations.dead import as_batch
+from penstock.queue.operations.push import push, refuse_overflow
 from penstock.queue.operations.repair import still_free
+from penstock.queue.options import DeliveryOptions
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache, copy_columns
 from penstock.queue.state.cache import WORK, QueueCache, QueueState
-from penstock.queue.state.discarding import discard
+from penstock.queue.state.discarding import discard, discard_for
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
+from penstock.queue.state.trail import forget_trail
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
 Where = Callable[[Event], bool]
+Revived = Callable[[Mapping[str, str]], dict[str, str]]
 
 
 class LettersLeft(msgspec.Struct, frozen=True):
@@ -91,10 +95,10 @@ class _Letters:
         self.letters: list[tuple[LocalQueue, int]] = []
 
     def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> None:
-        """Picks letters of one queue, or of all, that nobody holds."""
+        """Picks letters of one queue, or of all, that are not in flight."""
         if limit is not None and limit <= 0:
             return
-        with looking(source) as (snap, state):
+        with inspecting(source) as (snap, state):
             for event in available(snap, state, source.journal.clock.now_ms()):
                 name = origin(event)
                 if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
@@ -138,7 +142,7 @@ def _has_home(target: QueueState, group: str | None) -> bool:
 
 
 def _failed_events(queue: LocalQueue) -> Iterator[Event]:
-    with looking(queue) as (snap, state):
+    with inspecting(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         for seq in failed_positions(snap, state):
             event = blocks.event(snap, seq)
@@ -163,9 +167,11 @@ def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue |
     state = queue._cache.state(commit, queue.name)
     groups = state.everyone(commit.tx)
     revived: set[int] = set()
+    still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
+    if to is None and state.policy.max_size is not None:
+        refuse_overflow(commit, state, len(still), state.policy.max_size)
     if to is not None:
-        still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
-        _copy_over(commit, state, still, queue._cache.state(commit, to.name), letters=False)
+        _copy_over(commit, state, still, queue._cache.state(commit, to.name))
     for seq in seqs:
         for group in groups:
             message = group.message(commit.tx, seq)
@@ -173,7 +179,7 @@ def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue |
                 continue
             group.remove(commit, message)
             if message.traced:
-                group.keep_traceback(commit, seq, None)
+                forget_trail(commit, group, seq)
             revived.add(seq)
             if to is None:
                 group.seat(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
@@ -200,7 +206,7 @@ def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQue
         if target is None:
             continue  # it went while we chose
         chosen = [seq for seq, group in groups.items() if _has_home(target, group)]
-        receipts = _copy_over(commit, state, chosen, target, letters=True)
+        receipts = _copy_over(commit, state, chosen, target, former_headers if to is None else living_headers)
         for seq, receipt in zip(chosen, receipts, strict=True):
             _settle_for_others(commit, target, groups[seq], receipt)
             discard(commit, state, seq)
@@ -213,21 +219,21 @@ def _settle_for_others(commit: Commit, target: QueueState, group: str | None, re
     if group is not None and target.fanout:
         for other in target.delivering(commit.tx):
             if other.name != group:
-                other.cover(commit, receipt.seq, receipt.seq)
+                discard_for(commit, other, receipt.seq)  # sorted in already where lanes take turns
 
 
 # ── move ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | None) -> int:
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
-    with looking(queue) as (snap, looked):
-        seqs = _choose(available(snap, looked, queue.journal.clock.now_ms()), limit, where)
+    with inspecting(queue) as (snap, state):
+        seqs = _choose(available(snap, state, queue.journal.clock.now_ms()), limit, where)
 
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)
         target = queue._cache.state(commit, to.name)
         still = still_free(commit, state, seqs)
-        _copy_over(commit, state, still, target, letters=False)
+        _copy_over(commit, state, still, target)
         for seq in still:
             discard(commit, state, seq)
         return len(still)
@@ -237,9 +243,9 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _copy_over(
-    commit: Commit, state: QueueState, seqs: list[int], target: QueueState, *, letters: bool
+    commit: Commit, state: QueueState, seqs: list[int], target: QueueState, revived: Revived | None = None
 ) -> list[Receipt]:
-    """Pushes copies of messages; raises before anything is changed when the target cannot take them all."""
+    """Pushes copies of messages; raises when the target cannot take them all. `revived`: of letters, their headers."""
     columns = None
     options: list[DeliveryOptions | None] = []
     for seq in seqs:
@@ -248,8 +254,8 @@ def _copy_over(
             continue
         copy = copy_columns(event)
         wanted = _pushed_with(commit, state, seq)
-        if letters:
-            copy.headers = [living_headers(event.headers) or None]
+        if revived is not None:
+            copy.headers = [revived(event.headers) or None]
             died = died_with(event)
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
         if event.key is not None:
@@ -262,7 +268,7 @@ def _copy_over(
             columns = copy
         else:
             columns.extend(copy)
-    return [] if columns is None else push_each(commit, target, as_batch(columns), options)
+    return [] if columns is None else push(commit, target, as_batch(columns), None, each=options, moved=True)
 
 
 def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions:

@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
-from penstock.clock import Clock, Seconds, to_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Receipt
+from penstock.journal.commit.checked import find_duplicates
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.names import is_whole
+from penstock.journal.storage.wire import Columns
 from penstock.queue.flow.merging import Throttle, count_replaced, debounce
 from penstock.queue.flow.sorting import give_turns
-from penstock.queue.policy import check_attempts, duration_ms
+from penstock.queue.options import DeliveryOptions, check_rank
 from penstock.queue.results.reply import note_replies
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import READY, WAITING, MessageRow, SpecialRow, encode
-
-
-class DeliveryOptions:
-    """How a message (or every message of a batch) wants to be delivered, where that is not the usual way."""
-
-    __slots__ = ("due", "max_attempts", "priority")
-
-    def __init__(self, priority: int = 0, due: int = 0, max_attempts: int | None = None) -> None:
-        self.priority = priority
-        self.due = due
-        self.max_attempts = max_attempts
-
-
-def read_delivery_options(
-    clock: Clock,
-    key: str | None,
-    priority: int | Literal["front"],
-    delay: Seconds,
-    not_before: datetime | None,
-    max_attempts: int | None,
-) -> DeliveryOptions | None:
-    """A push's arguments, checked; None when they ask for nothing special."""
-    if priority == "front":
-        if key is not None:
-            raise ConfigError('key= cannot be combined with priority="front": a key\'s messages keep their order')
-        priority = keys.FRONT
-    if not is_whole(priority):
-        raise ConfigError(f'priority must be a whole number or "front", not {priority!r}')
-    if not keys.LOWEST_PRIORITY <= priority <= keys.HIGHEST_PRIORITY:
-        raise ConfigError(
-            f"priority must fit 32 bits ({keys.LOWEST_PRIORITY} to {keys.HIGHEST_PRIORITY}), not {priority}"
-        )
-    if max_attempts is not None:
-        check_attempts(max_attempts)
-    due = 0
-    if not_before is not None:
-        if delay != 0:
-            raise ConfigError("give delay= or not_before=, not both")
-        due = to_ms(not_before, "not_before")
-    elif delay != 0:
-        due = clock.now_ms() + duration_ms(delay, "delay")
-    due = due if due > clock.now_ms() else 0
-    if key is not None and (due or delay != 0 or not_before is not None):
-        raise ConfigError("key= cannot be combined with delay= or not_before=: a key's messages keep their order")
-    if key is not None and priority != 0:
-        raise ConfigError("key= cannot be combined with priority=: a key's messages keep their order")
-    if not priority and not due and max_attempts is None:
-        return None
-    return DeliveryOptions(priority, due, max_attempts)
 
 
 def push(
@@ -77,11 +27,12 @@ def push(
     batch: PreparedBatch,
     options: DeliveryOptions | None,
     *,
+    each: Sequence[DeliveryOptions | None] | None = None,
     forced: bool = False,
     moved: bool = False,
 ) -> list[Receipt]:
-    """Appends a batch of messages; `forced` for those that must not be lost: dead letters fit always. `moved`: they
-    were pushed before, and none takes another one's place."""
+    """Appends a batch of messages, with options for all or for `each`; `forced` for those that must not be lost: dead
+    letters fit always. `moved`: they were pushed before, and none takes another one's place."""
     policy = queue.record.policy
     throttle = None
     debounced = False
@@ -89,29 +40,31 @@ def push(
         if policy.throttle is not None:
             throttle = Throttle(commit, queue, batch, round(policy.throttle * 1000))
             batch = throttle.batch
+            each = None if each is None else [each[row] for row in throttle.kept]
         debounced = policy.debounce is not None
     if not forced:
         if batch.columns.key is not None and policy.priority:
             raise ConfigError(
                 f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
             )
-        if options is not None and options.priority == keys.FRONT:
-            if policy.fair_by is not None:
-                raise ConfigError(f"queue {queue.name!r} gives all their turn (fair_by): it has no front to push to")
-        elif options is not None and options.priority and not policy.priority:
-            raise ConfigError(
-                f"queue {queue.name!r} has no priorities: make it with priority=True, or change it with configure"
-            )
+        if options is not None and options.priority:
+            check_rank(queue, options.priority)
+        if each is not None:
+            for rank in {one.priority for one in each if one is not None and one.priority}:
+                check_rank(queue, rank)
         if policy.max_size is not None:
             replaced = count_replaced(commit, queue, batch) if debounced else 0
-            _refuse_overflow(commit, queue, batch, policy.max_size + replaced)
+            refuse_overflow(commit, queue, _count_fresh(commit, queue, batch), policy.max_size + replaced)
     if batch.columns.headers is not None and not queue.traits.replies and not forced:
         note_replies(commit, queue, batch.columns.headers, moved=moved)
     receipts = commit.append(queue.name, batch)
     if options is not None:
         _grant(commit, queue, receipts, options)
-    if policy.fair_by is not None and (options is None or not options.due) and not debounced:
-        give_turns(commit, queue, receipts, batch.columns, policy.fair_by)
+    fair_by = None if debounced else policy.fair_by
+    if each is not None:
+        _grant_each(commit, queue, receipts, batch.columns, each, fair_by)
+    elif fair_by is not None and (options is None or not options.due):
+        give_turns(commit, queue, receipts, batch.columns, range(len(receipts)), fair_by)
     if debounced:
         _debounce(commit, queue, receipts, batch.columns.key or [])
     return receipts if throttle is None else throttle.receipts(receipts)
@@ -128,22 +81,32 @@ def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_g
             _grant(commit, queue, [receipt], DeliveryOptions(due=due), key)
 
 
-def push_each(
-    commit: Commit, queue: QueueState, batch: PreparedBatch, options: list[DeliveryOptions | None]
-) -> list[Receipt]:
-    """`push` of a batch whose messages differ in how they want to be delivered."""
-    receipts = push(commit, queue, batch, None, moved=True)
-    for receipt, wanted in zip(receipts, options, strict=True):
-        if wanted is not None and (wanted.priority or wanted.due or wanted.max_attempts is not None):
+def _grant_each(
+    commit: Commit,
+    queue: QueueState,
+    receipts: list[Receipt],
+    columns: Columns,
+    each: Sequence[DeliveryOptions | None],
+    fair_by: str | None,
+) -> None:
+    for row, (receipt, wanted) in enumerate(zip(receipts, each, strict=True)):
+        if fair_by is not None and (wanted is None or wanted.due <= commit.now_ms):
+            give_turns(commit, queue, receipts, columns, [row], fair_by)
+        if wanted is not None:
             _grant(commit, queue, [receipt], wanted)
-    return receipts
 
 
-def _refuse_overflow(commit: Commit, queue: QueueState, batch: PreparedBatch, max_size: int) -> None:
+def _count_fresh(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int:
     fresh = len(batch.columns.kinds)
     if batch.dedups is not None:
         # Repeating a push that went through must say so, also when the queue is full by now.
-        fresh = commit.count_fresh(queue.name, batch.dedups)
+        known, repeats = find_duplicates(commit, queue.name, batch.dedups)
+        fresh -= len(known) + len(repeats)
+    return fresh
+
+
+def refuse_overflow(commit: Commit, queue: QueueState, fresh: int, max_size: int) -> None:
+    """QueueFull when a queue has no room for so many more messages."""
     held = queue.unsettled(commit)
     if fresh and held + fresh > max_size:
         raise QueueFull(

@@ -8,19 +8,21 @@ import msgspec
 
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.flow.rows import flow_of_queue, flow_rows
 from penstock.queue.inspect.positions import flying_in, has_failed, unsettled_positions
 from penstock.queue.operations.choice import LEASE_MESSAGES, Request
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.settle import expire_one, over_budget
+from penstock.queue.results.removal import DISCARDED, answer_removed, answer_taken
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.discarding import discard, is_open
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import NEVER, GroupRecord, Lease, MessageRow
+from penstock.queue.state.trail import FailureTrail, keep_trail, tried_again
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
             if event is None or over_budget(commit, state, message):
                 expire_one(commit, state, group, number, lease, index)
                 continue
+            tried = tried_again(commit, group, lease, message, now, "claimed", None)
+            keep_trail(commit, message, [group], FailureTrail(tried))
             group.let_go(commit, number, lease, 1 << index)
             message.attempts += 1
             message.last_ms = now
@@ -94,7 +98,7 @@ def _mask(returning: list[bool]) -> bytes | None:
 
 # ── discarding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
-    """Those of some messages that are not settled, that have not failed and that nobody holds."""
+    """Those of some messages that are not settled, that have not failed and that are not in flight."""
     groups, keeping = state.everyone(commit.tx), state.keeping(commit.tx)
     flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
     latest = state.latest(commit)
@@ -112,13 +116,18 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)
         latest = state.latest(commit)
-        flying = {seq for group in state.everyone(commit.tx) for seq in flying_in(commit.tx, group)}
+        everyone = state.everyone(commit.tx)
+        flying = {seq for group in everyone for seq in flying_in(commit.tx, group)}
+        overdue = state.overdue_through(commit.tx, commit.now_ms)
         gone = 0
         for seq in dict.fromkeys(seqs):
             groups = state.keeping(commit.tx)
-            if 0 < seq <= latest and seq not in flying and any(is_open(commit.tx, group, seq) for group in groups):
-                discard(commit, state, seq)
-                gone += 1
+            if not 0 < seq <= latest or seq in flying or not any(is_open(commit.tx, group, seq) for group in groups):
+                continue
+            # What has outlived its ttl is gone already, for every count.
+            gone += seq > overdue or has_failed(commit.tx, everyone, seq)
+            answer_taken(commit, state, [seq], DISCARDED)
+            discard(commit, state, seq)
         return gone
 
     count = queue._writer.run(WriteRequest(apply)) if seqs else 0
@@ -128,7 +137,10 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
 
 # ── emptying ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: LocalQueue) -> int:
-    return queue._writer.run(WriteRequest(lambda commit: _purge(commit, queue)))
+    count = queue._writer.run(WriteRequest(lambda commit: _purge(commit, queue)))
+    if count:
+        queue._writer.reclaim()
+    return count
 
 
 def _purge(commit: Commit, queue: LocalQueue) -> int:
@@ -136,6 +148,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
     commit.flush()
     latest = commit.latest(queue.name)
     count = _count(commit, state, latest)
+    answer_removed(commit, state, latest)
     for group in state.everyone(commit.tx):
         commit.tx.delete_range(*keys.group_range(state.topic, group.number))
         commit.tx.delete_range(*flow_rows(state.topic, group.number, b"t"))
@@ -148,7 +161,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
         )
         state.adopt(fresh)
         commit.touch(fresh)
-    remove_through(commit, state, latest, queue.journal)
+    remove_through(commit, state, latest, queue._core)
     commit.touched.setdefault(queue.name, 0)
     return count
 

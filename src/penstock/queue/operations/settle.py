@@ -18,17 +18,26 @@ import msgspec
 
 from penstock.errors import StaleDelivery
 from penstock.journal.commit.commit import Commit
+from penstock.journal.owners import is_alive
 from penstock.queue.flow.circuit import note_failure, note_success
 from penstock.queue.operations.dead import bury
 from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_failure
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.owners import is_alive
 from penstock.queue.state.presence import note_extension
 from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, MessageRow, indexes_of
+from penstock.queue.state.trail import (
+    NO_TRAIL,
+    AttemptRow,
+    FailureTrail,
+    forget_trail,
+    keep_trail,
+    read_trail,
+    tried_again,
+)
 from penstock.surface.delivery import Outcome
-from penstock.surface.failure import FailureText
+from penstock.surface.failure import AttemptEnd, FailureText, NackOptions
 
 Reason = Literal["rejected", "attempts exhausted", "expired", "retention"]
 
@@ -42,17 +51,6 @@ SWEEP_LEASES = 512
 """How many leases one commit looks at for those that have ended."""
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
-
-
-class NackOptions(msgspec.Struct, frozen=True):
-    """How a message is given back."""
-
-    failure: FailureText
-    delay: float | None = None
-    """Seconds to wait, whatever the policy says."""
-    otherwise: float = 0.0
-    """Seconds to wait when neither the delay nor the policy says how long."""
-    dead: bool = False
 
 
 LAPSED: Final = NackOptions(LEASE_LOST)
@@ -234,19 +232,23 @@ def give_up(
     reason: Reason,
     failure: FailureText | None,
     *,
+    tried: list[AttemptRow] | None = None,
     homes: list[Group] | None = None,
     occupied: bool = True,
 ) -> Outcome:
-    """No further attempt: to the dead letters, else it stays, failed; what outlived its ttl just goes."""
+    """No further attempt: to the dead letters, else it stays, failed; what outlived its ttl just goes. `tried`: its
+    failed attempts, when one ends with this."""
     failure = failure or FailureText()
     targets = [group] if homes is None else homes
     outcome: Outcome
     stays = queue.policy.dead_letter is None and reason != EXPIRED
     if queue.traits.replies:
         answer_failure(commit, queue, message.seq, reason, failure)
-    _keep_failure(commit, message, targets, failure if stays else FailureText(failure.error))
+    attempts = read_trail(commit.tx, group, message).attempts if tried is None else tried
+    message.error = failure.error
+    keep_trail(commit, message, targets, FailureTrail(attempts, failure.traceback) if stays else NO_TRAIL)
     if queue.policy.dead_letter is not None:
-        bury(commit, queue, group, message, reason, failure)
+        bury(commit, queue, group, message, reason, failure, attempts)
         outcome = "dead"
     elif reason == EXPIRED:
         outcome = "dropped"
@@ -290,7 +292,7 @@ def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: 
     assert lease.messages is not None
     message = lease.messages[index]
     if message.traced:
-        group.keep_traceback(commit, message.seq, None)
+        forget_trail(commit, group, message.seq)
     if message.key is not None:
         for home in homes_of(commit, queue, group, lease, index):
             home.free(commit, message.key, message.seq)
@@ -324,27 +326,21 @@ def _fail(
         else:
             note_failure(commit, queue, group, message.seq)
     homes = homes_of(commit, queue, group, lease, index)
+    ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
+    tried = tried_again(commit, group, lease, message, since_ms, ended, failure.error)
     if options.dead or over_budget(commit, queue, message):
         if not homes:
             return "dropped"
         reason: Reason = REJECTED if options.dead else EXHAUSTED
-        return give_up(commit, queue, group, message, reason, failure, homes=homes)
-    _keep_failure(commit, message, homes, failure)
+        return give_up(commit, queue, group, message, reason, failure, tried=tried, homes=homes)
+    message.error = failure.error
+    keep_trail(commit, message, homes, FailureTrail(tried, failure.traceback))
     wait = options.delay
     if wait is None:
         retry = queue.policy.retry
         wait = options.otherwise if retry is None else retry.delay(message.attempts)
     _put_back(commit, queue, group, lease, index, message, since_ms + round(wait * 1000))
     return "requeued"
-
-
-def _keep_failure(commit: Commit, message: MessageRow, homes: list[Group], failure: FailureText) -> None:
-    """Notes with a message why its last attempt failed; the traceback has a row of its own (`Group.traceback`)."""
-    message.error = failure.error
-    if message.traced or failure.traceback is not None:
-        message.traced = failure.traceback is not None
-        for home in homes:
-            home.keep_traceback(commit, message.seq, failure.traceback)
 
 
 def _put_back(

@@ -96,7 +96,7 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
 
 
 def _may_bury(queue: QueueState, group: Group, now: int) -> bool:
-    """Whether a take may have to append dead letters, which nobody may while an exclusive fence is open."""
+    """Whether a take may have to append dead letters, which is refused while an exclusive fence is open."""
     policy, deadline = queue.policy, group.record.next_deadline
     appends = policy.dead_letter is not None or queue.traits.replies
     return appends and (policy.ttl is not None or 0 < deadline <= now)

@@ -5,4 +5,5 @@ is an event of that topic, with the token as its key and the message as its caus
 
     reply    the header, and the event
     ticket   what the pusher waits with
+    awaiting one thread that follows the topic for all who wait
 """

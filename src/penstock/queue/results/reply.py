@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import msgspec
@@ -12,13 +12,13 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import TopicRecord, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.block import Columns
 from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.journal.storage.wire import Columns
 from penstock.limits import RESULT_TTL
 from penstock.names import check_name
 from penstock.queue.state.cache import QueueState
 from penstock.surface.delivery import Delivery
-from penstock.surface.failure import FailureText
+from penstock.surface.failure import DEAD_QUEUE, FailureText
 
 REPLY: Final = "reply-to"
 SUFFIX: Final = ".results"
@@ -46,7 +46,7 @@ class FailureReply(msgspec.Struct, frozen=True, omit_defaults=True):
 NOTHING: Final = StoredResult()
 
 
-def answer_of(result: Any) -> StoredResult:
+def answer_of(result: object) -> StoredResult:
     """A handler's return value; ConfigError when it has no stored form."""
     return NOTHING if result is None else StoredResult(encode_payload(result), is_binary(result))
 
@@ -60,7 +60,7 @@ def with_reply(queue: str, headers: Mapping[str, str] | None) -> tuple[dict[str,
 
 
 def read_reply(headers: Mapping[str, str]) -> tuple[str, str] | None:
-    """Topic and token of the reply a message wants; None: it wants none. Anybody may have written the header."""
+    """Topic and token of the reply a message wants; None: it wants none. Any producer may have written the header."""
     topic, found, token = headers.get(REPLY, "").rpartition("#")
     return (topic, token) if found and topic.endswith(SUFFIX) and topic != SUFFIX and token else None
 
@@ -93,7 +93,8 @@ def answer_failure(commit: Commit, queue: QueueState, seq: int, reason: str, fai
 
 def _append(commit: Commit, queue: QueueState, seq: int, kind: str, given: StoredResult) -> None:
     event = queue.blocks.event(commit.tx, seq)
-    wanted = None if event is None else read_reply(event.headers)
+    # A dead letter has had its answer: what becomes of it here is no outcome of the message it was.
+    wanted = None if event is None or DEAD_QUEUE in event.headers else read_reply(event.headers)
     if event is None or wanted is None:
         return
     topic, token = wanted
@@ -107,7 +108,7 @@ def _append(commit: Commit, queue: QueueState, seq: int, kind: str, given: Store
     commit.append(topic, PreparedBatch(columns, len(given.payload)))
 
 
-def ack_with(delivery: Delivery, result: Any) -> None:
+def ack_with(delivery: Delivery, result: object) -> None:
     """Settles a message that a worker's handler is done with; a reply that cannot be stored gives the message up."""
     if read_reply(delivery.headers) is None:
         delivery.ack()

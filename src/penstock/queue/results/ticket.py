@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError, ReplyFailed
 from penstock.events import Event, Receipt
+from penstock.queue.results.awaiting import follower_of
 from penstock.queue.results.reply import RESULT, SUFFIX, read_reply
+from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.surface.queue import Queue
-
-LONGEST_NAP = 0.5
-SHORTEST_NAP = 0.01
 
 
 class ResultTicket:
@@ -35,6 +34,7 @@ class ResultTicket:
             token = wanted[1]
         self._token = token
         self._topic = queue.journal.topic(queue.name + SUFFIX)
+        self._follower = follower_of(queue.journal, queue.name + SUFFIX)
         self._found: Event | None = None
 
     def __repr__(self) -> str:
@@ -42,44 +42,75 @@ class ResultTicket:
 
     def done(self) -> bool:
         """Whether the outcome is there."""
-        return self._look() is not None
+        return self._poll() is not None
 
     def result(self, timeout: Seconds | None = None) -> Any:
         """Waits for the outcome: what the handler returned. ReplyFailed when the message was given up, TimeoutError
         when there is no outcome after `timeout`: it may still come."""
         deadline = _deadline(timeout)
-        nap = SHORTEST_NAP
-        while (found := self._look()) is None:
-            nap = self._nap(deadline, nap)
-            time.sleep(nap)
-        return self._outcome(found)
+        while True:
+            waiting = self._enlist()
+            try:
+                found = self._poll() or (waiting.result(self._left(deadline)) if waiting else None)
+            except TimeoutError:
+                raise self._late() from None
+            finally:
+                self._leave(waiting)
+            if found is not None:
+                return self._outcome(found)
 
     async def result_async(self, timeout: Seconds | None = None) -> Any:
         """`result` for an event loop."""
         import asyncio
 
         deadline = _deadline(timeout)
-        nap = SHORTEST_NAP
-        while (found := await asyncio.to_thread(self._look)) is None:
-            nap = self._nap(deadline, nap)
-            await asyncio.sleep(nap)
-        return self._outcome(found)
+        while True:
+            waiting = await asyncio.to_thread(self._enlist)
+            try:
+                found = await asyncio.to_thread(self._poll)
+                if found is None and waiting is not None:
+                    async with asyncio.timeout(self._left(deadline)):
+                        found = await waiting
+            except TimeoutError:
+                raise self._late() from None
+            finally:
+                self._leave(waiting)
+            if found is not None:
+                return self._outcome(found)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.result_async().__await__()
 
-    def _look(self) -> Event | None:
+    def _poll(self) -> Event | None:
         if self._found is None:
             if self.queue.journal.closed:
                 raise Closed(f"the journal was closed while {self!r} waited")
             self._found = next(iter(self._topic.read(key=self._token, reverse=True, limit=1)), None)
         return self._found
 
-    def _nap(self, deadline: float, nap: float) -> float:
+    def _enlist(self) -> Ticket[Event | None] | None:
+        """Waits for the outcome from here on; None where it is known."""
+        if self._found is not None:
+            return None
+        if self.queue.journal.closed:
+            raise Closed(f"the journal was closed while {self!r} waited")
+        return self._follower.enlist(self._topic, self._token)
+
+    def _leave(self, waiting: Ticket[Event | None] | None) -> None:
+        if waiting is not None:
+            self._follower.leave(self._token, waiting)
+
+    def _left(self, deadline: float | None) -> float | None:
+        """How long to wait still; None for ever."""
+        if deadline is None:
+            return None
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"message {self.receipt.seq} of queue {self.queue.name!r} has no outcome yet")
-        return min(left, nap * 1.5, LONGEST_NAP)
+            raise self._late()
+        return left
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"message {self.receipt.seq} of queue {self.queue.name!r} has no outcome yet")
 
     def _outcome(self, found: Event) -> Any:
         if found.kind == RESULT:
@@ -94,5 +125,5 @@ class ResultTicket:
         )
 
 
-def _deadline(timeout: Seconds | None) -> float:
-    return float("inf") if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+def _deadline(timeout: Seconds | None) -> float | None:
+    return None if timeout is None else time.monotonic() + seconds(timeout, "timeout")

@@ -7,16 +7,14 @@ outcome, and may settle the delivery itself, before the worker's own does.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.delivery import LocalDelivery
-from penstock.queue.operations.settle import NackOptions
 from penstock.queue.results.reply import ack_with
 from penstock.queue.retry import Retry
 from penstock.surface.delivery import Delivery
-from penstock.surface.failure import describe, failure_text
+from penstock.surface.failure import NackOptions, describe, failure_text
 
 log = Log("penstock.queue")
 
@@ -27,7 +25,7 @@ class Middleware:
     def before(self, delivery: LocalDelivery) -> None:
         """The handler is about to get a delivery. Raising counts as the handler's failure."""
 
-    def after(self, delivery: LocalDelivery, result: Any) -> None:
+    def after(self, delivery: LocalDelivery, result: object) -> None:
         """The handler returned."""
 
     def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
@@ -37,7 +35,7 @@ class Middleware:
 class Retries(Middleware):
     """Acknowledges what was handled, and gives back what was not, by the queue's policy."""
 
-    def after(self, delivery: LocalDelivery, result: Any) -> None:
+    def after(self, delivery: LocalDelivery, result: object) -> None:
         if not delivery._settled:
             ack_with(delivery, result)
 
@@ -49,7 +47,7 @@ class Retries(Middleware):
 class Logging(Middleware):
     """Says what fails, and what becomes of it; successes only at debug level. Always the outermost."""
 
-    def after(self, delivery: LocalDelivery, result: Any) -> None:
+    def after(self, delivery: LocalDelivery, result: object) -> None:
         log.debug("%r handled", delivery)
 
     def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
@@ -88,7 +86,7 @@ class Metrics(Middleware):
     def before(self, delivery: LocalDelivery) -> None:
         self._started[id(delivery)] = time.perf_counter()
 
-    def after(self, delivery: LocalDelivery, result: Any) -> None:
+    def after(self, delivery: LocalDelivery, result: object) -> None:
         self._count(delivery, "done")
 
     def failure(self, delivery: LocalDelivery, error: BaseException) -> None:

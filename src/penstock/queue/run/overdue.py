@@ -10,31 +10,47 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
+from penstock.queue.state.trail import read_trail
 from penstock.surface.failure import FailureText
 
 GIVE_UP_STEP = 64
-"""How many messages one commit gives up, so that nobody waits long behind it."""
+"""How many messages one commit gives up, so that no caller waits long behind it."""
+LOOK_STEP = 512
+"""How many it looks at for that: failed ones may lie before them, and stay."""
+
+Looked = dict[int, int]
+"""Up to where a group's messages with a row of their own were looked at, by the group's number."""
 
 
-def give_up_through(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason) -> bool:
-    """Gives up some of a group's messages up to a position that nobody holds; True when there may be more."""
-    left = _give_up_placed(commit, queue, group, through, reason, GIVE_UP_STEP)
-    return left <= 0 or _give_up_untouched(commit, queue, group, through, reason, left) <= 0
+def give_up_through(
+    commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, looked: Looked
+) -> bool:
+    """Gives up some of a group's messages up to a position that are not in flight; True when there may be more.
+    `looked`: where the call before this one stopped."""
+    left, more = _give_up_placed(commit, queue, group, through, reason, looked)
+    return more or _give_up_untouched(commit, queue, group, through, reason, left) <= 0
 
 
-def _give_up_placed(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, step: int) -> int:
-    """Those that have a row of their own."""
-    for seq in list(islice(group.aside(commit.tx, through), 4 * step)):
+def _give_up_placed(
+    commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, looked: Looked
+) -> tuple[int, bool]:
+    """Those that have a row of their own; returns how many more may be given up, and whether there are more to see."""
+    record, step = group.record, GIVE_UP_STEP
+    if reason != RETIRED and not record.ready + record.waiting + record.held:
+        return step, False  # only failed ones are left
+    seen = list(islice(group.aside(commit.tx, through, looked.get(group.number, 0)), LOOK_STEP))
+    for seq in seen:
+        looked[group.number] = seq
         message = group.message(commit.tx, seq)
         if message is None or (message.state == FAILED and reason != RETIRED):
             continue
         group.remove(commit, message)
-        failure = FailureText(message.error, group.traceback(commit.tx, message))
+        failure = FailureText(message.error, read_trail(commit.tx, group, message).traceback)
         give_up(commit, queue, group, message, reason, failure, occupied=message.state in (READY, WAITING))
         step -= 1
         if step <= 0:
-            break
-    return step
+            return step, True
+    return step, len(seen) == LOOK_STEP
 
 
 def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, step: int) -> int:
@@ -50,14 +66,15 @@ def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through:
             priority = 0 if value is None else read_special(value, queue.name).priority
         group.advance(commit, seq)
         step -= 1
-        if event is not None and (reason != EXPIRED or queue.policy.dead_letter is not None):
+        told = queue.policy.dead_letter is not None or queue.traits.replies
+        if event is not None and (reason != EXPIRED or told):
             over = MessageRow(seq, key=event.key, priority=priority)
             give_up(commit, queue, group, over, reason, None, occupied=False)
     return step
 
 
-def trim(commit: Commit, queue: QueueState, through: int) -> None:
-    """Settles everything up to a position for every group: a forced compaction has removed it."""
+def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
+    """Settles everything up to a position for every group: a forced compaction removes it."""
     for group in queue.everyone(commit.tx):
         _trim_leases(commit, group, through)
         for seq in list(group.aside(commit.tx, through)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -18,12 +18,13 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError, QueueFull
 from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
-from penstock.journal.storage.block import Columns
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.storage.wire import Columns
 from penstock.names import check_consumer
 from penstock.observe.logs import Log
 from penstock.queue.operations.dead import as_batch
-from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_options
+from penstock.queue.operations.push import push
+from penstock.queue.options import DeliveryOptions, read_delivery_options
 from penstock.queue.run.cron import Cron
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
@@ -85,7 +86,7 @@ _decode = msgspec.msgpack.Decoder(ScheduleRecord).decode
 def add(
     queue: LocalQueue,
     interval: Seconds | str,
-    payload: Any,
+    payload: object,
     name: str,
     timezone: str,
     missed: Missed,
@@ -104,7 +105,7 @@ def add(
     else:
         period = seconds(interval, "interval", minimum=0.001)
     read_delivery_options(queue.journal.clock, key, priority, 0, None, None)
-    batch, _ = queue._prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
+    batch, _ = queue._pushing.prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
     columns = batch.columns
     made = ScheduleRecord(
         period,
@@ -144,14 +145,14 @@ def add(
 
 
 def listed(queue: LocalQueue) -> list[Schedule]:
-    queue.journal._check_open()
-    with queue.journal._engine.read() as snap:
+    queue._core.check_open()
+    with queue._core.engine.read() as snap:
         return [_shown(queue.name, name, record) for name, record in _stored(snap, queue.name)]
 
 
 def push_now(queue: LocalQueue, name: str) -> Receipt:
     """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
-    with queue.journal._engine.read() as snap:
+    with queue._core.engine.read() as snap:
         record = dict(_stored(snap, queue.name)).get(name)
     if record is None:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
@@ -282,10 +283,10 @@ class Scheduler:
 
     def watch(self, queue: str, *, start: bool = False) -> None:
         """A queue was opened: its schedules, if it has any, are run from here too."""
-        if self._registry.journal._engine.read_only:
+        if self._registry.core.engine.read_only:
             return
         if not start:
-            with self._registry.journal._engine.read() as snap:
+            with self._registry.core.engine.read() as snap:
                 start = bool(_stored(snap, queue))
         if not start:
             return
@@ -304,7 +305,7 @@ class Scheduler:
             self._thread.join()
 
     def _run(self) -> None:
-        clock = self._registry.journal.clock
+        clock = self._registry.core.clock
         longest = LONGEST_NAP if isinstance(clock, SystemClock) else SHORT_NAP
         while not self._closed:
             try:
@@ -320,15 +321,15 @@ class Scheduler:
 
     def run_due(self) -> int | None:
         """Pushes what is due now; returns the time of the next tick."""
-        journal, earliest = self._registry.journal, None
+        core, earliest = self._registry.core, None
         with self._lock:
             watched = list(self._watched)
         for queue in watched:
-            with journal._engine.read() as snap:
+            with core.engine.read() as snap:
                 stored = _stored(snap, queue)
             for name, record in stored:
                 following_ms = record.next_ms
-                if following_ms <= journal.clock.now_ms():
+                if following_ms <= core.clock.now_ms():
                     pushed = self._tick(queue, name)
                     if pushed is None:
                         continue
@@ -338,7 +339,7 @@ class Scheduler:
 
     def _tick(self, queue: str, name: str) -> int | None:
         """Pushes a schedule's ticks; returns when it is due again."""
-        cache, clock = self._registry.cache, self._registry.journal.clock
+        cache, clock = self._registry.cache, self._registry.core.clock
 
         def apply(commit: Commit) -> int | None:
             state = cache.find(commit, queue)
@@ -346,7 +347,7 @@ class Scheduler:
 
         try:
             while True:
-                due = self._registry.journal._writer.run(WriteRequest(apply))
+                due = self._registry.core.writer.run(WriteRequest(apply))
                 if due is None or due > clock.now_ms() or self._closed:
                     return due
         except FenceActive:

@@ -12,16 +12,11 @@ import msgspec
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact, one_step
 from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
-from penstock.queue.flow.limiter import forget_windows
-from penstock.queue.flow.merging import forget_pushes
-from penstock.queue.flow.turns import forget_lanes
-from penstock.queue.operations.settle import EXPIRED, RETIRED
-from penstock.queue.run.overdue import give_up_through, trim
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState
 from penstock.queue.state.presence import presences
@@ -29,7 +24,10 @@ from penstock.queue.state.records import encode
 from penstock.queue.state.runs import members
 
 if TYPE_CHECKING:
-    from penstock.journal.journal import BaseJournal
+    from penstock.journal.core import JournalCore
+    from penstock.queue.run.overdue import Looked
+
+# What works on messages is imported where there is a queue with some: see the registry.
 
 SETTLED_MESSAGES = 1024
 """How many settled messages make a look at the topic worth it."""
@@ -57,7 +55,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def settled_through(snap: Snapshot, queue: QueueState) -> int:
-    """Every position up to here is settled, for everybody."""
+    """Every position up to here is settled, for all groups."""
     floor = min(group.floor(snap) for group in queue.keeping(snap))
     for other in queue.left_behind(snap):
         floor = min([floor, *(lease.seq(index) - 1 for _, lease in other.leases(snap) for index in lease.held())])
@@ -67,8 +65,8 @@ def settled_through(snap: Snapshot, queue: QueueState) -> int:
 class QueueUpkeep:
     """Compacts the topics of queues, and keeps others from compacting away what is not settled."""
 
-    def __init__(self, journal: BaseJournal, cache: QueueCache) -> None:
-        self._journal = journal
+    def __init__(self, core: JournalCore, cache: QueueCache) -> None:
+        self._core = core
         self._cache = cache
         self._settled: dict[str, int] = {}
         self._thinned: dict[int, int] = {}
@@ -97,30 +95,44 @@ class QueueUpkeep:
         return [(f"queue {topic}", standing.settled if standing is not None and known else 0)]
 
     def trimmed(self, commit: Commit, topic: str, through: int) -> None:
-        """A forced compaction has removed messages, settled or not."""
+        """A forced compaction is about to remove messages, settled or not."""
         queue = self._cache.find(commit, topic)
         if queue is not None:
-            trim(commit, queue, min(through, queue.latest(commit)))
+            from penstock.queue.results.removal import answer_removed
+            from penstock.queue.run.overdue import settle_through
+
+            through = min(through, queue.latest(commit))
+            answer_removed(commit, queue, through)
+            settle_through(commit, queue, through)
 
     def give_way(self, commit: Commit, topic: str, through: int) -> bool:
         """Where the policy lets retention win: messages that it passes become dead letters, some at a time."""
         queue = self._cache.find(commit, topic)
         if queue is None or queue.policy.retention != "dead_letter" or commit.fenced:
             return False
+        from penstock.queue.operations.settle import RETIRED
+        from penstock.queue.run.overdue import give_up_through
+
         queue.blocks.refresh(commit)
         through = min(through, queue.latest(commit))
-        return any(give_up_through(commit, queue, group, through, RETIRED) for group in queue.keeping(commit.tx))
+        return any(give_up_through(commit, queue, group, through, RETIRED, {}) for group in queue.keeping(commit.tx))
 
-    def _expire(self, commit: Commit, topic: str) -> bool:
+    def _expire(self, commit: Commit, topic: str, looked: Looked) -> bool:
         """Gives up some of what has outlived the queue's ttl; True when there is more."""
         queue = self._cache.find(commit, topic)
-        if queue is None or queue.policy.ttl is None or (commit.fenced and queue.policy.dead_letter is not None):
+        if queue is None or queue.policy.ttl is None:
             return False
+        if commit.fenced and (queue.policy.dead_letter is not None or queue.traits.replies):
+            return False  # no caller appends while an exclusive fence is open
         queue.blocks.refresh(commit)
         overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
         if not overdue:
             return False
-        return any(give_up_through(commit, queue, group, overdue, EXPIRED) for group in queue.keeping(commit.tx))
+        from penstock.queue.operations.settle import EXPIRED
+        from penstock.queue.run.overdue import give_up_through
+
+        groups = queue.keeping(commit.tx)
+        return any(give_up_through(commit, queue, group, overdue, EXPIRED, looked) for group in groups)
 
     def note(self, queue: str, count: int) -> None:
         """Messages of a queue were settled."""
@@ -129,15 +141,16 @@ class QueueUpkeep:
             self._settled[queue] = settled
             return
         self._settled[queue] = 0
-        self._journal._housekeeper.request(queue)
+        self._core.housekeeper.request(queue)
 
-    def keep(self, topic: str) -> None:
+    def maintain(self, topic: str) -> None:
         """Removes what is settled, in the housekeeper's thread: looks beside the writer, commits a little at a time."""
-        with self._journal._engine.read() as snap:
+        with self._core.engine.read() as snap:
             if snap.get(keys.queue_key(topic)) is None:
                 return
-        self._repeat(lambda commit: self._expire(commit, topic))
-        standing = self._look(topic)
+        looked: Looked = {}
+        self._repeat(lambda commit: self._expire(commit, topic, looked))
+        standing = self._find_standing(topic)
         self._repeat(lambda commit: self._remove(commit, topic, standing))
         self._repeat(lambda commit: self._clear(commit, topic))
         while self._thin(topic):
@@ -147,13 +160,13 @@ class QueueUpkeep:
 
     def _repeat(self, step: Callable[[Commit], bool]) -> None:
         """Commits a step again and again, until it says that there is no more to do."""
-        while self._journal._writer.run(WriteRequest(step, relaxed=True)):
+        while self._core.writer.run(WriteRequest(step, relaxed=True)):
             pass
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
-    def _look(self, topic: str) -> Standing:
+    def _find_standing(self, topic: str) -> Standing:
         """How far a queue is settled, found beside the writer: there may be very many leases."""
-        with self._journal._engine.read() as snap:
+        with self._core.engine.read() as snap:
             queue = self._cache.beside(snap, topic)
             standing = Standing(b"", 0)
             if queue is not None:
@@ -192,8 +205,8 @@ class QueueUpkeep:
         return left == 0
 
     def _done_with(self, commit: Commit, queue: QueueState, through: int) -> int:
-        """How far everybody but the queue itself, whose cursors others move, lets history go."""
-        for hold in self._journal._holds:
+        """How far all consumers but the queue itself, whose cursors others move, lets history go."""
+        for hold in self._core.holds:
             if hold != self.holds:
                 through = min([through, *(done for _, done in hold(commit, queue.name))])
         return through
@@ -201,7 +214,7 @@ class QueueUpkeep:
     # ── what is settled behind an unsettled message ──────────────────────────────────────────────────────────────────
     def _thin(self, topic: str) -> bool:
         """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
-        with self._journal._engine.read() as snap:
+        with self._core.engine.read() as snap:
             queue = self._cache.beside(snap, topic)
             if queue is None:
                 return False
@@ -217,7 +230,7 @@ class QueueUpkeep:
             reached, thinned = thin(snap, queue, start, stop)
         for part in in_steps(thinned):
             step = partial(self._exchange, topic, record, number, part)
-            if not self._journal._writer.run(WriteRequest(step, relaxed=True)):
+            if not self._core.writer.run(WriteRequest(step, relaxed=True)):
                 self._thinning.discard(number)
                 return False
         self._thinned[number] = reached
@@ -233,10 +246,10 @@ class QueueUpkeep:
     # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _forget_consumers(self, topic: str) -> None:
         """Consumers that have not been seen for a day."""
-        with self._journal._engine.read() as snap:
+        with self._core.engine.read() as snap:
             queue = self._cache.beside(snap, topic)
             rows = [] if queue is None else presences(snap, queue.topic)
-            bound = self._journal.clock.now_ms() - FORGET_CONSUMER_MS
+            bound = self._core.clock.now_ms() - FORGET_CONSUMER_MS
             gone = [(key, value) for key, value, presence in rows if presence.seen_ms < bound]
 
         def delete(commit: Commit) -> bool:
@@ -250,6 +263,10 @@ class QueueUpkeep:
 
     def _forget_windows(self, commit: Commit, topic: str) -> bool:
         """Rates of keys that have had no delivery for a period, some of them each time."""
+        from penstock.queue.flow.limiter import forget_windows
+        from penstock.queue.flow.merging import forget_pushes
+        from penstock.queue.flow.turns import forget_lanes
+
         queue = self._cache.find(commit, topic)
         for group in () if queue is None else queue.everyone(commit.tx):
             which = (group.topic, group.number)
@@ -260,14 +277,14 @@ class QueueUpkeep:
         return False
 
 
-def remove_through(commit: Commit, queue: QueueState, through: int, journal: BaseJournal) -> int:
-    """Removes messages up to a position that nobody holds, and what was known about their delivery."""
-    removed = compact(commit, queue.name, through, journal._holds).removed
+def remove_through(commit: Commit, queue: QueueState, through: int, core: JournalCore) -> int:
+    """Removes messages up to a position that are not in flight, and what was known about their delivery."""
+    removed = compact(commit, queue.name, through, core.holds).removed
     trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
     for group in queue.everyone(commit.tx):
-        low, high = (keys.traceback_key(queue.topic, group.number, seq) for seq in (0, trimmed + 1))
+        low, high = (keys.trail_key(queue.topic, group.number, seq) for seq in (0, trimmed + 1))
         commit.tx.delete_range(low, high)
     return removed
 

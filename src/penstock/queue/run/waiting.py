@@ -1,6 +1,6 @@
 """Takes that wait: for a push, for a due time, for a lease that ends, in this process or another one.
 
-No wake-up is lost: the topic's signal is noted before the look, and waiting returns at once when it has grown since.
+No wake-up is lost: the topic's signal is noted before the try, and waiting returns at once when it has grown since.
 Time in the store is the journal's own clock; a wait also ends when that much real time has gone by, so that a clock
 that stands still (in a test) cannot hold it for ever.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SystemClock
 from penstock.errors import Closed
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 from penstock.observe.spans import received
 from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, LocalDelivery, release_in
@@ -34,19 +34,19 @@ SHORTEST_NAP = 0.001
 
 
 def take_in(commit: Commit, queue: LocalQueue, request: Request) -> Taken:
-    """One look, and a lease if it finds something."""
+    """One try, and a lease if it finds something."""
     state = queue._cache.state(commit, queue.name)
     hold = LeaseHandle(queue, request.label, request.consumer)
     return take(commit, state, group_for(commit, state, request.label), request, hold)
 
 
 class WaitBudget:
-    """How long a take has waited, and how long it may sleep before its next look."""
+    """How long a take has waited, and how long it may sleep before its next try."""
 
     __slots__ = ("_clock", "_deadline", "_real_deadline", "_started", "exact")
 
     def __init__(self, queue: LocalQueue, wait: float) -> None:
-        self._clock = queue.journal.clock
+        self._clock = queue._core.clock
         self.exact = isinstance(self._clock, SystemClock)
         self._started = time.perf_counter()
         self._deadline = self._clock.monotonic() + wait
@@ -69,7 +69,7 @@ class WaitBudget:
 def take_waiting(
     queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
 ) -> list[LocalDelivery]:
-    """Looks until there is something, or the time is up, or the journal is closed."""
+    """Tries until there is something, or the time is up, or the journal is closed."""
     signal = queue._signal
     budget: WaitBudget | None = None
     began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
@@ -90,7 +90,7 @@ def take_waiting(
         nap = budget.nap(taken.next_ms)
         if not nap:
             return _timed_out(budget)
-        with queue.journal._hub:
+        with queue._core.hub:
             signal.wait(seen, nap)
         _check_open(queue)
 
@@ -98,13 +98,13 @@ def take_waiting(
 async def take_waiting_async(
     queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
 ) -> list[LocalDelivery]:
-    """`take_waiting` for an event loop: the looks are committed by the writer's own thread."""
+    """`take_waiting` for an event loop: the tries are committed by the writer's own thread."""
     signal = queue._signal
     budget: WaitBudget | None = None
     began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
     while True:
         seen = signal.version
-        taken = await _look_async(queue, request)
+        taken = await _take_once(queue, request)
         if taken.deliveries:
             if began_ns:
                 received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
@@ -119,19 +119,19 @@ async def take_waiting_async(
         nap = budget.nap(taken.next_ms)
         if not nap:
             return _timed_out(budget)
-        with queue.journal._hub:
+        with queue._core.hub:
             await signal.wait_async(seen, nap)
         _check_open(queue)
 
 
-async def _look_async(queue: LocalQueue, request: Request) -> Taken:
+async def _take_once(queue: LocalQueue, request: Request) -> Taken:
     import asyncio
 
     request_of_take = WriteRequest(take_in, 0, (queue, request), True)
     try:
         return await queue._writer.submit(request_of_take)
     except asyncio.CancelledError:
-        # The look goes on without us: what it finds is given back by the operation that comes after it.
+        # The take goes on without us: what it finds is given back by the operation that comes after it.
         queue._writer.submit(
             WriteRequest(lambda commit: _give_back(commit, queue, request_of_take.value), relaxed=True)
         )
@@ -145,7 +145,7 @@ def _give_back(commit: Commit, queue: LocalQueue, taken: Taken | None) -> None:
 
 
 def _check_open(queue: LocalQueue) -> None:
-    if queue.journal.closed:
+    if queue._core.closed:
         metrics.waits_cancelled.inc()
         raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
 

@@ -13,16 +13,15 @@ from contextlib import suppress
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from penstock.clock import Seconds, SystemClock
+from penstock.clock import Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
+from penstock.journal.owners import this_process
 from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.observe.spans import ActiveSpan, handling
 from penstock.queue.delivery import LocalDelivery
-from penstock.queue.policy import duration
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
-from penstock.queue.state.owners import this_process
 from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class QueueWorker(Worker):
         self._handler = handler
         self._concurrency = concurrency
         self._capacity = concurrency + (ahead or 0)
-        self._lease = None if lease is None else duration(lease, "lease")
+        self._lease = None if lease is None else seconds(lease, "lease")
         self._request = (group, consumer or this_process(), self._lease)
         own = list(middleware)
         for one in own:
@@ -80,7 +79,7 @@ class QueueWorker(Worker):
             self._work_in_threads()
         group, consumer, _ = self._request
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
-            self.queue._leave(group, consumer)
+            self.queue._settling.leave(group, consumer)
 
     def _nudge(self) -> None:
         self.queue._signal.notify()
@@ -95,11 +94,9 @@ class QueueWorker(Worker):
             for number in range(self._concurrency)
         ]
         done = threading.Event()
-        housekeeper = threading.Thread(
-            target=self._keep_leases, args=(done,), name=f"penstock-{self.name}-leases", daemon=True
-        )
-        for thread in (*hands, housekeeper):
-            thread.start()
+        for hand in hands:
+            hand.start()
+        housekeeper = self._start_keeping_leases(done)
         try:
             while self._has_room():
                 for delivery in self._take():
@@ -178,7 +175,7 @@ class QueueWorker(Worker):
             if job is not None:
                 waiting.append(job)
         if waiting:
-            self.queue._release(waiting)
+            self.queue._settling.release(waiting)
             with self._change:
                 self._in_hand.difference_update(waiting)
 
@@ -186,12 +183,20 @@ class QueueWorker(Worker):
     def _lease_seconds(self) -> float:
         return self.queue.policy.lease if self._lease is None else self._lease
 
-    def _keep_leases(self, done: threading.Event) -> None:
+    def _start_keeping_leases(self, done: threading.Event) -> threading.Thread:
+        begun = self.queue.journal.clock.now_ms()  # not in the thread, which may start late
+        thread = threading.Thread(
+            target=self._keep_leases, args=(done, begun), name=f"penstock-{self.name}-leases", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _keep_leases(self, done: threading.Event, renewed: int) -> None:
+        """Renews what is in hand until `done`; `renewed`: when that was last done, or had nothing to do yet."""
         clock = self.queue.journal.clock
         exact = isinstance(clock, SystemClock)
         try:
             lease = self._lease_seconds()
-            renewed = clock.now_ms()
             while lease and not done.wait(lease / RENEW_SHARE if exact else 0.01):
                 if exact or clock.now_ms() - renewed >= lease * 1000 / RENEW_SHARE:
                     renewed = clock.now_ms()
@@ -206,7 +211,7 @@ class QueueWorker(Worker):
         try:
             if held:
                 lease_ms = None if self._lease is None else round(self._lease * 1000)
-                self.queue._extend(held, lease_ms, patient=True)
+                self.queue._settling.extend(held, lease_ms, patient=True)
             return self._lease_seconds()
         except Closed:
             raise
@@ -222,10 +227,7 @@ class QueueWorker(Worker):
         turns = asyncio.Semaphore(self._concurrency)
         room = asyncio.Event()
         done = threading.Event()
-        housekeeper = threading.Thread(
-            target=self._keep_leases, args=(done,), name=f"penstock-{self.name}-leases", daemon=True
-        )
-        housekeeper.start()
+        housekeeper = self._start_keeping_leases(done)
         group, consumer, lease = self._request
 
         def finished(task: asyncio.Task[None]) -> None:
@@ -262,7 +264,7 @@ class QueueWorker(Worker):
         try:
             async with turns:
                 if self._stopping.is_set():
-                    await asyncio.to_thread(self.queue._release, [delivery])
+                    await asyncio.to_thread(self.queue._settling.release, [delivery])
                     return
                 await self._handle_async(delivery)
         except BaseException as error:
@@ -287,7 +289,7 @@ class QueueWorker(Worker):
         except Exception as error:
             await asyncio.to_thread(self._failed, delivery, error)
         except BaseException:
-            await asyncio.to_thread(self.queue._release, [delivery])
+            await asyncio.to_thread(self.queue._settling.release, [delivery])
             raise
         else:
             # Settling waits for the disk: another thread's time, not the loop's.

@@ -5,6 +5,5 @@ records     the rows: queues, groups, leases, messages that are not where a plai
 group       one group's rows and counters, changed together
 cache       queues and groups as the writer knows them, changed only inside a commit
 blocks      the events near a queue's head
-owners      processes that hold leases
 presence    consumers that are there, and on which machines
 """

@@ -15,7 +15,8 @@ from penstock.events import Event
 from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import NO_HEADERS, Block, Columns, columns_of
+from penstock.journal.storage.block import NO_HEADERS, Block, columns_of
+from penstock.journal.storage.wire import Columns
 
 KEPT_BLOCKS = 128
 KEPT_BYTES = 8 << 20

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.queue.state.presence import Presence
 
 WORK = 0
-"""The number of the one group that everybody shares in work mode."""
+"""The number of the one group that all consumers share in work mode."""
 
 
 class ProcessMemory:
@@ -263,7 +263,7 @@ class QueueCache:
         self._states.pop(name, None)
 
     def forget_topic(self, number: int) -> None:
-        """A topic was dropped: nobody will ask for what was remembered of its number."""
+        """A topic was dropped: what was remembered of its number is not asked for again."""
         self._lasting.pop(number, None)
 
 

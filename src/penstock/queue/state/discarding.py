@@ -7,6 +7,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import READY, WAITING
+from penstock.queue.state.trail import forget_trail
 
 
 def is_open(snap: Snapshot, group: Group, seq: int) -> bool:
@@ -15,14 +16,19 @@ def is_open(snap: Snapshot, group: Group, seq: int) -> bool:
 
 
 def discard(commit: Commit, state: QueueState, seq: int) -> None:
-    """Settles a message that nobody holds, for everybody."""
+    """Settles a message that is not in flight, for all groups."""
     for group in state.keeping(commit.tx):
-        message = group.message(commit.tx, seq)
-        if message is not None:
-            group.remove(commit, message)
-            if message.traced:
-                group.keep_traceback(commit, seq, None)
-            if message.key is not None and message.state in (READY, WAITING):
-                group.free(commit, message.key, seq)
-        elif group.wants(commit.tx, seq):
-            group.cover(commit, seq, seq)
+        discard_for(commit, group, seq)
+
+
+def discard_for(commit: Commit, group: Group, seq: int) -> None:
+    """The same for one group."""
+    message = group.message(commit.tx, seq)
+    if message is not None:
+        group.remove(commit, message)
+        if message.traced:
+            forget_trail(commit, group, seq)
+        if message.key is not None and message.state in (READY, WAITING):
+            group.free(commit, message.key, seq)
+    elif group.wants(commit.tx, seq):
+        group.cover(commit, seq, seq)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.commit import Commit
-from penstock.journal.storage.keys import stored_name
-from penstock.queue.flow.turns import lane_of, take_turn
+from penstock.queue.flow.turns import join_lane, lane_for, leave_lane, spend_turn
 from penstock.queue.state import keys, runs
 from penstock.queue.state.records import (
     FAILED,
@@ -122,25 +121,27 @@ class Group:
         for seq, key in runs.members(snap, self):
             yield MessageRow(seq, HELD, key=key)
 
-    def aside(self, snap: Snapshot, through: int | None = None) -> Iterator[int]:
+    def aside(self, snap: Snapshot, through: int | None = None, after: int = 0) -> Iterator[int]:
         """Positions of those messages, ascending, read as they are asked for."""
-        low, high = keys.rows(self.topic, self.number, b"e")
+        low, high = keys.message_key(self.topic, self.number, after + 1), keys.rows(self.topic, self.number, b"e")[1]
         if through is not None:
             high = keys.message_key(self.topic, self.number, through + 1)
         rows = (keys.tail_seq(key) for key, _ in snap.scan(low, high))
         if not self.record.runs:
             return rows
-        return heapq.merge(rows, (seq for seq, _ in runs.members(snap, self, through)))
+        return heapq.merge(rows, (seq for seq, _ in runs.members(snap, self, through, after) if seq > after))
 
     def place(self, commit: Commit, message: MessageRow, lane: str | None = None) -> None:
         """Puts a message where its state says; its position must be at or below the frontier, or covered. `lane`: the
         one it has in a queue with fair share, where its event is not written yet."""
         commit.touch(self)
         tx, topic, number, record = commit.tx, self.topic, self.number, self.record
-        if message.state == READY and not message.turn and self.queue.record.policy.fair_by is not None:
-            self._give_turn(commit, message, lane)
+        message.lane = lane_for(commit, self, message, lane) if message.state == READY else None
         tx.put(keys.message_key(topic, number, message.seq), encode(message))
-        tx.put(self._index_key(message), b"")
+        if message.lane is not None:
+            join_lane(commit, self, message.lane, message.seq)
+        else:
+            tx.put(self._index_key(message), b"")
         if message.state == READY:
             record.ready += 1
             commit.touched.setdefault(self.queue.name, 0)
@@ -155,13 +156,11 @@ class Group:
         else:
             record.failed += 1
 
-    def _give_turn(self, commit: Commit, message: MessageRow, lane: str | None) -> None:
-        """Gives a message that becomes ready its place among the lanes of a queue with fair share."""
-        fair_by = self.queue.record.policy.fair_by
-        if lane is None and fair_by is not None:
-            event = self.queue.blocks.event(commit.tx, message.seq)
-            lane = lane_of(fair_by, message.key, None if event is None else event.headers)
-        message.turn = take_turn(commit, self, lane or "")
+    def call_up(self, commit: Commit, message: MessageRow) -> None:
+        """Takes a ready message out to hand it out, which is its lane's turn."""
+        if message.lane is not None:
+            message.turn, message.lane = spend_turn(commit, self, message.lane, message.seq), None
+        self.remove(commit, message)
 
     def remove(self, commit: Commit, message: MessageRow) -> None:
         """Takes a placed message out again."""
@@ -170,7 +169,10 @@ class Group:
         commit.touch(self)
         tx, record = commit.tx, self.record
         tx.delete(keys.message_key(self.topic, self.number, message.seq))
-        tx.delete(self._index_key(message))
+        if message.lane is not None:
+            leave_lane(commit, self, message.lane, message.seq)
+        else:
+            tx.delete(self._index_key(message))
         if message.state == READY:
             record.ready -= 1
         elif message.state == WAITING:
@@ -193,19 +195,6 @@ class Group:
             return keys.held_key(self.topic, self.number, message.key or "", message.seq)
         assert message.state == FAILED
         return keys.failed_key(self.topic, self.number, message.seq)
-
-    def traceback(self, snap: Snapshot, message: MessageRow) -> str | None:
-        """Where a message's last attempt failed. A row of its own: leases hold messages, and are written often."""
-        value = snap.get(keys.traceback_key(self.topic, self.number, message.seq)) if message.traced else None
-        return None if value is None else stored_name(value)
-
-    def keep_traceback(self, commit: Commit, seq: int, text: str | None) -> None:
-        """Writes a message's traceback, or removes it."""
-        key = keys.traceback_key(self.topic, self.number, seq)
-        if text is None:
-            commit.tx.delete(key)
-        else:
-            commit.tx.put(key, text.encode())
 
     # ── positions above the frontier that are covered ─────────────────────────────────────────────────────────────
     def next_cover(self, snap: Snapshot) -> tuple[int, int] | None:
@@ -324,14 +313,21 @@ class Group:
         elif len(occupants) < self.queue.record.policy.max_in_flight_per_key:
             self.occupy(commit, key, [*occupants, message.seq])
         else:
-            last = max(occupants)
-            current = self.message(commit.tx, last)
-            if current is None or current.attempts or current.seq < message.seq:
+            last = self._last_untried(commit, occupants)
+            if last is None or last.seq < message.seq:
                 message.state = HELD
             else:
-                self._shift(commit, current, HELD)
-                self.occupy(commit, key, [message.seq if one == last else one for one in occupants])
+                self._shift(commit, last, HELD)
+                self.occupy(commit, key, [message.seq if one == last.seq else one for one in occupants])
         self.place(commit, message, lane)
+
+    def _last_untried(self, commit: Commit, occupants: list[int]) -> MessageRow | None:
+        """The last of a key's messages under way that has not been delivered yet."""
+        for seq in sorted(occupants, reverse=True):
+            message = self.message(commit.tx, seq)
+            if message is not None and not message.attempts:
+                return message
+        return None
 
     def _first_held(self, commit: Commit, key: str) -> MessageRow | None:
         if self.record.held:
@@ -357,7 +353,7 @@ class Group:
         return untouched + record.ready + record.held + record.waiting + record.in_flight
 
     def overdue(self, snap: Snapshot, through: int) -> int:
-        """How many messages up to a position nobody holds and nobody has given up: those that outlived their ttl."""
+        """How many messages up to a position are neither in flight nor given up: those that outlived their ttl."""
         if not through:
             return 0
         stop = keys.message_key(self.topic, self.number, through + 1)

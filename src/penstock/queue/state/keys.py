@@ -112,7 +112,7 @@ def failed_key(topic: int, group: int, seq: int) -> bytes:
     return _row_seq.pack(_GROUP, topic, group, b"f", seq)
 
 
-def traceback_key(topic: int, group: int, seq: int) -> bytes:
+def trail_key(topic: int, group: int, seq: int) -> bytes:
     return _row_seq.pack(_GROUP, topic, group, b"t", seq)
 
 
@@ -134,6 +134,20 @@ def waiting_key(topic: int, group: int, due: int, seq: int) -> bytes:
 
 def turn_key(topic: int, group: int, turn: int, seq: int) -> bytes:
     return _row_due.pack(_GROUP, topic, group, b"z", turn, seq)
+
+
+def lane_key(topic: int, group: int, lane: str, seq: int) -> bytes:
+    return _lane_prefix(topic, group, lane) + _seq.pack(seq)
+
+
+def lane_end(topic: int, group: int, lane: str) -> bytes:
+    """What lies behind every row of a lane."""
+    return _lane_prefix(topic, group, lane) + b"\xff" * 9
+
+
+def _lane_prefix(topic: int, group: int, lane: str) -> bytes:
+    text = lane.encode()
+    return _row.pack(_GROUP, topic, group, b"u") + _length.pack(len(text)) + text
 
 
 def busy_key(topic: int, group: int, key: str) -> bytes:
@@ -169,6 +183,11 @@ def split_ready(key: bytes) -> tuple[int, int]:
 
 def split_waiting(key: bytes) -> tuple[int, int]:
     """Due time and position of a waiting row."""
+    return _due_seq.unpack_from(key, _row.size)
+
+
+def split_turn(key: bytes) -> tuple[int, int]:
+    """Turn and position of a row of turns."""
     return _due_seq.unpack_from(key, _row.size)
 
 

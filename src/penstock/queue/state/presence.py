@@ -12,9 +12,9 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.commit import Commit
+from penstock.journal.owners import this_host
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.owners import this_host
 
 PRESENCE_MS = 5_000
 """How often a consumer's presence is written down, at the most."""

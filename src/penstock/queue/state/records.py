@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import Corrupt
+from penstock.journal.storage.keys import StoredPosition, TopicNumber
 from penstock.queue.policy import QueuePolicy
 
 READY: Final = 0
@@ -22,7 +23,7 @@ class QueueRecord(msgspec.Struct, array_like=True):
     """A queue: its policy, its topic's number, and its groups by name."""
 
     policy: QueuePolicy
-    topic: int
+    topic: TopicNumber
     created_ms: int
     groups: dict[str, int] = {}
     next_group: int = 1
@@ -37,7 +38,7 @@ class QueueRecord(msgspec.Struct, array_like=True):
 class Traits(msgspec.Struct, array_like=True):
     """What pushes have used so far, so that queues pay only for that."""
 
-    special: int = 0
+    special: StoredPosition = 0
     """The highest position pushed with a delay or a priority."""
     overridden: bool = False
     """Whether anything was pushed with a retry budget of its own."""
@@ -57,9 +58,9 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class GroupRecord(msgspec.Struct, array_like=True):
     """How far a group is, and how many messages are in which state."""
 
-    frontier: int = 0
+    frontier: StoredPosition = 0
     """Every position up to here was handed out; which of them are not settled, leases and messages say."""
-    absorbed: int = 0
+    absorbed: StoredPosition = 0
     """Delays and priorities of positions up to here are known to the group."""
     covered: int = 0
     """Positions above the frontier that were handed out, or wait elsewhere, already."""
@@ -97,7 +98,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
 class MessageRow(msgspec.Struct, array_like=True):
     """A message that is not where a plain queue would have it: it was delivered before, or it is special."""
 
-    seq: int
+    seq: StoredPosition
     state: int = READY
     attempts: int = 0
     """Deliveries so far; in a lease, that lease's own included."""
@@ -111,9 +112,11 @@ class MessageRow(msgspec.Struct, array_like=True):
     error: str | None = None
     """Why its last attempt failed."""
     traced: bool = False
-    """Whether there is a row with that error's traceback."""
+    """Whether there is a row with its failed attempts; see `trail`."""
     turn: int = 0
-    """When it is its lane's turn, in a queue with fair share; 0: it goes by priority and position."""
+    """Whose turn it was when it was handed out, in a queue with fair share: it keeps that; 0: it had none."""
+    lane: str | None = None
+    """The lane in which it is ready and waits for its turn."""
 
 
 class Lease(msgspec.Struct, array_like=True):
@@ -122,7 +125,7 @@ class Lease(msgspec.Struct, array_like=True):
     secret: bytes
     delivered_ms: int
     deadline: int
-    start: int
+    start: StoredPosition
     count: int
     label: str
     consumer: str | None = None

@@ -1,6 +1,6 @@
 """Runs of held messages: neighbouring positions whose ordering keys are all busy, set aside without a row for each.
 
-A million messages may wait behind one key. A take that has to get past them writes, for every block of them, one row
+A million messages may wait behind one key. A take that has to get past them writes, for some blocks of them, one row
 that says from where to where they lie and how many are left (`p`), and for every key among them one that says where
 its first one is (`h`, with the run's end as its value). When the key is free again its first message gets a row of its
 own, and the key's row moves on to the next one.
@@ -9,7 +9,7 @@ own, and the key's row moves on to the next one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
@@ -24,50 +24,44 @@ if TYPE_CHECKING:
 
 SHORTEST_RUN = 16
 """Fewer messages than this get a row each."""
-LONGEST_LOOK = 4096
-"""Rows looked at one by one, where a block has too many keys to search its bytes."""
+LONGEST_SCAN = 512
+"""Rows scanned one by one, where a block has too many keys to search its bytes; and about as many keys of a run."""
 
 _value = struct.Struct(">QQ")
 
 
 # ── in a block ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def first_free(block: Block, row: int, stop: int, is_busy: Callable[[str], bool]) -> int:
+def first_free(block: Block, row: int, stop: int, is_busy: Callable[[str | None], bool]) -> int:
     """The first row from `row` on whose key is free (or that has none); `stop` when all before it are busy."""
     values, codes = _coded(block)
     if isinstance(codes, int):
-        key = values[codes]
-        return stop if key is not None and is_busy(key) else row
+        return stop if is_busy(values[codes]) else row
     if codes is not None and len(codes) == block.count:
-        rest, busy = codes[row:stop], b""
-        while rest:
-            key = values[rest[0]]
-            if key is None or not is_busy(key):
-                break
-            busy += rest[:1]
-            rest = rest.lstrip(busy)
-        return stop - len(rest)
-    known: dict[str, bool] = {}
-    for at in range(row, min(stop, row + LONGEST_LOOK)):
-        key = block.key(at)
-        if key is None:
-            return at
-        if key not in known:
-            known[key] = is_busy(key)
-        if not known[key]:
-            return at
-    return min(stop, row + LONGEST_LOOK)
+        free = bytes([not is_busy(value) for value in values])
+        if 1 not in free and row == 0 and stop == block.count:
+            return stop
+        found = codes.translate(free.ljust(256, b"\1")).find(1, row, stop)
+        return stop if found < 0 else found
+    last = min(stop, row + LONGEST_SCAN)
+    return next((at for at in range(row, last) if not is_busy(block.key(at))), last)
 
 
-def first_rows(block: Block, row: int, stop: int) -> dict[str | None, int]:
-    """Every key among some rows, and its first row."""
+def first_rows(block: Block, row: int, stop: int, known: Container[str | None] = ()) -> dict[str | None, int]:
+    """Every key among some rows that is not known yet, and its first row."""
     values, codes = _coded(block)
-    if isinstance(codes, int):
-        return {values[codes]: row}
-    if codes is not None and len(codes) == block.count:
-        return {values[code]: codes.index(code, row, stop) for code in set(codes[row:stop])}
     found: dict[str | None, int] = {}
-    for at in range(row, stop):
-        found.setdefault(block.key(at), at)
+    if isinstance(codes, int):
+        if values[codes] not in known:
+            found[values[codes]] = row
+    elif codes is not None and len(codes) == block.count:
+        for code, value in enumerate(values):
+            if value not in known and (at := codes.find(code, row, stop)) >= 0:
+                found[value] = at
+    else:
+        for at in range(row, stop):
+            key = block.key(at)
+            if key not in known:
+                found.setdefault(key, at)
     return found
 
 
@@ -97,15 +91,50 @@ def _coded(block: Block) -> tuple[list[str | None], int | bytes | None]:
 
 
 # ── in a group ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def pass_over(commit: Commit, group: Group, block: Block, row: int, stop: int) -> None:
-    """Sets the messages of some rows aside, right above the frontier; all of their keys are busy."""
-    tx, start, end = commit.tx, block.seq(row), block.seq(stop - 1)
-    for key, at in first_rows(block, row, stop).items():
-        tx.put(keys.held_key(group.topic, group.number, key or "", block.seq(at)), keys.pack_seq(end))
-    tx.put(keys.run_key(group.topic, group.number, start), _value.pack(end, stop - row))
-    group.record.held += stop - row
-    group.record.runs += 1
-    group.advance(commit, end)
+class HeldRun:
+    """A run in the making: messages of neighbouring blocks, right above the frontier, whose keys are all busy."""
+
+    __slots__ = ("_blocked", "_count", "_end", "_firsts", "_group", "_snap", "_start")
+
+    def __init__(self, snap: Snapshot, group: Group) -> None:
+        self._snap = snap
+        self._group = group
+        self._blocked: dict[str | None, bool] = {None: False}
+        self._firsts: dict[str | None, int] = {}
+        self._start = self._end = self._count = 0
+
+    def _is_busy(self, key: str | None) -> bool:
+        known = self._blocked.get(key)
+        if known is None:
+            known = self._blocked[key] = self._group.is_busy(self._snap, key or "")
+        return known
+
+    def first_free(self, block: Block, row: int, stop: int) -> int:
+        """The first row from `row` on that does not belong to the run."""
+        return first_free(block, row, stop, self._is_busy)
+
+    def add(self, block: Block, row: int, stop: int) -> None:
+        """Takes in some rows of a block."""
+        for key, at in first_rows(block, row, stop, self._firsts).items():
+            self._firsts[key] = block.seq(at)
+        self._start = self._start or block.seq(row)
+        self._end = block.seq(stop - 1)
+        self._count += stop - row
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many keys, each of which is a row, as one step should write."""
+        return len(self._firsts) >= LONGEST_SCAN
+
+    def store(self, commit: Commit) -> None:
+        """Writes the run down, and moves the frontier to its end."""
+        tx, group = commit.tx, self._group
+        for key, seq in self._firsts.items():
+            tx.put(keys.held_key(group.topic, group.number, key or "", seq), keys.pack_seq(self._end))
+        tx.put(keys.run_key(group.topic, group.number, self._start), _value.pack(self._end, self._count))
+        group.record.held += self._count
+        group.record.runs += 1
+        group.advance(commit, self._end)
 
 
 def runs(snap: Snapshot, group: Group, through: int | None = None, after: int = 0) -> Iterator[tuple[int, int, int]]:

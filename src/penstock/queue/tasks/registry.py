@@ -96,13 +96,13 @@ class Tasks:
             for queue in self.queues()
         ]
 
-    def handler(self, queue: str) -> Callable[[Delivery], Any]:
+    def handler(self, queue: str) -> Callable[[Delivery], object]:
         """What a worker of a queue calls with each delivery: it finds the task and calls it."""
         if any(task.is_async for task in self._tasks.values() if task.queue == queue):
             return self._run_async
         return self._run
 
-    def _run(self, delivery: Delivery) -> Any:
+    def _run(self, delivery: Delivery) -> object:
         call = self._call(delivery)
         if call is None:
             return None
@@ -113,7 +113,7 @@ class Tasks:
             self._failed(task, delivery, error)
             raise
 
-    async def _run_async(self, delivery: Delivery) -> Any:
+    async def _run_async(self, delivery: Delivery) -> object:
         import asyncio
 
         call = self._call(delivery)
@@ -126,7 +126,7 @@ class Tasks:
             await asyncio.to_thread(self._failed, task, delivery, error)
             raise
 
-    def _call(self, delivery: Delivery) -> tuple[Task[..., Any], Callable[[], Any]] | None:
+    def _call(self, delivery: Delivery) -> tuple[Task[..., object], Callable[[], Any]] | None:
         """The call a message stands for; None for a message that no attempt could make sense of: it is given up."""
         task = self._tasks.get(delivery.kind)
         try:
@@ -140,6 +140,6 @@ class Tasks:
             return None
         return task, lambda: task.function(*bound.args, **bound.kwargs)
 
-    def _failed(self, task: Task[..., Any], delivery: Delivery, error: Exception) -> None:
+    def _failed(self, task: Task[..., object], delivery: Delivery, error: Exception) -> None:
         if task.retry is not None and not delivery._settled:
             delivery.nack(delay=task.retry.delay(delivery.attempt), error=error)

@@ -27,15 +27,15 @@ R = TypeVar("R")
 class TaskArguments(msgspec.Struct, forbid_unknown_fields=True):
     """What a message says a task is called with."""
 
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
 
 
 class Task(Generic[P, R]):
     """A function that `Tasks.task` has made pushable. Call it as before, or `push` its arguments."""
 
     def __init__(
-        self, tasks: Tasks, function: Callable[P, R], name: str, queue: str, retry: Retry | None, **options: Any
+        self, tasks: Tasks, function: Callable[P, R], name: str, queue: str, retry: Retry | None, **options: object
     ) -> None:
         self.name = name
         self.queue = queue
@@ -76,15 +76,15 @@ class Task(Generic[P, R]):
         """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
         if "kind" in options:
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
-        changed: dict[str, Any] = {**self._options, **options}
+        changed: dict[str, object] = {**self._options, **options}
         return Task(self._tasks, self.function, self.name, self.queue, self.retry, **changed)
 
-    def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TaskArguments:
+    def _payload(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TaskArguments:
         self._signature.bind(*args, **kwargs)
         return TaskArguments(list(args), dict(kwargs))
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def bound(self, payload: Any) -> inspect.BoundArguments:
+    def bound(self, payload: object) -> inspect.BoundArguments:
         """The arguments a message brings, as the function's annotations want them; ConfigError when they do not fit."""
         try:
             given = msgspec.convert(payload, TaskArguments)
@@ -101,7 +101,7 @@ class Task(Generic[P, R]):
                 bound.arguments[name] = self._converted(name, value, hints[name])
         return bound
 
-    def _converted(self, name: str, value: Any, hint: Any) -> Any:
+    def _converted(self, name: str, value: object, hint: object) -> object:
         try:
             return msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
