@@ -3,8 +3,8 @@
     producer ──► {prefix}/{ULID}.batch ──► manifest (one conditional put) ──► consumer ──► ack ──► collector
 
 A `Producer` uploads batches of entries and appends their locations to a manifest; the one `Consumer` of that manifest
-reads it in order, fetches, and removes what it acknowledged. Nobody talks to anybody: the store is the only meeting
-place. Bytes are opendata's (`format`), so its producers and consumers can share a manifest with these.
+reads it in order, fetches, and removes what it acknowledged. They do not talk to each other: the store is the only
+meeting place. Bytes are opendata's (`format`), so its producers and consumers can share a manifest with these.
 
 What holds:
 

@@ -32,7 +32,7 @@ class Backoff:
 class Contention:
     """Waits after a lost race, in units of what a round of the race takes: short on a disk, longer across a network."""
 
-    # Linear, and short at first: with few contenders every round has a winner, and a store that idles helps nobody.
+    # Linear, and short at first: with few contenders every round has a winner, and an idle store helps no contender.
     # With many, the waits grow until a round has about one of them in it.
     _STEP = 0.5
     _MOST_ROUNDS = 32.0

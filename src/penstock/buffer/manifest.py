@@ -115,7 +115,7 @@ class ManifestObject:
         """How many batches are in the queue (or were, lately), in this order from sequence `first`.
 
         Each batch is given by every location it was ever appended under. None while that sequence is still to come; 0
-        when others have it, or nobody can tell any more.
+        when others have it, or it cannot be told any more.
         """
         manifest = self.load()
         if manifest.next_sequence <= first:

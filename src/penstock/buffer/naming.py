@@ -26,7 +26,7 @@ class BufferPaths(NamedTuple):
     prefix: str
 
     def new_batch(self, now_ms: int) -> str:
-        """A location nobody else will ever choose, that carries the time it was chosen at."""
+        """A location that no other process will ever choose, that carries the time it was chosen at."""
         return f"{self.prefix}/{ULID.from_timestamp(now_ms)}{_SUFFIX}"
 
 

@@ -18,7 +18,7 @@ import click
 from penstock.cli.context import CommandContext
 
 
-def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
     """Keeps a shared option that was given, before the command or after it."""
     if value:
         setattr(ctx.ensure_object(CommandContext), parameter.name, value)
@@ -32,6 +32,7 @@ SHARED = (
     _shared("--url", help="the journal: a path, an engine's url, or the http url of a server [or PENSTOCK_URL]"),
     _shared("--token", help="the token a server asks for [or PENSTOCK_TOKEN]"),
     _shared("--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"),
+    _shared("--told-by", metavar="URL", help="a server that tells readers of an object store what is new, sooner"),
     _shared("--json", is_flag=True, help="one JSON object per line instead of tables and text"),
 )
 """What every command takes, and `penstock` itself before the command's name."""

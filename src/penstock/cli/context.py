@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -26,6 +27,7 @@ class CommandContext:
         self.url: str | None = None
         self.token: str | None = None
         self.takeover = False
+        self.told_by: str | None = None
         self.json = False
         self.out: TextIO = sys.stdout
         self.err: TextIO = sys.stderr
@@ -46,11 +48,21 @@ class CommandContext:
         from penstock.api import open
 
         takeover = self.takeover and not read_only
-        opened = open(self.url, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
+        told_by = self.told_by if read_only else None
+        opened = open(
+            self.url, read_only=read_only, token=self.token, takeover=takeover, standby=standby, told_by=told_by
+        )
         try:
             yield opened
         finally:
             opened.close()
+
+    @property
+    def place(self) -> str:
+        """Where the journal is that the command is about, whether it is there or not."""
+        from penstock.limits import DEFAULT_URL
+
+        return self.url or os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
 
     def existing_topic(self, journal: Journal, name: str) -> Topic:
         """A topic that is there; Nothing when it is not."""
@@ -77,13 +89,13 @@ class CommandContext:
         self.err.write(text + "\n")
         self.err.flush()
 
-    def document(self, value: Any) -> None:
+    def document(self, value: object) -> None:
         """A line of JSON, for machines."""
         import msgspec
 
         self.out.write(msgspec.json.encode(value).decode() + "\n")
 
-    def rows(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, otherwise: str = "") -> None:
+    def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, otherwise: str = "") -> None:
         """A table; with --json one object per row, its names the columns in lower case."""
         if self.json:
             names = [column.lower().replace(" ", "_") for column in columns]
@@ -96,7 +108,7 @@ class CommandContext:
         elif otherwise:
             self.note(otherwise)
 
-    def record(self, values: dict[str, Any]) -> None:
+    def record(self, values: dict[str, object]) -> None:
         """A record, one field a line; with --json one object."""
         if self.json:
             self.document({name.replace(" ", "_"): value for name, value in values.items()})
@@ -139,11 +151,11 @@ class CommandContext:
         self.out.flush()
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Asks before something that cannot be undone; UsageError when nobody can answer or the answer is no."""
+        """Asks before something that cannot be undone; UsageError without a terminal, or when the answer is no."""
         if yes:
             return
         if not self.input.isatty():
-            raise click.UsageError(f"{question} Nobody is here to be asked: add --yes to mean it")
+            raise click.UsageError(f"{question} There is no terminal to ask at: add --yes to mean it")
         self.err.write(f"{question} [y/N] ")
         self.err.flush()
         if self.input.readline().strip().lower() not in ("y", "yes"):

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send", also: tuple[type, ...] = ()) -> Any:
+def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send", also: tuple[type, ...] = ()) -> object:
     """What `module:name` names, from this folder or the installed packages; UsageError says what is missing.
 
     It is a function or a class, or one of the types `also` names.

@@ -36,7 +36,11 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "queues.pausing": "pause resume",
     },
     "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work workers"},
-    "Whole journals": {"journals.info": "info backup", "journals.copying": "export import", "journals.moving": "copy"},
+    "Whole journals": {
+        "journals.info": "info backup",
+        "journals.copying": "export import",
+        "journals.moving": "copy restore",
+    },
     "Pipelines and buffers": {"spark.pipelines": "run pipelines", "buffer.commands": "buffer"},
     "Operating": {
         "operate.watching": "top",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 from penstock.units import show_moment
 
@@ -34,7 +34,7 @@ def safe_lines(text: str) -> str:
     return "\n".join(map(safe, text.splitlines()))
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a table's cell."""
     if value is None:
         return "–"
@@ -49,7 +49,7 @@ def shown(value: Any) -> str:
     return safe(str(value))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, color: bool) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, color: bool) -> str:
     """Columns under headings; numbers to the right, text to the left."""
     values = [list(row) for row in rows]
     cells = [[shown(value) for value in row] for row in values]
@@ -73,7 +73,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
     ).rstrip()
 
 
-def pairs(values: dict[str, Any], *, color: bool) -> str:
+def pairs(values: dict[str, object], *, color: bool) -> str:
     """A record, one field a line."""
     width = max((len(name) for name in values), default=0)
     return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {shown(value)}" for name, value in values.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.cli.output import paint, safe
 from penstock.errors import PoisonMessage
@@ -37,9 +37,9 @@ def event_line(event: Event, *, color: bool, topic: bool = False) -> str:
     return "  ".join(parts)
 
 
-def event_record(event: Event) -> dict[str, Any]:
+def event_record(event: Event) -> dict[str, object]:
     """Everything about an event but its payload, by name."""
-    values: dict[str, Any] = {"seq": event.seq, "topic": event.topic, "kind": event.kind, "id": event.id}
+    values: dict[str, object] = {"seq": event.seq, "topic": event.topic, "kind": event.kind, "id": event.id}
     optional = {
         "key": event.key,
         "scope": event.scope,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """The system may give a signal to another thread, which does not end the main thread's wait: Python calls the handler
 when that thread next runs."""
 
@@ -41,5 +41,5 @@ class StopSignals:
         deadline = time.monotonic() + seconds
         while not self.asked and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):
-                self._came.get(timeout=min(left, LOOK_SECONDS))
+                self._came.get(timeout=min(left, POLL_SECONDS))
         return self.asked

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import Where
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def size(text: str) -> int:
@@ -83,7 +83,7 @@ def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
     return converted
 
 
-def json_value(text: str) -> Any:
+def json_value(text: str) -> object:
     """A payload as JSON."""
     import msgspec
 

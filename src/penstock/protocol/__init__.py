@@ -5,7 +5,7 @@ may answer with, the role it needs and the status of its success. The server's r
 client are made from the table: nothing about the wire is written down a second time.
 
     operation       what a declaration is
-    journal, topics, queues, deliveries      the declarations, with their structs
+    journal, topics, queues, messages, deliveries, bulk      the declarations, with their structs
     table           all of them
     fields          changes to stored values, as structs
     problems        errors as problem+json, and back

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull
+from penstock.entity.projection.streamed import FiledStates, StreamedState
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, TopicDropped
+from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
+from penstock.names import TableFormat
 from penstock.protocol.operation import BLOCKS, STAGED, Operation
 from penstock.protocol.topics import After, Count
 
@@ -18,6 +21,8 @@ REACHED_HEADER = "X-Penstock-Reached"
 """On an answer of blocks: the position they reach; ask again with after=… set to it."""
 MOST_IDS = 10_000
 """Ids that may be asked about at once."""
+MOST_STATES = 10_000
+"""States that may be asked for, or saved, at once."""
 
 
 class EndsQuery(msgspec.Struct, omit_defaults=True):
@@ -25,10 +30,12 @@ class EndsQuery(msgspec.Struct, omit_defaults=True):
 
 
 class TopicEnds(msgspec.Struct):
-    """Through which position a topic's events were removed, and the highest position ever assigned."""
+    """Through which position a topic's events were removed, and the highest position ever assigned. One that is made
+    again after it was dropped has another number."""
 
     trimmed: int
     latest: int
+    number: int
 
 
 class EndsDocument(msgspec.Struct):
@@ -70,6 +77,14 @@ class StageQuery(msgspec.Struct, omit_defaults=True):
     job: Annotated[str, Meta(max_length=200, description="what the batch belongs to, for dropping it")] = ""
 
 
+class ObjectRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An object that holds a piece: where it lies, and how many bytes it has."""
+
+    area: Annotated[str, Meta(description="one of those that the journal's description lists as `staging`")]
+    path: Annotated[str, Meta(max_length=1_000, description="the object's, inside the area")]
+    size: Annotated[int, Meta(ge=1)]
+
+
 class StagedDocument(msgspec.Struct):
     """What was staged."""
 
@@ -104,6 +119,102 @@ class Dropped(msgspec.Struct):
     """How many bytes were dropped."""
 
     bytes: int
+
+
+class SealRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What to seal, and where to: as `seal` says it. Without `through`, everything but the newest block."""
+
+    lake: Annotated[str, Meta(description="one of those that the journal's description lists as `lakes`")]
+    through: Count | None = None
+    format: TableFormat | None = None
+    columns: str | None = None
+    catalog: Annotated[str | None, Meta(description="the name of an Iceberg catalog that the server knows")] = None
+    partition_by: str | None = None
+    compact: bool = False
+    file_events: Annotated[int, Meta(ge=1, le=FILE_EVENTS)] = FILE_EVENTS
+
+
+class LakesQuery(msgspec.Struct, omit_defaults=True):
+    topic: Annotated[list[str], Meta(description="a topic; may be given several times; without, all of them")] = []
+
+
+class LakeList(msgspec.Struct):
+    """Where sealed history lies, topic by topic."""
+
+    lakes: list[LakeSummary]
+
+
+ProjectionName = Annotated[str, Meta(min_length=1, max_length=200, description="the projection's name")]
+ProjectionVersion = Annotated[int, Meta(ge=1, lt=1 << 31)]
+QueryName = Annotated[str, Meta(min_length=1, max_length=100, description="the id of the streaming query")]
+
+
+class StatesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose states are asked for: a projection's in a streaming query, of these entities."""
+
+    name: ProjectionName
+    version: ProjectionVersion
+    query: QueryName
+    keys: Annotated[list[str], Meta(max_length=MOST_STATES)]
+
+
+class StatesDocument(msgspec.Struct):
+    """States as the query's last batch left them; entities that have none are left out.
+
+    `found` says of how many keys, from the first on: ask again for the others. `number` is the topic's: send it back
+    with the states that are saved. `filed` says of which version of the projection the query's states are.
+    """
+
+    journal: str
+    number: int
+    found: int
+    states: list[StreamedState]
+    filed: FiledStates | None = None
+
+
+class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """States to keep. `journal` and `number` say what they were loaded from; `whole`: they were folded from the whole
+    topic, and are the projection's own as well."""
+
+    journal: str
+    number: Count
+    name: ProjectionName
+    version: ProjectionVersion
+    query: QueryName
+    states: Annotated[list[StreamedState], Meta(max_length=MOST_STATES)]
+    whole: bool = False
+
+
+class StatesSaved(msgspec.Struct):
+    """How many states were sent, and are kept unless newer ones were there."""
+
+    saved: int
+
+
+class FoldedTopic(msgspec.Struct):
+    """What of a topic a rebuild folds, and the journal it is in: send `journal`, `number` and `compacted` back with the
+    states. A topic that is not there has number 0."""
+
+    journal: str
+    number: int
+    through: int
+    events: int
+    compacted: int
+
+
+class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """States that were folded from a whole topic, some of them; an empty key is the state of all its events.
+
+    `begin`: first all goes that is saved of the projection, of whatever version.
+    """
+
+    journal: str
+    number: Count
+    compacted: Count
+    name: ProjectionName
+    version: ProjectionVersion
+    states: Annotated[list[StreamedState], Meta(max_length=MOST_STATES)]
+    begin: bool = False
 
 
 READ_ENDS = Operation(
@@ -151,6 +262,17 @@ STAGE_BLOCKS = Operation(
     answer=StagedDocument,
     errors=(Conflict,),
 )
+STAGE_OBJECT = Operation(
+    "stage_object",
+    "POST",
+    "/staging/{batch}/{piece}/object",
+    "Fetches blocks of new events from an object store and keeps them until a commit publishes them",
+    role="write",
+    query=StageQuery,
+    body=ObjectRequest,
+    answer=StagedDocument,
+    errors=(Conflict,),
+)
 COMMIT_STAGED = Operation(
     "commit_staged",
     "POST",
@@ -171,12 +293,71 @@ DROP_STAGED = Operation(
     answer=Dropped,
 )
 
-OPERATIONS: tuple[Operation[Any], ...] = (
+SEAL_TOPIC = Operation(
+    "seal_topic",
+    "POST",
+    "/topics/{topic}/seal",
+    f"Moves settled history into a lake, {FILE_EVENTS:,} events at the most; ask again while some are `left`",
+    role="write",
+    body=SealRequest,
+    answer=SealReport,
+    errors=(TopicDropped,),
+)
+LIST_LAKES = Operation(
+    "list_lakes", "GET", "/lakes", "Where sealed history lies", role="read", query=LakesQuery, answer=LakeList
+)
+
+FIND_STATES = Operation(
+    "find_states",
+    "POST",
+    "/topics/{topic}/states/find",
+    "The states that a projected stream keeps between its batches, some MiB at a time",
+    role="read",
+    body=StatesRequest,
+    answer=StatesDocument,
+)
+SAVE_STATES = Operation(
+    "save_states",
+    "POST",
+    "/topics/{topic}/states",
+    "Keeps states of a projected stream, all at once; newer ones that are there stay",
+    role="write",
+    body=SaveStatesRequest,
+    answer=StatesSaved,
+    errors=(TopicDropped,),
+)
+FOLD_TOPIC = Operation(
+    "fold_topic",
+    "GET",
+    "/topics/{topic}/states",
+    "What of a topic is there to be folded, for who may save the states",
+    role="write",
+    answer=FoldedTopic,
+)
+REPLACE_STATES = Operation(
+    "replace_states",
+    "PUT",
+    "/topics/{topic}/states",
+    "Saves states of a projection that was folded anew, all at once, in the place of those that were there",
+    role="write",
+    body=RebuiltStatesRequest,
+    answer=StatesSaved,
+    errors=(TopicDropped,),
+)
+
+OPERATIONS: tuple[Operation[object], ...] = (
     READ_ENDS,
     READ_CUTS,
     READ_BLOCKS,
     FIND_CORRELATIONS,
     STAGE_BLOCKS,
+    STAGE_OBJECT,
     COMMIT_STAGED,
     DROP_STAGED,
+    SEAL_TOPIC,
+    LIST_LAKES,
+    FIND_STATES,
+    SAVE_STATES,
+    FOLD_TOPIC,
+    REPLACE_STATES,
 )

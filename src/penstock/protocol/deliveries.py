@@ -1,4 +1,4 @@
-"""Messages over the wire: pushed, looked at, taken under leases, settled by their tokens."""
+"""Deliveries over the wire: messages taken under leases, settled by their tokens; and the consumers that hold them."""
 
 from __future__ import annotations
 
@@ -8,91 +8,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
-from penstock.errors import QueueFull, StaleDelivery, UnknownQueue
-from penstock.protocol.journal import EventList, Receipts
+from penstock.documents.events import EventDocument
+from penstock.errors import StaleDelivery, UnknownQueue
 from penstock.protocol.operation import Operation
-from penstock.protocol.queues import Group
-from penstock.protocol.topics import After, Count, Limit
+from penstock.protocol.topics import Limit
 from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
-from penstock.queue.inspect.messages import MessageState
 from penstock.surface.delivery import Outcome
-
-
-class MessageQuery(msgspec.Struct, omit_defaults=True):
-    state: Annotated[MessageState | None, Meta(description="only messages in this state")] = None
-    group: Annotated[str | None, Meta(description="as this group has them")] = None
-    after: After = 0
-    limit: Limit = None
-
-
-class PeekQuery(msgspec.Struct, omit_defaults=True):
-    limit: Annotated[Count, Meta(description="how many at the most")] = 1
-    group: Group = "default"
-
-
-class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
-    skip: Annotated[Count, Meta(description="letters to leave out: `next` of the page before")] = 0
-    limit: Limit = None
 
 
 class PendingQuery(msgspec.Struct, omit_defaults=True):
     group: Annotated[str | None, Meta(description="of this group only")] = None
     limit: Limit = None
-
-
-class FailedQuery(msgspec.Struct, omit_defaults=True):
-    group: Group = "default"
-    after: After = 0
-    limit: Limit = None
-
-
-class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to push; several share everything but what their drafts say."""
-
-    payload: Any = None
-    kind: str = "message"
-    key: str | None = None
-    priority: int | Literal["front"] = 0
-    """In a queue that has priorities; "front" in any: before all that wait."""
-    delay: float = 0
-    not_before: datetime | None = None
-    dedup: str | None = None
-    max_attempts: int | None = None
-    headers: dict[str, str] | None = None
-    cause: str | None = None
-    binary: bool = False
-    payloads: list[Any] | None = None
-    """Several payloads that share everything else."""
-    messages: list[DraftDocument] | None = None
-    """Several messages, each with its own kind, key, dedup, headers and cause."""
-
-
-class MessageDocument(msgspec.Struct):
-    """A message that is not settled, as one group has it."""
-
-    event: EventDocument
-    state: MessageState
-    group: str | None
-    attempts: int = 0
-    max_attempts: int = 0
-    priority: int = 0
-    due: datetime | None = None
-    blocked: bool = False
-    """Whether an earlier message of its ordering key must be settled first."""
-    error: str | None = None
-    traceback: str | None = None
-    first_delivered: datetime | None = None
-    last_delivered: datetime | None = None
-    consumer: str | None = None
-    deadline: datetime | None = None
-
-
-class MessagePage(msgspec.Struct):
-    """Some messages; ask again with after=… set to `next`, which is null at the end."""
-
-    messages: list[MessageDocument]
-    next: int | None = None
 
 
 class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,7 +50,7 @@ class WasListed(msgspec.Struct):
 
 
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which deliveries to take over: those that nobody has extended for `min_idle` seconds."""
+    """Which deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
 
     min_idle: float
     group: str = "default"
@@ -194,28 +120,6 @@ class PendingList(msgspec.Struct):
     pending: list[PendingDelivery]
 
 
-class FailureDocument(msgspec.Struct):
-    """A message that was given up, and why."""
-
-    queue: str
-    attempts: int
-    reason: str
-    error: str | None
-    at: datetime | None
-    event: EventDocument
-    traceback: str | None = None
-
-
-class FailedList(msgspec.Struct):
-    failed: list[FailureDocument]
-    next: int | None = None
-
-
-class DeadLetterList(msgspec.Struct):
-    dead: list[FailureDocument]
-    next: int | None = None
-
-
 class ConsumerList(msgspec.Struct):
     consumers: list[QueueConsumer]
 
@@ -223,48 +127,6 @@ class ConsumerList(msgspec.Struct):
 _QUEUE = "/queues/{queue}"
 _DELIVERY = _QUEUE + "/deliveries/{token}"
 
-LIST_MESSAGES = Operation(
-    "list_messages",
-    "GET",
-    _QUEUE + "/messages",
-    "Everything not settled, with its state, in order of position, a page at a time",
-    role="read",
-    query=MessageQuery,
-    answer=MessagePage,
-    errors=(UnknownQueue,),
-)
-PUSH_MESSAGES = Operation(
-    "push_messages",
-    "POST",
-    _QUEUE + "/messages",
-    "Pushes a message, or several",
-    role="write",
-    body=PushRequest,
-    answer=Receipts,
-    also=(ReceiptDocument,),
-    status=201,
-    errors=(UnknownQueue, QueueFull),
-)
-READ_MESSAGE = Operation(
-    "read_message",
-    "GET",
-    _QUEUE + "/messages/{seq}",
-    "One message, without taking it",
-    role="read",
-    answer=EventDocument,
-    errors=(UnknownQueue,),
-    missing="UnknownEvent",
-)
-PEEK_MESSAGES = Operation(
-    "peek_messages",
-    "GET",
-    _QUEUE + "/peek",
-    "What would be taken next",
-    role="read",
-    query=PeekQuery,
-    answer=EventList,
-    errors=(UnknownQueue,),
-)
 TAKE_MESSAGES = Operation(
     "take_messages",
     "POST",
@@ -279,7 +141,7 @@ CLAIM_DELIVERIES = Operation(
     "claim_deliveries",
     "POST",
     _QUEUE + "/claim",
-    "Takes over deliveries that nobody extended",
+    "Takes over deliveries that no consumer extended",
     role="write",
     body=ClaimRequest,
     answer=DeliveryList,
@@ -353,26 +215,6 @@ LIST_PENDING = Operation(
     answer=PendingList,
     errors=(UnknownQueue,),
 )
-LIST_FAILED = Operation(
-    "list_failed",
-    "GET",
-    _QUEUE + "/failed",
-    "Messages given up, with the reason",
-    role="read",
-    query=FailedQuery,
-    answer=FailedList,
-    errors=(UnknownQueue,),
-)
-LIST_DEAD_LETTERS = Operation(
-    "list_dead_letters",
-    "GET",
-    _QUEUE + "/dead",
-    "Dead letters, with the reason",
-    role="read",
-    query=DeadLetterQuery,
-    answer=DeadLetterList,
-    errors=(UnknownQueue,),
-)
 LEAVE_QUEUE = Operation(
     "leave_queue",
     "POST",
@@ -393,11 +235,7 @@ LIST_CONSUMERS = Operation(
     errors=(UnknownQueue,),
 )
 
-OPERATIONS: tuple[Operation[Any], ...] = (
-    LIST_MESSAGES,
-    PUSH_MESSAGES,
-    READ_MESSAGE,
-    PEEK_MESSAGES,
+OPERATIONS: tuple[Operation[object], ...] = (
     TAKE_MESSAGES,
     CLAIM_DELIVERIES,
     ACK_DELIVERIES,
@@ -407,8 +245,6 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     EXTEND_DELIVERY,
     RELEASE_DELIVERY,
     LIST_PENDING,
-    LIST_FAILED,
-    LIST_DEAD_LETTERS,
     LEAVE_QUEUE,
     LIST_CONSUMERS,
 )

@@ -11,7 +11,7 @@ from penstock.queue.policy import QueuePolicy
 from penstock.queue.retry import Retry
 
 
-def fields_of(kind: type[msgspec.Struct], name: str, **other: Any) -> type[msgspec.Struct]:
+def fields_of(kind: type[msgspec.Struct], name: str, **other: object) -> type[msgspec.Struct]:
     """A struct with the fields of another, all optional; `other` types for some of them."""
     return msgspec.defstruct(
         name,
@@ -28,7 +28,7 @@ def fields_of(kind: type[msgspec.Struct], name: str, **other: Any) -> type[msgsp
 if TYPE_CHECKING:
 
     class _Fields(msgspec.Struct):
-        def __init__(self, **fields: Any) -> None: ...
+        def __init__(self, **fields: object) -> None: ...
 
     class RetryFields(_Fields): ...
 

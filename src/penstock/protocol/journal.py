@@ -43,11 +43,24 @@ class JournalDocument(msgspec.Struct):
     objects: dict[str, int] = {}
     """How many objects the store holds of it, by what they are for."""
     unstored_seconds: float = 0.0
-    """For how long a commit that nobody waited for is in the writer's memory only."""
+    """For how long a commit that no caller waited for is in the writer's memory only."""
     writer: str | None = None
     """Who holds its lease."""
+    staging: list[str] = []
+    """Places in object stores from which blocks of new events are fetched: `stage_object`."""
+    lakes: list[str] = []
+    """Places that it seals to when a client asks for it: `seal_topic`."""
     role: Role = "read"
     """What the sender's token may do."""
+
+
+class Changed(msgspec.Struct):
+    """Something in the journal is another than before."""
+
+    id: str
+    """The journal's own, as in `describe_journal`: who listens makes sure that it is the one they read."""
+    changes: int
+    """Grows with commits; nothing but that it grows has a meaning."""
 
 
 class Flushed(msgspec.Struct):
@@ -84,6 +97,15 @@ FOLLOW_STATS = Operation(
     answer=Sample,
     media=(SSE,),
 )
+FOLLOW_CHANGES = Operation(
+    "follow_changes",
+    "GET",
+    "/changes/live",
+    "Says that topics or queues have changed: at once, then after commits, those close together in one word",
+    role="read",
+    answer=Changed,
+    media=(SSE,),
+)
 FLUSH_JOURNAL = Operation(
     "flush_journal", "POST", "/flush", "Returns when everything submitted is on disk", role="write", answer=Flushed
 )
@@ -115,11 +137,12 @@ READ_CORRELATED = Operation(
     answer=EventList,
 )
 
-OPERATIONS: tuple[Operation[Any], ...] = (
+OPERATIONS: tuple[Operation[object], ...] = (
     DESCRIBE_JOURNAL,
     READ_OPENAPI,
     READ_STATS,
     FOLLOW_STATS,
+    FOLLOW_CHANGES,
     FLUSH_JOURNAL,
     MAINTAIN_JOURNAL,
     APPEND_SEVERAL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import msgspec
 
@@ -11,6 +10,8 @@ from penstock.errors import Backpressure, ConfigError, PenstockError, ReadOnly, 
 from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Operation
 from penstock.protocol.problems import Problem, status_of
 from penstock.protocol.table import OPERATIONS
+
+_Json = dict[str, object]
 
 ALWAYS: tuple[type[PenstockError], ...] = (ConfigError, ReadOnly, Backpressure, StorageError)
 """Errors that any operation may answer with."""
@@ -24,7 +25,7 @@ def document() -> bytes:
     kinds = [kind for one in OPERATIONS for kind in _kinds(one)]
     schemas, components = msgspec.json.schema_components([*kinds, Problem], ref_template="#/components/schemas/{name}")
     by_kind = dict(zip(map(str, kinds), schemas, strict=False))
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, object]] = {}
     for one in OPERATIONS:
         paths.setdefault(PREFIX + one.path, {})[one.method.lower()] = _described(one, by_kind)
     return msgspec.json.encode(
@@ -47,16 +48,16 @@ def document() -> bytes:
     )
 
 
-def _kinds(one: Operation[Any]) -> list[Any]:
+def _kinds(one: Operation[object]) -> list[object]:
     """Everything that an operation sends or receives as JSON."""
     body = one.body if one.takes == JSON else None
     return [kind for kind in (body, one.answer, *one.also) if kind not in (None, bytes)]
 
 
-def _described(one: Operation[Any], by_kind: dict[str, Any]) -> dict[str, Any]:
+def _described(one: Operation[object], by_kind: dict[str, _Json]) -> _Json:
     answers = [by_kind[str(kind)] for kind in (*one.also, one.answer) if kind is not bytes]
     answer = {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}} if answers else {}
-    described: dict[str, Any] = {
+    described: _Json = {
         "operationId": one.name,
         "summary": one.summary,
         "description": "Needs no token." if one.role is None else f"Needs the role {one.role}.",
@@ -77,22 +78,22 @@ def _described(one: Operation[Any], by_kind: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _path_parameters(one: Operation[Any]) -> list[dict[str, Any]]:
+def _path_parameters(one: Operation[object]) -> list[_Json]:
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.names]
 
 
-def _query_parameters(one: Operation[Any]) -> list[dict[str, Any]]:
+def _query_parameters(one: Operation[object]) -> list[_Json]:
     if one.query is None:
         return []
     (schema,), components = msgspec.json.schema_components([one.query], ref_template="{name}")
-    properties: dict[str, dict[str, Any]] = components[schema["$ref"]]["properties"]
+    properties: dict[str, dict[str, object]] = components[schema["$ref"]]["properties"]
     return [
         {"name": name, "in": "query", "description": said.pop("description", ""), "schema": said}
         for name, said in properties.items()
     ]
 
 
-def _failures(one: Operation[Any]) -> dict[str, Any]:
+def _failures(one: Operation[object]) -> _Json:
     """What may go wrong, by status; everything else is `default`."""
     content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     by_status: dict[int, list[str]] = {}

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Role = Literal["read", "write", "admin"]
@@ -49,7 +49,7 @@ class Operation(Generic[A]):
         role: Role | None,
         answer: type[A],
         query: type[msgspec.Struct] | None = None,
-        body: Any = None,
+        body: object = None,
         also: tuple[type, ...] = (),
         takes: str = JSON,
         media: tuple[str, ...] = (JSON,),
@@ -111,5 +111,5 @@ def _query_string(query: msgspec.Struct | None) -> str:
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> object:
     return ("true" if value else "false") if isinstance(value, bool) else value

@@ -124,7 +124,7 @@ class Moved(msgspec.Struct):
 
 
 class DiscardRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The positions of messages that nobody holds."""
+    """The positions of messages that are not in flight."""
 
     seqs: list[Count]
 
@@ -260,7 +260,7 @@ MOVE_MESSAGES = Operation(
     "move_messages",
     "POST",
     _QUEUE + "/move",
-    "Moves messages that nobody holds to another queue",
+    "Moves messages that are not in flight to another queue",
     role="admin",
     body=MoveRequest,
     answer=Moved,
@@ -270,7 +270,7 @@ DISCARD_MESSAGES = Operation(
     "discard_messages",
     "POST",
     _QUEUE + "/discard",
-    "Settles messages that nobody holds, by their positions",
+    "Settles messages that are not in flight, by their positions",
     role="admin",
     body=DiscardRequest,
     answer=Discarded,
@@ -316,7 +316,7 @@ RESUME_QUEUE = Operation(
     errors=(UnknownQueue,),
 )
 
-OPERATIONS: tuple[Operation[Any], ...] = (
+OPERATIONS: tuple[Operation[object], ...] = (
     LIST_QUEUES,
     READ_QUEUE,
     OPEN_QUEUE,

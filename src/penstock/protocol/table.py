@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from penstock.protocol import bulk, deliveries, journal, queues, topics
+from penstock.protocol import bulk, deliveries, journal, messages, queues, topics
 from penstock.protocol.operation import Operation
 
-OPERATIONS: tuple[Operation[Any], ...] = (
+OPERATIONS: tuple[Operation[object], ...] = (
     *journal.OPERATIONS,
     *topics.OPERATIONS,
     *queues.OPERATIONS,
+    *messages.OPERATIONS,
     *deliveries.OPERATIONS,
     *bulk.OPERATIONS,
 )

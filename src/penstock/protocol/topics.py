@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,9 @@ from penstock.protocol.operation import ARROW, JSON, LINES, SSE, Operation
 
 Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
 """A position, or a number of things."""
+
+TOPIC_NUMBER = "Penstock-Topic-Number"
+"""The header of a live stream that tells which topic it follows."""
 
 TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
 
@@ -54,6 +57,9 @@ class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
     after: Annotated[
         Count | Literal["latest"], Meta(description="a position, exclusive, or latest; Last-Event-ID goes before it")
     ] = 0
+    number: Annotated[
+        Count | None, Meta(description="the topic's own number: 410 when another topic has its name meanwhile")
+    ] = None
 
 
 class PositionQuery(msgspec.Struct, omit_defaults=True):
@@ -73,6 +79,8 @@ class TopicDocument(msgspec.Struct):
     latest: int
     cursors: dict[str, int]
     settings: Settings
+    number: int | None = None
+    """Tells this topic from others that had its name before, and were dropped; null before its first append."""
 
 
 class EventPage(msgspec.Struct):
@@ -237,7 +245,7 @@ COMPACT_TOPIC = Operation(
     answer=CompactReport,
 )
 
-OPERATIONS: tuple[Operation[Any], ...] = (
+OPERATIONS: tuple[Operation[object], ...] = (
     LIST_TOPICS,
     READ_TOPIC,
     CONFIGURE_TOPIC,

@@ -2,10 +2,11 @@
 
     client        requests over kept connections, problems turned back into the errors they were
     events        events, receipts and drafts out of documents, and into them
-    journal, topic, queue, delivery      the surface; local_only: the part of it that is refused
-    pushing       what a push sends
+    journal, topic                       the surface; local_only: the part of it that is refused
+    queues/       queues, deliveries, their workers
+    reading       reading a topic in pages, lines or Arrow batches
     subscription  following a topic: server-sent events, resumed where they broke off
-    worker, queue_worker                 handlers over topics and queues
+    worker        handlers over topics
 
 What needs the store itself is not here: transactions, fences, gates, backups, maintenance. Those raise ConfigError that
 says what to do instead. Everything is bounded by a timeout; a request that may or may not have been done says so.

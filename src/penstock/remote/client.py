@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 import urllib3
@@ -14,7 +16,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ClosedPoolError, ConnectTimeoutError, HTTPError, NewConnectionError, TimeoutError
 
 from penstock.errors import Closed, ConfigError, StorageError
-from penstock.names import shown_url
+from penstock.names import shown_url, split_url
 from penstock.protocol.operation import JSON, Operation
 from penstock.protocol.problems import error_of, error_of_problem, read_problem
 
@@ -28,6 +30,43 @@ KEPT = 64
 _encode = msgspec.json.Encoder().encode
 
 
+class _Waits:
+    """The connections whose request waits for something to happen at the server; closing the journal ends them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: set[HTTPConnection] = set()
+        self._ended = False
+
+    def add(self, connection: HTTPConnection) -> None:
+        with self._lock:
+            if self._ended:
+                raise Closed("the journal is closed")
+            self._connections.add(connection)
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            for connection in self._connections:
+                if (sock := connection.sock) is not None:
+                    with suppress(OSError):  # it was answered just now
+                        sock.shutdown(socket.SHUT_RDWR)
+
+    def remove(self, connection: HTTPConnection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+
+class _CurrentRequest(threading.local):
+    """What the request of this thread does: urllib3 chooses its connection."""
+
+    waits: _Waits | None = None
+    connection: HTTPConnection | None = None
+
+
+_request = _CurrentRequest()
+
+
 class _Plain(HTTPConnection):
     """A connection that counts as dropped when it was idle for long."""
 
@@ -39,6 +78,11 @@ class _Plain(HTTPConnection):
 
     def request(self, *given: Any, **options: Any) -> None:
         self.used_at = time.monotonic()
+        if _request.waits is not None:
+            if self.sock is None:
+                self.connect()
+            _request.connection = self
+            _request.waits.add(self)
         super().request(*given, **options)
 
 
@@ -58,7 +102,7 @@ class Client:
     """A server, and the connections to it. Thread-safe: every request has a connection to itself."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
-        parts = urlsplit(url)
+        parts = split_url(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{shown_url(url)!r} is no http url: write http://host:port")
         if parts.username or parts.password or parts.query:
@@ -67,15 +111,20 @@ class Client:
         self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
         self._timeout = timeout
         self._headers = {"User-Agent": "penstock", "Accept": JSON}
-        token = token or os.environ.get("PENSTOCK_TOKEN")
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self.token = token or os.environ.get("PENSTOCK_TOKEN") or None
+        if self.token:
+            self._headers["Authorization"] = f"Bearer {self.token}"
         pool = _SecurePool if parts.scheme == "https" else _PlainPool
-        self._pool = pool(parts.hostname, parts.port, maxsize=KEPT, block=False, retries=False)
+        try:
+            self._pool = pool(parts.hostname, parts.port, maxsize=KEPT, block=False, retries=False)
+        except (ValueError, HTTPError):
+            raise ConfigError(f"{shown_url(url)!r} names no machine, or a port that is not 1 to 65535") from None
+        self._waits = _Waits()
         self.closed = False
 
     def close(self) -> None:
         self.closed = True
+        self._waits.end()
         self._pool.close()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,7 +133,7 @@ class Client:
         operation: Operation[A],
         *names: str,
         query: msgspec.Struct | None = None,
-        body: Any = None,
+        body: object = None,
         wait: float = 0.0,
     ) -> A:
         """An operation's answer; the error it stands for when it is a problem. `wait`: how long the server may take."""
@@ -117,6 +166,8 @@ class Client:
             data = body if operation.takes != JSON else b"{}" if body is None else _encode(body)
             headers = {**headers, "Content-Type": operation.takes}
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + wait)
+        if wait:
+            _request.waits = self._waits
         try:
             try:
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
@@ -128,11 +179,16 @@ class Client:
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
         except HTTPError as error:
             raise self.broken(operation.method, error) from error
+        finally:
+            if wait:
+                if _request.connection is not None:
+                    self._waits.remove(_request.connection)
+                _request.waits = _request.connection = None
         return answer.status, answer.data
 
     def stream(
         self,
-        operation: Operation[Any],
+        operation: Operation[object],
         *names: str,
         query: msgspec.Struct | None = None,
         accept: str,
@@ -159,7 +215,7 @@ class Client:
 
     def download(
         self,
-        operation: Operation[Any],
+        operation: Operation[object],
         *names: str,
         query: msgspec.Struct | None = None,
         accept: str,
@@ -178,7 +234,7 @@ class Client:
         return data, answer.headers
 
     def lines(
-        self, operation: Operation[Any], *names: str, query: msgspec.Struct | None = None, accept: str
+        self, operation: Operation[object], *names: str, query: msgspec.Struct | None = None, accept: str
     ) -> Iterator[bytes]:
         """The lines of a long answer."""
         answer = self.stream(operation, *names, query=query, accept=accept)
@@ -191,7 +247,7 @@ class Client:
             answer.close()
 
     def broken(self, method: str, error: HTTPError) -> StorageError | Closed:
-        if isinstance(error, ClosedPoolError):
+        if self.closed or isinstance(error, ClosedPoolError):
             return Closed("the journal is closed")
         what = f"{self.url} does not answer: {type(error).__name__}: {error}"
         if method != "GET" and not isinstance(error, NewConnectionError | ConnectTimeoutError):

@@ -70,7 +70,8 @@ class DocumentRows:
 
     def extract(self, row: int) -> bytes:
         """A block of this one event, for pickling."""
-        from penstock.journal.storage.block import Columns, build_block
+        from penstock.journal.storage.block import build_block
+        from penstock.journal.storage.wire import Columns
 
         columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
         columns.binary = [self.is_binary(row)]
@@ -139,7 +140,7 @@ def draft_document(draft: Draft, topic: str) -> DraftDocument:
     return document
 
 
-def payload_fields(payload: Any) -> dict[str, Any]:
+def payload_fields(payload: object) -> dict[str, Any]:
     """A payload as a document says it."""
     encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as a local append would
     if is_binary(payload):

@@ -12,7 +12,7 @@ from penstock.documents.events import DraftDocument
 from penstock.entity.staging.plan import stage
 from penstock.errors import Closed, ReadOnly
 from penstock.events import Draft, Event, Receipt
-from penstock.journal.journal import Description, Pressure
+from penstock.journal.description import Description, Pressure
 from penstock.names import check_name
 from penstock.protocol import journal as operations
 from penstock.protocol.journal import JournalDocument
@@ -39,11 +39,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SUBMITTERS = 1
-"""Threads that carry submissions nobody waits for; one, so that they are written in the order they were made."""
+"""Threads that carry submissions without a waiter; one, so that they are written in the order they were made."""
 
 
 class RemoteJournal(JournalElsewhere):
     """A set of topics and queues served elsewhere. Thread-safe; close it, or use it as a context manager."""
+
+    id = ""
+    closed = False
 
     def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
         self._client = Client(url, token, timeout)
@@ -58,7 +61,7 @@ class RemoteJournal(JournalElsewhere):
         try:
             self.id = self._about().id  # a wrong address or token is found now
         except BaseException:
-            self._client.close()  # nobody else will: there is no journal to close
+            self._client.close()  # no caller can: there is no journal to close
             raise
 
     def __repr__(self) -> str:
@@ -219,7 +222,7 @@ class RemoteOutbox(Outbox):
     def __len__(self) -> int:
         return len(self._staged)
 
-    def stage(self, topic: Topic | str, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> int:
+    def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is sent yet."""
         self._staged.append(stage(self._journal, topic, kind, payload, draft))
         return len(self._staged) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from penstock.clock import Seconds
 from penstock.entity.copying.files import CopyFormat
@@ -80,12 +80,6 @@ class TopicElsewhere(Topic):
         """Refused: follow the topic and fold."""
         raise refused("a watch", "subscribe to the topic and call project_if_changed for the keys that come")
 
-    def rebuild(
-        self, projection: type[Projection], *, whole: bool = False, progress: Progress | None = None
-    ) -> NoReturn:
-        """Refused: saved states are the store's."""
-        raise refused("rebuilding saved states", "run `penstock rebuild` where the store is")
-
     def verify(self, *, progress: Progress | None = None) -> NoReturn:
         """Refused: a chain is worth what its store's bytes are."""
         raise refused("verifying hash chains", "run `penstock verify` where the store is")
@@ -101,7 +95,7 @@ class TopicElsewhere(Topic):
     def react(
         self,
         consumer: str,
-        handler: Callable[[Event], Any],
+        handler: Callable[[Event], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,

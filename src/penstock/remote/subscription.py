@@ -7,7 +7,6 @@ broken connection is opened again after the last event that arrived, so nothing 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,9 +15,8 @@ import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from penstock.clock import Seconds, seconds
 from penstock.documents.events import EventDocument
-from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, PenstockError, StorageError, TopicDropped
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.journal.waking.signal import Signal
@@ -26,7 +24,7 @@ from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
 from penstock.protocol.operation import SSE
 from penstock.protocol.problems import error_of
-from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.protocol.topics import FOLLOW_TOPIC, TOPIC_NUMBER, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
 from penstock.surface.subscription import Subscription
@@ -59,7 +57,12 @@ class RemoteSubscription(Subscription):
             raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
         check_whole(buffer, "buffer")
         self._topic = topic
-        self._position = topic.latest if after == "latest" else after
+        self._number: int | None = None
+        """Which topic is followed: positions of another one with its name mean other events."""
+        if after == "latest":
+            document = topic._document()
+            after, self._number = document.latest, document.number
+        self._position = after
         self._received = self._position
         self._size = buffer
         self._filters = filters_of(selection)
@@ -81,39 +84,9 @@ class RemoteSubscription(Subscription):
         """The position of the last event handed out: subscribe after it to go on elsewhere."""
         return self._position
 
-    def next(self, timeout: Seconds | None = None) -> Event | None:
-        """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
-        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
-        while not self._closed:
-            seen = self._signal.version
-            event = self._take(look=timeout == 0)
-            if event is not None:
-                return event
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            self._signal.wait(seen, left)
-        self._check_ended()
-        return None
-
     def ready(self) -> Event | None:
         """The next event if it has arrived already."""
-        return None if self._closed else self._take(look=False)
-
-    async def next_async(self, timeout: Seconds | None = None) -> Event | None:
-        """`next` for an event loop."""
-        deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
-        while not self._closed:
-            seen = self._signal.version
-            event = self._take(look=False)
-            if event is not None:
-                return event
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            await self._signal.wait_async(seen, left)
-        self._check_ended()
-        return None
+        return None if self._closed else self._ready(ask=False)
 
     def close(self) -> None:
         """Ends the subscription; threads that wait in it get nothing more."""
@@ -125,17 +98,34 @@ class RemoteSubscription(Subscription):
         self._signal.notify()
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _take(self, *, look: bool) -> Event | None:
-        """The next event that has arrived; `look`: also asks the server at once when none has."""
+    def _is_closed(self) -> bool:
+        if self._closed:
+            self._check_ended()
+        return self._closed
+
+    def _version(self) -> int:
+        return self._signal.version
+
+    def _wait(self, seen: int, left: float | None) -> None:
+        self._signal.wait(seen, left)
+
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        await self._signal.wait_async(seen, left)
+
+    def _ready(self, *, ask: bool) -> Event | None:
+        """The next event that has arrived; `ask`: also asks the server at once when none has."""
         self._start()
         with self._room:
             if not self._ahead and self._failure is not None:
                 raise self._failure
-            if not self._ahead and look:
-                self._ahead.extend(self._topic.read(self._position, min(self._size, 1000), **self._filters))
+            if not self._ahead and ask:
+                found = list(self._topic.read(self._position, min(self._size, 1000), **self._filters))
+                if found and self._number not in (None, self._topic._document().number):
+                    raise TopicDropped(f"topic {self._topic.name!r} was dropped while it was followed")
+                self._ahead.extend(found)
             while self._ahead:
                 event = self._ahead.popleft()
-                if event.seq > self._position:  # what a look found, the stream brings again
+                if event.seq > self._position:  # what a read found, the stream brings again
                     self._position = event.seq
                     self._room.notify()
                     return event
@@ -197,13 +187,15 @@ class RemoteSubscription(Subscription):
         answer = self._topic._client.stream(
             FOLLOW_TOPIC,
             self._topic.name,
-            query=LiveQuery(after=self._received, **live_filters(self._filters)),
+            query=LiveQuery(after=self._received, number=self._number, **live_filters(self._filters)),
             accept=SSE,
             headers={"Last-Event-ID": str(self._received)} if self._connected else {},
             timeout=SILENCE,
         )
         self._answer = answer
         self._connected = True
+        if self._number is None and (number := answer.headers.get(TOPIC_NUMBER)):
+            self._number = int(number)
         passed, problem = 0, False
         try:
             for line in lines_of(answer):

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-import msgspec
-from urllib3.exceptions import HTTPError
-
 from penstock.clock import Seconds, to_ms
 from penstock.documents.conditions import Where
-from penstock.documents.events import DraftDocument, EventDocument
+from penstock.documents.events import DraftDocument
 from penstock.entity.projection.projection import Projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
@@ -19,14 +16,12 @@ from penstock.journal.commit.catalog import Settings
 from penstock.journal.commit.prepare import make_draft
 from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following.selection import event_filter, select
-from penstock.journal.topic import _checked_settings
+from penstock.journal.settings import checked_settings
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields
-from penstock.protocol.operation import ARROW, LINES
-from penstock.protocol.problems import Problem, error_of_problem
 from penstock.protocol.topics import (
     CompactRequest,
     CursorChange,
@@ -37,6 +32,7 @@ from penstock.protocol.topics import (
 )
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.remote.local_only import TopicElsewhere
+from penstock.remote.reading import PAGE, read_batches, read_lines, read_pages
 from penstock.remote.subscription import RemoteSubscription
 from penstock.surface.subscription import OnLag
 from penstock.ticket import Ticket
@@ -44,25 +40,13 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.entity.projection.rebuild import RebuildReport
     from penstock.entity.projection.states import Freshness
     from penstock.remote.journal import RemoteJournal
     from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.worker import Worker
 
 P = TypeVar("P", bound=Projection)
-
-PAGE = 1000
-"""Events asked for at a time when the number wanted is small or reading goes backwards."""
-
-
-class _FailureLine(msgspec.Struct):
-    """The last line of a stream that could not go on."""
-
-    problem: Problem
-
-
-_decode_event = msgspec.json.Decoder(EventDocument).decode
-_decode_failure = msgspec.json.Decoder(_FailureLine).decode
 
 
 class RemoteTopic(TopicElsewhere):
@@ -82,7 +66,7 @@ class RemoteTopic(TopicElsewhere):
         return self._client.call(operations.READ_TOPIC, self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def append(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Receipt:
+    def append(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
         return self.append_many((make_draft(kind, payload, draft),))[0]
 
@@ -90,7 +74,7 @@ class RemoteTopic(TopicElsewhere):
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         return self._send(self._documents(drafts))
 
-    def submit(self, kind: Any, payload: Any = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
+    def submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once."""
         documents = self._documents((make_draft(kind, payload, draft),))
         return self.journal._submit(lambda: self._send(documents)[0])
@@ -167,35 +151,8 @@ class RemoteTopic(TopicElsewhere):
             reverse=reverse,
         )
         if reverse or (limit is not None and limit <= PAGE):
-            return self._pages(query)
-        return self._stream(query)
-
-    def _pages(self, query: ReadQuery) -> Iterator[Event]:
-        """A page at a time; the newest position of the first page is the end of all."""
-        left, reverse = query.limit, query.reverse
-        while left is None or left > 0:
-            query.limit = PAGE if left is None else min(left, PAGE)
-            page = self._client.call(operations.READ_EVENTS, self.name, query=query)
-            for document in page.events:
-                yield event_of(document)
-            left = None if left is None else left - len(page.events)
-            if page.next is None:
-                return
-            if query.through is None:
-                query.through = page.latest
-            if not reverse:
-                query.after = page.next
-            elif page.next <= query.after:
-                return
-            else:
-                query.through = page.next
-
-    def _stream(self, query: ReadQuery) -> Iterator[Event]:
-        for line in self._client.lines(operations.READ_EVENTS, self.name, query=query, accept=LINES):
-            if line.startswith(b'{"problem":'):
-                problem = _decode_failure(line).problem
-                raise error_of_problem(problem.status, problem)
-            yield event_of(_decode_event(line))
+            return read_pages(self._client, self.name, query)
+        return read_lines(self._client, self.name, query)
 
     def read_arrow(
         self,
@@ -216,23 +173,8 @@ class RemoteTopic(TopicElsewhere):
             raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         if limit == 0:
             return iter(())
-        return self._batches(ReadQuery(after=after, through=through, limit=limit, payload=payload), batch_rows)
-
-    def _batches(self, query: ReadQuery, rows: int) -> Iterator[pa.RecordBatch]:
-        try:
-            import pyarrow as pa
-        except ImportError as error:
-            raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
-        answer = self._client.stream(operations.READ_EVENTS, self.name, query=query, accept=ARROW)
-        try:
-            with pa.ipc.open_stream(pa.PythonFile(answer, "r")) as reader:
-                for batch in reader:
-                    for start in range(0, batch.num_rows, rows):
-                        yield batch.slice(start, rows)
-        except HTTPError as error:
-            raise self._client.broken("GET", error) from error
-        finally:
-            answer.close()
+        query = ReadQuery(after=after, through=through, limit=limit, payload=payload)
+        return read_batches(self._client, self.name, query, batch_rows)
 
     def get(self, seq: int) -> Event | None:
         """The event at a position, or None."""
@@ -318,7 +260,7 @@ class RemoteTopic(TopicElsewhere):
     def worker(
         self,
         consumer: str,
-        handler: Callable[[list[Event]], Any],
+        handler: Callable[[list[Event]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -349,7 +291,7 @@ class RemoteTopic(TopicElsewhere):
     def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings."""
         self.journal._check_writable()
-        fields = SettingsFields(**_checked_settings(changes))
+        fields = SettingsFields(**checked_settings(changes))
         return self._client.call(operations.CONFIGURE_TOPIC, self.name, body=fields)
 
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
@@ -383,6 +325,15 @@ class RemoteTopic(TopicElsewhere):
             return None
         folder: Any = folder_of(projection)
         return newest, folder.fold_events(projection(), self.read(through=newest, key=key))
+
+    def rebuild(
+        self, projection: type[P], *, whole: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> RebuildReport:
+        """Folds every entity anew, here, and saves the states there: what `project` starts from where the store is."""
+        from penstock.remote.rebuilding import rebuild_served
+
+        self.journal._check_writable()
+        return rebuild_served(self, projection, whole=whole, progress=progress)
 
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         """The event, its cause, its cause's cause, … as far as they are stored."""

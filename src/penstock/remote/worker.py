@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
-from penstock.journal.worker import TopicWorker
+from penstock.journal.worker import BatchWorker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.remote.subscription import filters_of
 
 if TYPE_CHECKING:
-    from penstock.journal.topic import BaseTopic
     from penstock.remote.topic import RemoteTopic
 
 GLANCE = 0.1
 """Seconds between two looks at whether the worker should stop."""
 
 
-class RemoteTopicWorker(TopicWorker):
+class RemoteTopicWorker(BatchWorker):
     """A handler over a topic's events, with a durable cursor; at least once. It follows instead of asking again."""
 
     def __init__(
         self,
         topic: RemoteTopic,
         consumer: str,
-        handler: Callable[[list[Event]], Any],
+        handler: Callable[[list[Event]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -35,7 +34,14 @@ class RemoteTopicWorker(TopicWorker):
         selection: Selection | None = None,
     ) -> None:
         super().__init__(
-            cast("BaseTopic", topic), consumer, handler, batch=batch, idle=idle, restarts=restarts, selection=selection
+            topic.journal,
+            topic.name,
+            consumer,
+            handler,
+            batch=batch,
+            idle=idle,
+            restarts=restarts,
+            selection=selection,
         )
         self._remote = topic
 

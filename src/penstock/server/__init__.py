@@ -9,7 +9,7 @@
     topics.py, queues.py, messages.py, deliveries.py
                          the API; parameters.py: what requests may say; openapi.py: the same as a document
     live.py              following topics: one reader per topic, any number of listeners (server-sent events)
-    sampler.py           samples with rates, taken once for everybody: the page, `/metrics`, `penstock top`
+    sampler.py           samples with rates, taken once for all readers: the page, `/metrics`, `penstock top`
 
 
 Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.
@@ -18,6 +18,8 @@ Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -29,6 +31,10 @@ __all__ = ["app"]
 
 def app(journal: Journal, **options: Any) -> Starlette:
     """The application that serves a journal; see `penstock.server.application.make_app` for the options."""
-    from penstock.server.application import make_app
+    try:
+        from penstock.server.application import make_app
+    except ModuleNotFoundError as error:
+        needs = f"the server needs the package {error.name!r}, which is not installed"
+        raise ConfigError(f'{needs}: pip install "penstock[server]"') from error
 
     return make_app(journal, **options)

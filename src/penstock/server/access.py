@@ -2,9 +2,9 @@
 
 A request carries its token as `Authorization: Bearer …`; the page trades it for a cookie that scripts cannot read and
 other sites' requests do not carry. Tokens are compared in constant time and appear in no log, no url and no page.
-Without tokens everybody who reaches the server may do everything, which is why that is only allowed on this machine;
-and there the Host header must name this machine, so that a web site cannot reach in by renaming itself (DNS rebinding).
-"""
+Without tokens every client that reaches the server may do everything, which is why that is only allowed on this
+machine; and there the Host header must name this machine, so that a web site cannot reach in by renaming itself (DNS
+rebinding)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
@@ -184,7 +183,7 @@ class Access:
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
 
 

@@ -22,7 +22,8 @@ from penstock.server.acts import act_routes
 from penstock.server.api import deliveries, live, messages, queues, reading, topics
 from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
-from penstock.server.bulk import blocks, staging
+from penstock.server.bulk import blocks, sealing, states
+from penstock.server.bulk import staging as task_staging
 from penstock.server.limits import Limits
 from penstock.server.pages import page_routes
 from penstock.server.pages.buffers import Buffers
@@ -68,7 +69,7 @@ class Secured:
         await self.app(scope, receive, secured)
 
 
-HANDLERS = (blocks, deliveries, live, messages, queues, reading, staging, topics, whole_journal)
+HANDLERS = (blocks, deliveries, live, messages, queues, reading, sealing, states, task_staging, topics, whole_journal)
 """The modules that serve the table's operations; importing them binds their handlers."""
 
 
@@ -79,12 +80,16 @@ def make_app(
     hosts: Iterable[str] | None = None,
     limits: Limits | None = None,
     buffers: Mapping[str, str] | None = None,
+    staging: Iterable[str] = (),
+    lakes: Iterable[str] = (),
 ) -> Starlette:
     """The application that serves a journal.
 
-    `tokens` maps each token to its role (read, write, admin); without tokens everything is allowed to everybody, and
+    `tokens` maps each token to its role (read, write, admin); without tokens everything is allowed to every client, and
     only requests for this machine are answered. `hosts` names the Host headers that are answered; with tokens, any.
-    `buffers` are object-storage buffers to show: a name and a url each.
+    `buffers` are object-storage buffers to show: a name and a url each. `staging` are urls in object stores from which
+    blocks that Spark's tasks left there are fetched; of a journal in an object store, its own place is one by itself.
+    `lakes` are the places that history is sealed to when a client asks for it.
     The journal stays the caller's: the application does not close it.
     """
     served = local(journal, "a server")
@@ -93,10 +98,12 @@ def make_app(
     service.live = live.LiveTopics(served)
     service.sampler = Sampler(served, history=History(served))
     service.buffers = Buffers(dict(buffers or {}))
+    service.areas = task_staging.staging_areas(served, staging)
+    service.lakes = sealing.lakes_by_name(lakes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await asyncio.to_thread(service.sampler.start)  # charts need a past, also of times when nobody looked
+        await asyncio.to_thread(service.sampler.start)  # charts need a past, also of times without readers
         yield
         service.stop()
         await asyncio.to_thread(service.sampler.stop)

@@ -42,6 +42,8 @@ def make_server(
     hosts: Iterable[str] | None = None,
     limits: Limits | None = None,
     buffers: Mapping[str, str] | None = None,
+    staging: Iterable[str] = (),
+    lakes: Iterable[str] = (),
     log_level: str = "warning",
     **options: Any,
 ) -> uvicorn.Server:
@@ -54,13 +56,13 @@ def make_server(
             "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
         )
     limits = limits or Limits()
-    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers)
+    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers, staging=staging, lakes=lakes)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level=log_level,
-        # Paths and query strings may hold names and conditions nobody wants in a log; errors are logged by the app.
+        # Paths and query strings may hold names and conditions that belong in no log; errors are logged by the app.
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=5,
@@ -84,14 +86,14 @@ def make_server(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, so that the caller knows the port (0: any) before anybody is served."""
+    """A listening socket, so that the caller knows the port (0: any) before a client is served."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With its protocol named: asyncio switches Nagle's algorithm off only then, and answers would wait 40 ms each.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        # From here on nobody is turned away: who connects before the server runs waits a moment.
+        # From here on no client is turned away: one that connects before the server runs waits a moment.
         listening.listen(2048)
     except OSError as error:
         listening.close()

@@ -1,8 +1,8 @@
-"""Samples of a journal: taken once for everybody who looks, with rates, and kept as history.
+"""Samples of a journal: taken once for all readers, with rates, and kept as history.
 
-A sample is one look at every topic and queue. While anybody looks, the thread takes one every second, or more rarely
-when looking is dear (ten thousand topics), so that it never costs more than a few percent of a core. While nobody looks
-it takes one a minute, for the charts.
+A sample is one look at every topic and queue. While a page or a program reads them, the thread takes one every second,
+or more rarely when looking is dear (ten thousand topics), so that it never costs more than a few percent of a core.
+While none does it takes one a minute, for the charts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.observe.health import GROWING_STEPS, Lags, growing, lags_of
 from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal
+    from penstock.local.journal import LocalJournal
     from penstock.observe.history import History
 
 INTERVAL = 1.0
 SHARE = 0.04
 """Of a core, that sampling may cost."""
 LAG_SECONDS = 60.0
-"""How far the looks are apart that show whether a lag grows."""
+"""How far the samples are apart that show whether a lag grows."""
 RATE_SECONDS = 5.0
 """Over how long a rate is measured."""
 WATCHED_SECONDS = 30.0
@@ -41,7 +41,7 @@ class Sampler:
         self, journal: LocalJournal, *, take: Callable[[Any], Sample] = take_sample, history: History | None = None
     ) -> None:
         self._journal = journal
-        self._take = take
+        self._collect = take
         self.history = history
         self._lock = threading.Lock()
         self._sampling = threading.Lock()
@@ -76,7 +76,7 @@ class Sampler:
 
     @property
     def newest(self) -> Sample:
-        """The newest sample; a fresh one is taken when the last is from a time when nobody looked."""
+        """The newest sample; a fresh one is taken when the last is from a time without readers."""
         self._asked = time.monotonic()
         if self._newest is None or self._idle:
             self._idle = False
@@ -98,7 +98,7 @@ class Sampler:
     def sample(self) -> Sample:
         """Takes a sample now."""
         with self._sampling:
-            sample = self._take(self._journal)
+            sample = self._collect(self._journal)
             self._add_rates(sample)
             self._watch_lags(sample)
             if self.history is not None:
@@ -127,10 +127,10 @@ class Sampler:
 
     def _watch_lags(self, sample: Sample) -> None:
         """Adds consumers that fall behind to what the sample finds wrong."""
-        looks = self._lags
-        if not looks or sample.at - looks[-1][0] >= LAG_SECONDS:
-            looks.append((sample.at, lags_of(sample)))
-        sample.findings += growing([lags for _, lags in looks])
+        taken = self._lags
+        if not taken or sample.at - taken[-1][0] >= LAG_SECONDS:
+            taken.append((sample.at, lags_of(sample)))
+        sample.findings += growing([lags for _, lags in taken])
 
     def _run(self) -> None:
         nap = INTERVAL

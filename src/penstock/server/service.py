@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -17,10 +17,11 @@ from penstock.server.limits import Limits
 from penstock.server.memory import MemoryBudget
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal
+    from penstock.local.journal import LocalJournal
     from penstock.server.api.live import LiveTopics
     from penstock.server.pages.buffers import Buffers
     from penstock.server.sampler import Sampler
+    from penstock.transfer.objects import StagingArea
 
 
 class Service:
@@ -34,6 +35,12 @@ class Service:
         self.live: LiveTopics
         self.sampler: Sampler
         self.buffers: Buffers
+        self.areas: Mapping[str, StagingArea] = {}
+        """Places in object stores from which staged blocks are fetched, by their urls."""
+        self.lakes: Mapping[str, str] = {}
+        """Where history may be sealed to: a lake's url as it is shown, and with the options that are not."""
+        self.sealing = asyncio.Lock()
+        """One step of sealing at a time: it takes memory and the disk's time."""
         self.waiting = 0
         """Requests that wait for a message."""
         self.closing = asyncio.Event()
@@ -52,6 +59,7 @@ class Service:
     def _stop(self) -> None:
         self.closing.set()
         self.live.wake()
+        self.journal._core.hub.anything.notify()
         for waker in list(self.wakers):
             waker.set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.buffer.format.batch import DecodedBatch
 from penstock.buffer.format.descriptor import Metadata
@@ -68,5 +68,5 @@ class Batch:
     def __repr__(self) -> str:
         return f"Batch(sequence={self.sequence}, location={self.location!r}, entries={len(self)}, size={self.size})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Batch, (self.sequence, self.location, self.metadata, self._block)

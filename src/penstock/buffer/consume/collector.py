@@ -1,4 +1,4 @@
-"""The collector: deletes batch objects that nobody can need any more.
+"""The collector: deletes batch objects that no consumer can need any more.
 
 An object goes only if all of this holds: it stands directly under the prefix and its name is a ULID's; the manifest
 does not name it; it is older than every batch the manifest names; and its age has reached the grace. The objects are
@@ -39,12 +39,12 @@ def collect(
     *,
     now_ms: int,
     grace_ms: int,
-    settle: Callable[[Callable[[Manifest], list[str] | None]], list[str] | None] | None = None,
+    decide: Callable[[Callable[[Manifest], list[str] | None]], list[str] | None] | None = None,
     dry_run: bool = False,
 ) -> Collection:
-    """Deletes what nobody can need; `dry_run` only counts.
+    """Deletes what no consumer can need; `dry_run` only counts.
 
-    `settle` is the consumer's way to make a choice stand (`OwnedManifest.settle`). Without one, as from the command
+    `decide` is the consumer's way to make a choice stand (`OwnedManifest.decide`). Without one, as from the command
     line beside a running consumer, an object is safe from a producer that stops for no longer than the grace.
     """
     batches = {path: time for path in store.list(place.prefix) if (time := batch_time_ms(path)) is not None}
@@ -54,10 +54,10 @@ def collect(
         horizon = _horizon(named, now_ms - grace_ms)
         return sorted(path for path, time in batches.items() if path not in named and time < horizon) or None
 
-    if settle is None or dry_run:
+    if decide is None or dry_run:
         doomed = doomed_by(parse_manifest(store.get(place.manifest)))
     else:
-        doomed = settle(doomed_by)
+        doomed = decide(doomed_by)
     if dry_run:
         return Collection(len(doomed or ()), 0, len(batches) - len(doomed or ()))
     failed = store.delete(doomed) if doomed else 0

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from penstock.buffer.consume.batch import Batch
 from penstock.buffer.consume.collector import Collector, collect
@@ -58,7 +58,7 @@ class Consumer:
         shards: int = 1,
         shard: int = 0,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         metrics: Registry = REGISTRY,
     ) -> None:
         if after is not None and after < 0:
@@ -114,7 +114,7 @@ class Consumer:
             self._hand_out(found)
             return found
 
-    def look(self) -> Manifest:
+    def read_manifest(self) -> Manifest:
         """The manifest now, for callers that read its batches elsewhere; moves no cursor."""
         with self._lock:
             self._check_open()
@@ -206,7 +206,7 @@ class Consumer:
 
     def run(
         self,
-        handler: Callable[[Batch], Any],
+        handler: Callable[[Batch], object],
         *,
         concurrency: int = 8,
         ahead: int = 8,
@@ -214,7 +214,7 @@ class Consumer:
         until_empty: bool = False,
         poll: Seconds = 0.1,
         ack_interval: Seconds = 0.2,
-        on_corrupt: Callable[[Descriptor, Corrupt], Any] | None = None,
+        on_corrupt: Callable[[Descriptor, Corrupt], object] | None = None,
     ) -> RunReport:
         """Hands every batch to `handler` (a function or a coroutine function) and acknowledges what it finished.
 
@@ -263,22 +263,22 @@ class Consumer:
     # ── the rest ──
 
     def collect_garbage(self) -> int:
-        """Deletes batch objects nobody can need any more, and returns how many. Runs by itself every `gc_interval`."""
+        """Deletes batch objects no consumer can need, and returns how many. Runs by itself every `gc_interval`."""
         with self._measures.gc_duration.time():
             done = collect(
                 self._store,
                 self.place,
                 now_ms=self._clock.now_ms(),
                 grace_ms=self._grace_ms,
-                settle=self._settle,
+                decide=self._decide,
             )
         self._measures.gc_files_deleted.inc(done.deleted)
         self._measures.gc_files_failed.inc(done.failed)
         return done.deleted
 
-    def _settle(self, choose: Callable[[Manifest], list[str] | None]) -> list[str] | None:
+    def _decide(self, choose: Callable[[Manifest], list[str] | None]) -> list[str] | None:
         with self._lock:
-            return self._manifest.settle(choose)
+            return self._manifest.decide(choose)
 
     def close(self) -> None:
         """Writes outstanding acknowledgements and ends; a second close does nothing."""
@@ -302,7 +302,7 @@ class Consumer:
 
     @property
     def identity(self) -> str:
-        """Which manifest of which store this is: the same for everyone who reads it."""
+        """Which manifest of which store this is: the same for all its readers."""
         return f"{self.place.manifest} in {self._store.identity}"
 
     @property

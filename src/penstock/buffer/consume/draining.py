@@ -29,7 +29,7 @@ _LONGEST_NAME = 200
 class DrainTransaction(Protocol):
     """All or nothing: events appended, and marks set."""
 
-    def append_many(self, topic: Any, drafts: Iterable[Draft]) -> Any: ...
+    def append_many(self, topic: str, drafts: Iterable[Draft]) -> object: ...
     def get_mark(self, name: str) -> int | None: ...
     def set_mark(self, name: str, value: int) -> None: ...
 
@@ -37,7 +37,7 @@ class DrainTransaction(Protocol):
 class DrainJournal(Protocol):
     """What keeps the marks."""
 
-    def transaction(self) -> AbstractContextManager[Any]: ...
+    def transaction(self) -> AbstractContextManager[DrainTransaction]: ...
     def mark(self, name: str) -> int | None: ...
 
 
@@ -47,7 +47,7 @@ class DrainTopic(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def journal(self) -> Any: ...
+    def journal(self) -> DrainJournal: ...
 
 
 class DrainReport(NamedTuple):
@@ -101,7 +101,7 @@ def drain(
             if last is not None and batch.sequence <= last:
                 skipped += 1
                 return
-            transaction.append_many(topic, drafts)
+            transaction.append_many(topic.name, drafts)
             transaction.set_mark(mark, batch.sequence)
         entries += len(batch)
 

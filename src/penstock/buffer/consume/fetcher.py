@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from penstock.buffer.consume.batch import Batch
@@ -76,7 +76,7 @@ class Fetcher:
             )
         return data
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Fetcher, (self._store, self.manifest, self._limit)
 
     def __repr__(self) -> str:

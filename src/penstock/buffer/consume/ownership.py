@@ -30,9 +30,9 @@ class OwnedManifest(ManifestObject):
         self._backoff = Backoff(most=0.25)
         # Several, because a new one whose answer was lost may or may not have been written.
         self._epochs: set[int] = set()
-        self.epoch = self._take()
+        self.epoch = self._take_over()
 
-    def _take(self) -> int:
+    def _take_over(self) -> int:
         for _ in self._backoff.attempts():
             snapshot = self._load()
             epoch = next_epoch(snapshot.manifest.epoch)
@@ -78,7 +78,7 @@ class OwnedManifest(ManifestObject):
                 continue
             return
 
-    def settle(self, choose: Callable[[Manifest], T | None]) -> T | None:
+    def decide(self, choose: Callable[[Manifest], T | None]) -> T | None:
         """Chooses by the manifest and makes the choice stand: no append that has not seen it can succeed afterwards.
 
         The epoch changes to one that no other consumer would choose, and with it the manifest. Who read it before must

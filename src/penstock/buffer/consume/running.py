@@ -41,7 +41,7 @@ class ConsumerRun:
     def __init__(
         self,
         consumer: Consumer,
-        handler: Callable[[Batch], Any],
+        handler: Callable[[Batch], object],
         *,
         concurrency: int,
         ahead: int,
@@ -49,7 +49,7 @@ class ConsumerRun:
         until_empty: bool,
         poll: float,
         ack_interval: float,
-        on_corrupt: Callable[[Descriptor, Corrupt], Any] | None,
+        on_corrupt: Callable[[Descriptor, Corrupt], object] | None,
     ) -> None:
         if concurrency < 1 or ahead < 1:
             raise ConfigError(f"concurrency and ahead must be at least 1, not {concurrency} and {ahead}")
@@ -316,11 +316,11 @@ _LAST_ACK_TRIES = 5
 class _Caller:
     """Calls the handler; a coroutine function on an event loop of the calling thread's own."""
 
-    def __init__(self, handler: Callable[[Batch], Any] | None) -> None:
+    def __init__(self, handler: Callable[[Batch], object] | None) -> None:
         self._handler = handler or _nothing
         self._runner = asyncio.Runner() if inspect.iscoroutinefunction(handler) else None
 
-    def __enter__(self) -> Callable[[Batch], Any]:
+    def __enter__(self) -> Callable[[Batch], object]:
         return self._handler if self._runner is None else self._call
 
     def __exit__(self, *exc: object) -> None:

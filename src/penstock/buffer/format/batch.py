@@ -9,6 +9,7 @@ import functools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, Corrupt
@@ -82,7 +83,7 @@ def batch_footer(count: int, compression: Compression = "none") -> bytes:
 
 def compress_entries(encoded: Buffer, *, checksum: bool = True) -> bytes:
     """Encoded entries as one zstd frame, with zstd's own checksum unless told otherwise; every reader takes both."""
-    compressed: bytes = _zstd().ZstdCompressor(level=3, write_checksum=checksum).compress(encoded)
+    compressed: bytes = load_zstandard().ZstdCompressor(level=3, write_checksum=checksum).compress(encoded)
     return compressed
 
 
@@ -150,7 +151,7 @@ class DecodedBatch:
 
         return block_to_arrow(memoryview(self._data)[: self.end], self.count, self.length)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return DecodedBatch, (bytes(memoryview(self._data)[: self.end]), self.end, self.count)
 
 
@@ -245,7 +246,8 @@ def _unpacker(length: int, run: int) -> Callable[[Buffer, int], tuple[bytes, ...
 _FEED = 512
 
 
-def _zstd() -> Any:
+def load_zstandard() -> ModuleType:
+    """The library that packs batches; `ConfigError` says what to install where it is missing."""
     try:
         import zstandard
     except ImportError as error:
@@ -255,7 +257,7 @@ def _zstd() -> Any:
 
 def _decompress(data: memoryview, limit: int) -> bytes:
     """Unpacks every frame, never holding more than `limit` bytes whatever the frames claim or produce."""
-    zstandard = _zstd()
+    zstandard = load_zstandard()
     try:
         stated = zstandard.get_frame_parameters(data).content_size
         if stated not in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
@@ -271,7 +273,7 @@ def _decompress(data: memoryview, limit: int) -> bytes:
         raise Corrupt(f"the batch does not decompress: {error}", offset=0) from None
 
 
-def _decompress_stream(zstandard: Any, data: memoryview, limit: int) -> bytes:
+def _decompress_stream(zstandard: ModuleType, data: memoryview, limit: int) -> bytes:
     parts: list[bytes] = []
     total = 0
     offset = 0

@@ -129,7 +129,7 @@ class Lane:
             if found is not None:  # None: the write was not done, but may still be
                 self._uncertain = None
             if found:
-                self._settle(ready[:found])
+                self._complete(ready[:found])
                 return
         # Known before the names are looked at: whatever a collector decides from now on makes the append conflict.
         self._manifest.latest_known()
@@ -150,9 +150,9 @@ class Lane:
         finally:
             self._contention.took(monotonic() - started)
         self._uncertain = None
-        self._settle(ready)
+        self._complete(ready)
 
-    def _settle(self, batches: list[Outgoing]) -> None:
+    def _complete(self, batches: list[Outgoing]) -> None:
         pipeline = self._pipeline
         with pipeline.lock:
             if pipeline.given_up.is_set() and not self.queue:
@@ -169,6 +169,6 @@ class Lane:
             measures.bytes_flushed.inc(batch.size)
             measures.flush_duration.observe(now - batch.due_at)
             for call in batch.calls:
-                call.settle(None, None)
+                call.set_outcome(None, None)
             wake(batch.calls)
             batch.release(pipeline.slabs)

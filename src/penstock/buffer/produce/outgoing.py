@@ -31,7 +31,7 @@ class Split(Produced):
         self._open = [None] * parts  # popped: taking the last one is an atomic decision
         self._failure: BaseException | None = None
 
-    def part_settled(self, error: BaseException | None) -> None:
+    def part_done(self, error: BaseException | None) -> None:
         if error is not None:
             self._failure = error
         self._open.pop()
@@ -51,9 +51,9 @@ class BatchPart(Produced):
         super().__init__(ingested_at_ms)
         self._whole = whole
 
-    def settle(self, value: None, error: BaseException | None) -> None:
-        super().settle(value, error)
-        self._whole.part_settled(error)
+    def set_outcome(self, value: None, error: BaseException | None) -> None:
+        super().set_outcome(value, error)
+        self._whole.part_done(error)
 
 
 class Filling:
@@ -63,7 +63,7 @@ class Filling:
 
     def __init__(self, slabs: Slabs, expected: int = 0) -> None:
         self._slabs = slabs
-        self.slab = slabs.take(expected)
+        self.slab = slabs.allocate(expected)
         self.metadata: list[Metadata] = []
         self.calls: list[Produced] = []
         self.count = 0
@@ -81,7 +81,7 @@ class Filling:
         self.count += count
 
     def _grow(self, needed: int) -> None:
-        larger = self._slabs.take(max(needed, 2 * len(self.slab)))
+        larger = self._slabs.allocate(max(needed, 2 * len(self.slab)))
         larger[: self.size] = self.slab[: self.size]
         self._slabs.give_back(self.slab)
         self.slab = larger

@@ -6,10 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from penstock.buffer.counters import BufferCounters
-from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression, encode_entries
+from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression, encode_entries, load_zstandard
 from penstock.buffer.manifest import ManifestObject
 from penstock.buffer.naming import place, shard_of, shard_place
 from penstock.buffer.produce.lane import Lane
@@ -59,12 +59,14 @@ class Producer:
         uploads: int = 8,
         inflight_bytes: int = 256 << 20,
         gc_grace: Seconds = 600,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         clock: Clock | None = None,
         metrics: Registry = REGISTRY,
     ) -> None:
         if compression not in ("none", "zstd"):
             raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
+        if compression == "zstd":
+            load_zstandard()  # else the first batch would find it missing, and be tried again
         whole = place(manifest, prefix)
         if shards > 1 and key is None:
             raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
@@ -167,7 +169,7 @@ class Producer:
         )
         calls = [call for _, batch in left for call in batch.calls]
         for call in calls:
-            call.settle(None, error)
+            call.set_outcome(None, error)
         wake(calls)
         raise error
 
@@ -213,7 +215,7 @@ def _encoded(entries: Sequence[bytes]) -> bytes:
     return encoded
 
 
-def _as_bytes(entries: Sequence[Any]) -> list[bytes]:
+def _as_bytes(entries: Sequence[object]) -> list[bytes]:
     """Entries given as bytearray or memoryview, copied; ConfigError for what is no entry."""
     if isinstance(entries, str | bytes | bytearray | memoryview):
         raise ConfigError(f"produce takes a sequence of entries, not one {type(entries).__name__}: put it into a list")

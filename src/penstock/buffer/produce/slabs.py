@@ -25,7 +25,7 @@ class Slabs:
         self._free_bytes = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int = _FIRST) -> memoryview:
+    def allocate(self, size: int = _FIRST) -> memoryview:
         """Memory of at least `size` bytes, with anything in it."""
         with self._lock:
             for index in range(len(self._free) - 1, -1, -1):
@@ -36,7 +36,7 @@ class Slabs:
         return _fresh(_FIRST if size <= _FIRST else _rounded(size))
 
     def give_back(self, slab: memoryview) -> None:
-        """Takes memory that nobody looks at any more."""
+        """Takes memory that no reader looks at any more."""
         with self._lock:
             if self._free_bytes + len(slab) <= self._most_bytes:
                 self._free.append(slab)

@@ -33,7 +33,7 @@ def azure_config(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     return {**found, **given}
 
 
-def _taken_apart(text: str, where: str) -> dict[str, Any]:
+def _taken_apart(text: str, where: str) -> dict[str, object]:
     parts = {}
     for part in filter(None, (each.strip() for each in text.split(";"))):
         name, sign, value = part.partition("=")
@@ -42,7 +42,7 @@ def _taken_apart(text: str, where: str) -> dict[str, Any]:
         parts[name.strip().lower()] = value.strip()
     if parts.get("usedevelopmentstorage", "").lower() == "true":
         return {"use_emulator": "true"}
-    config: dict[str, Any] = {option: parts[name] for name, option in _PARTS.items() if parts.get(name)}
+    config: dict[str, object] = {option: parts[name] for name, option in _PARTS.items() if parts.get(name)}
     endpoint = parts.get("blobendpoint")
     if endpoint is None and "endpointsuffix" in parts and "account_name" in config:
         protocol = parts.get("defaultendpointsprotocol", "https")

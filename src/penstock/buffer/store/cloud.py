@@ -6,14 +6,18 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore import exceptions as refused
 from obstore.store import MemoryStore
 
-from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict
+from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, too_large
 from penstock.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult
+    from obstore.store import ObjectStore as AnyStore
 
 _LIST_CHUNK = 1000
 _DELETE_CHUNK = 1000
@@ -36,7 +40,12 @@ class CloudStore:
     """An obstore store with the contract's errors."""
 
     def __init__(
-        self, url: str, options: Mapping[str, Any], inner: Any, reopen: Callable[..., CloudStore], endpoint: str = ""
+        self,
+        url: str,
+        options: Mapping[str, object],
+        inner: AnyStore,
+        reopen: Callable[..., CloudStore],
+        endpoint: str = "",
     ) -> None:
         self.url = url
         self.identity = f"{url.rstrip('/')} at {endpoint}" if endpoint else url.rstrip("/")
@@ -45,16 +54,19 @@ class CloudStore:
         self._reopen = reopen
         self._keeps = isinstance(inner, MemoryStore)  # it keeps the very buffer it is given, which must not change
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return self._reopen, (self.url, self._options)
 
     def __repr__(self) -> str:
         return f"CloudStore({self.url!r})"
 
-    def get(self, path: str) -> Buffer | None:
+    def get(self, path: str, *, most: int | None = None) -> Buffer | None:
         with _errors("get", self.url, path):
             try:
-                return memoryview(obstore.get(self._inner, path).bytes())
+                found = obstore.get(self._inner, path)
+                if most is not None and found.meta["size"] > most:
+                    raise too_large(self.url, path, found.meta["size"], most)
+                return memoryview(found.bytes())
             except FileNotFoundError:
                 return None
 
@@ -135,9 +147,14 @@ class CloudStore:
         """Nothing to do: a put that never finished leaves no object."""
 
 
-def _version(meta: Any) -> dict[str, str]:
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""What stores call it; obstore passes it on as any failure where a list was asked for."""
+
+
+def _version(meta: ObjectMeta | PutResult) -> dict[str, str]:
     """Both names a version can have: S3 and Azure compare e-tags, Google generations."""
-    version = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+    said = {"e_tag": meta.get("e_tag"), "version": meta.get("version")}
+    version = {name: value for name, value in said.items() if value is not None}
     if not version:
         raise StorageError("the store returns neither e-tags nor versions, so it cannot hold a manifest")
     return version
@@ -152,7 +169,10 @@ def _errors(verb: str, url: str, path: str) -> Iterator[None]:
     except _FINAL as error:
         raise StorageError(f"cannot {verb} {path} in {url}: {_brief(error)}") from error
     except (refused.BaseError, OSError) as error:
-        raise StorageError(f"cannot {verb} {path} in {url}: {_brief(error)}", retryable=True) from error
+        told = _brief(error)
+        if any(word in told for word in _NO_BUCKET):
+            raise StorageError(f"cannot {verb} {path} in {url}: no such bucket or container ({told})") from error
+        raise StorageError(f"cannot {verb} {path} in {url}: {told}", retryable=True) from error
 
 
 def _brief(error: BaseException) -> str:
@@ -166,8 +186,8 @@ def _brief(error: BaseException) -> str:
 # ── opening ──
 
 
-def open_memory(url: str, options: Mapping[str, Any]) -> CloudStore:
-    """A store in this process's memory, shared by everyone who opens the same name."""
+def open_memory(url: str, options: Mapping[str, object]) -> CloudStore:
+    """A store in this process's memory, shared by all that open the same name."""
     if options:
         raise ConfigError(f"memory:// takes no options, not {', '.join(map(repr, options))}")
     with _memories_lock:

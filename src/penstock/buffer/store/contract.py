@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StorageError
 
 CLOUD_SCHEMES = ("s3", "gs", "az")
 
-#: What a store needs to know that an object is still the one that was read; opaque to everyone else.
+#: What a store needs to know that an object is still the one that was read; opaque to its users.
 Version = Any
 Buffer = bytes | memoryview | Any
 
@@ -32,8 +32,8 @@ class ObjectStore(Protocol):
     url: str
     identity: str  # where the objects really are: two stores with one identity hold the same objects
 
-    def get(self, path: str) -> Buffer | None:
-        """The object's bytes, or None when there is none."""
+    def get(self, path: str, *, most: int | None = None) -> Buffer | None:
+        """The object's bytes, or None when there is none; StorageError, unread, when it has more than `most`."""
         ...
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
@@ -41,7 +41,7 @@ class ObjectStore(Protocol):
         ...
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        """Writes the object, replacing any. Returns when it is durable; nobody ever sees half of it.
+        """Writes the object, replacing any. Returns when it is durable; no reader ever sees half of it.
 
         Once it has returned, a memoryview's memory may be used for something else.
         """
@@ -62,6 +62,11 @@ class ObjectStore(Protocol):
     def sweep(self, prefix: str, older_than_ms: int) -> None:
         """Removes what writers that were killed left behind under `prefix` before that time."""
         ...
+
+
+def too_large(url: str, path: str, size: int, most: int) -> StorageError:
+    """The error of an object that is not read because of its size."""
+    return StorageError(f"{path} in {url} has {size:,} bytes, and at most {most:,} are taken")
 
 
 def check_path(path: str, what: str) -> str:

@@ -3,8 +3,8 @@
 An object is written to a temporary file beside its place, fsynced, and renamed over it; then the directory is fsynced.
 Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, write, rename and sync, so
 two processes cannot both win. Reading such an object shares the lock and syncs the directory too (which costs nothing
-when it is synced already), so nobody acts on a version that a power cut could take back. The kernel drops the lock of a
-process that dies. Names that begin with a dot are ours.
+when it is synced already), so no process acts on a version that a power cut could take back. The kernel drops the lock
+of a process that dies. Names that begin with a dot are ours.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from penstock.buffer.produce.slabs import Slabs
-from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, check_path
+from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, check_path, too_large
 from penstock.errors import StorageError
 
 _TEMPORARY = ".tmp"
 _TAIL = 64
 #: Linux writes and reads at most 2 GiB minus a page per call.
 _MOST = 1 << 30
-#: Objects of this size are read into memory that is used again once nobody looks at them.
+#: Objects of this size are read into memory that is used again once no reader looks at them.
 _LARGE = 1 << 20
 _slabs = Slabs(128 << 20)
 
@@ -42,14 +41,14 @@ class FileStore:
         with _errors("open", self.url, ""):
             _make_directories(self._root)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return FileStore, (str(self._root),)
 
     def __repr__(self) -> str:
         return f"FileStore({str(self._root)!r})"
 
-    def get(self, path: str) -> Buffer | None:
-        found = self._load(self._place(path))
+    def get(self, path: str, *, most: int | None = None) -> Buffer | None:
+        found = self._load(self._place(path), most)
         return None if found is None else found.data
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
@@ -117,7 +116,7 @@ class FileStore:
     def _place(self, path: str) -> Path:
         return self._root / check_path(path, "an object's path")
 
-    def _load(self, place: Path) -> Stored | None:
+    def _load(self, place: Path, most: int | None = None) -> Stored | None:
         with _errors("get", self.url, place.name):
             try:
                 file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
@@ -125,6 +124,8 @@ class FileStore:
                 return None
             try:
                 status = os.fstat(file)
+                if most is not None and status.st_size > most:
+                    raise too_large(self.url, place.name, status.st_size, most)
                 data = _read(file, status.st_size)
             finally:
                 os.close(file)
@@ -175,7 +176,7 @@ def _tag(status: os.stat_result, tail: bytes) -> str:
 def _read(file: int, size: int) -> Buffer:
     if size < _LARGE or not _slabs.can_lend:
         return _read_fresh(file, size)
-    slab = _slabs.take(size)
+    slab = _slabs.allocate(size)
     done = 0
     while done < size and (got := os.readv(file, [slab[done : min(size, done + _MOST)]])):
         done += got

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
 from penstock.buffer.store.azure import azure_config
 from penstock.buffer.store.contract import CLOUD_SCHEMES, ObjectStore
 from penstock.errors import ConfigError
-from penstock.names import shown_url
+from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.buffer.store.cloud import CloudStore
@@ -32,7 +32,7 @@ _CLIENT_OPTIONS = frozenset(
     }
 )
 #: obstore would retry a request for three minutes; the producer's own retries know more (which batch, which attempt).
-_RETRY: dict[str, Any] = {
+_RETRY: dict[str, object] = {
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=20),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
@@ -42,7 +42,7 @@ _TIMEOUT = "120s"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
-def open_store(url: str | ObjectStore, options: Mapping[str, Any] | None = None) -> ObjectStore:
+def open_store(url: str | ObjectStore, options: Mapping[str, object] | None = None) -> ObjectStore:
     """Opens the store a url names; a store is returned as it is.
 
     Credentials, region and endpoint come from the provider's usual environment variables (AWS_ACCESS_KEY_ID,
@@ -53,7 +53,7 @@ def open_store(url: str | ObjectStore, options: Mapping[str, Any] | None = None)
         if options:
             raise ConfigError("options belong to a url; a store that is already open has its own")
         return url
-    parts = urlsplit(url)
+    parts = split_url(url)
     scheme = {"s3a": "s3", "gcs": "gs", "azure": "az"}.get(parts.scheme, parts.scheme)
     given = dict(options or {})
     if scheme not in _SCHEMES:
@@ -72,7 +72,7 @@ def open_store(url: str | ObjectStore, options: Mapping[str, Any] | None = None)
     return open_cloud(url, given)
 
 
-def _open_file(url: str, host: str, path: str, options: Mapping[str, Any]) -> ObjectStore:
+def _open_file(url: str, host: str, path: str, options: Mapping[str, object]) -> ObjectStore:
     from penstock.buffer.store.file import FileStore
 
     if host not in ("", "localhost") or not path.startswith("/"):
@@ -85,12 +85,12 @@ def _open_file(url: str, host: str, path: str, options: Mapping[str, Any]) -> Ob
 class CloudSettings(NamedTuple):
     """How a store is reached: the provider's own settings, the HTTP client's, and the endpoint if one is named."""
 
-    config: dict[str, Any]
-    client: dict[str, Any]
+    config: dict[str, object]
+    client: dict[str, object]
     endpoint: str
 
 
-def cloud_settings(url: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> CloudSettings:
+def cloud_settings(url: str, options: Mapping[str, object], environ: Mapping[str, str]) -> CloudSettings:
     """What `options` and the environment say about s3://, gs:// or az://, for whichever library opens it."""
     if shown_url(url) != url:
         raise ConfigError(
@@ -99,17 +99,17 @@ def cloud_settings(url: str, options: Mapping[str, Any], environ: Mapping[str, s
         )
     client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-    if urlsplit(url).scheme in ("az", "azure"):
+    if split_url(url).scheme in ("az", "azure"):
         config = azure_config(config, environ)
     endpoint = str(config.get("endpoint") or next((environ[name] for name in _ENDPOINTS if environ.get(name)), ""))
     if endpoint.startswith("http://"):  # an emulator or a private store without TLS: http was written on purpose
         client.setdefault("allow_http", True)
-    if not urlsplit(url).netloc:
+    if not split_url(url).netloc:
         raise ConfigError(f"{shown_url(url)!r} names no bucket or container")
     return CloudSettings(config, client, endpoint)
 
 
-def open_cloud(url: str, options: Mapping[str, Any], retry: Mapping[str, Any] | None = None) -> CloudStore:
+def open_cloud(url: str, options: Mapping[str, object], retry: Mapping[str, object] | None = None) -> CloudStore:
     """Opens s3://, gs:// or az://; ConfigError names the option the provider does not know."""
     from obstore.exceptions import BaseError
     from obstore.store import from_url

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.clock import Seconds
+from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.protocol import deliveries as operations
 from penstock.protocol.deliveries import AckResult, DeliveryDocument, ExtendRequest, NackRequest
-from penstock.queue.delivery import check_nack
-from penstock.queue.operations.settle import NackOptions
-from penstock.queue.policy import duration
 from penstock.remote.events import event_of
 from penstock.surface.delivery import Delivery, Outcome
-from penstock.surface.failure import failure_text
+from penstock.surface.failure import NackOptions
 
 if TYPE_CHECKING:
     from penstock.remote.queues.queue import RemoteQueue
@@ -51,7 +48,7 @@ class RemoteDelivery(Delivery):
         self._settled = False
         self._outcome = None
 
-    def ack(self, *, result: Any = None) -> None:
+    def ack(self, *, result: object = None) -> None:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
 
         `result`: what the one who pushed it with `reply=True` is told; JSON, no bytes.
@@ -62,15 +59,6 @@ class RemoteDelivery(Delivery):
         self.queue._change(operations.ACK_DELIVERY, self.token, body=body)
         self._settled = True
 
-    def nack(
-        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
-    ) -> None:
-        """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
-
-        `error`: why, in text, or the exception: then its traceback is kept as well.
-        """
-        self._nack(check_nack(delay, failure_text(error), dead))
-
     def _nack(self, options: NackOptions) -> None:
         failure = options.failure
         body = NackRequest(options.delay, failure.error, options.dead, failure.traceback, options.otherwise)
@@ -79,7 +67,7 @@ class RemoteDelivery(Delivery):
 
     def extend(self, lease: Seconds | None = None) -> None:
         """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
-        body = ExtendRequest(None if lease is None else duration(lease, "lease"))
+        body = ExtendRequest(None if lease is None else seconds(lease, "lease"))
         self.deadline = self.queue._change(operations.EXTEND_DELIVERY, self.token, body=body).deadline
 
     def release(self) -> None:

@@ -1,22 +1,24 @@
-"""What a push over HTTP sends: checked here as a queue in this process would."""
+"""What a push and a schedule over HTTP send: checked here as a queue in this process would."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from penstock.clock import SystemClock
+from penstock.clock import Seconds, SystemClock, seconds
 from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft
+from penstock.names import check_consumer
 from penstock.observe.tracing import trace_headers, with_trace
-from penstock.protocol.deliveries import PushRequest
-from penstock.queue.operations.push import read_delivery_options
-from penstock.remote.events import draft_documents
-from penstock.schema import brings_kind
+from penstock.protocol.messages import PushRequest
+from penstock.protocol.queues import NewSchedule
+from penstock.queue.options import read_delivery_options
+from penstock.remote.events import draft_documents, payload_fields
+from penstock.schema import brings_kind, encode_event
 
 _OPTIONS = ("kind", "key", "priority", "delay", "not_before", "dedup", "max_attempts", "headers", "cause")
 _SHARED = ("priority", "delay", "not_before", "max_attempts")
@@ -55,3 +57,32 @@ def push_request(queue: str, items: Iterable[Any], options: Mapping[str, Any], *
     if isinstance(shared.get("delay"), timedelta):
         shared["delay"] = shared["delay"].total_seconds()
     return PushRequest(messages=draft_documents(drafts, queue), **shared)
+
+
+def schedule_request(
+    interval: Seconds | str,
+    payload: object,
+    name: str,
+    timezone: str,
+    missed: Literal["all", "last", "none"],
+    kind: str,
+    headers: Mapping[str, str] | None,
+    key: str | None,
+    priority: int,
+) -> NewSchedule:
+    """The request that stores a periodic message."""
+    if brings_kind(payload, kind):
+        kind, payload, own = encode_event(payload)
+        headers = {**own, **(headers or {})}
+    return NewSchedule(
+        name=check_consumer(name, "schedule"),
+        interval=None if isinstance(interval, str) else seconds(interval, "interval"),
+        cron=interval if isinstance(interval, str) else None,
+        timezone=timezone,
+        missed=missed,
+        kind=kind,
+        headers=None if headers is None else dict(headers),
+        key=key,
+        priority=priority,
+        **payload_fields(payload),
+    )

@@ -7,42 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-import msgspec
-
 from penstock.clock import Seconds, seconds
-from penstock.documents.conditions import EventChoice, Where, predicate
-from penstock.errors import ConfigError
+from penstock.documents.conditions import EventChoice, predicate
 from penstock.events import Event, Receipt
 from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
-from penstock.protocol import deliveries as messages
+from penstock.protocol import deliveries, messages
 from penstock.protocol import queues as operations
-from penstock.protocol.deliveries import (
-    AckRequest,
-    ClaimRequest,
-    DeadLetterQuery,
-    FailedQuery,
-    FailureDocument,
-    LeaveRequest,
-    MessageDocument,
-    MessageQuery,
-    PeekQuery,
-    PendingQuery,
-    PushRequest,
-    TakeRequest,
-)
+from penstock.protocol.deliveries import ClaimRequest, LeaveRequest, PendingQuery
 from penstock.protocol.fields import PolicyFields, policy_fields, policy_of
+from penstock.protocol.messages import MessageQuery, PeekQuery, PushRequest
 from penstock.protocol.operation import Operation
 from penstock.protocol.queues import (
     DiscardRequest,
     GroupQuery,
-    MoveRequest,
     NewGroup,
-    NewSchedule,
     PauseRequest,
     QueueDocument,
-    RedriveRequest,
     RunNowRequest,
 )
 from penstock.queue.control.pausing import Pause
@@ -50,16 +32,18 @@ from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
 from penstock.queue.inspect.messages import MessageState, QueueMessage, check_state
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.operations.moving import Redriven
-from penstock.queue.policy import QueuePolicy, checked, duration, refuse_mismatch
+from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
 from penstock.queue.results.reply import with_reply
 from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run.schedule import Schedule
-from penstock.queue.state.owners import this_host
-from penstock.remote.events import event_of, events_of, payload_fields, receipt_of
+from penstock.remote.events import event_of, events_of, receipt_of
 from penstock.remote.local_only import refused
+from penstock.remote.queues import listing, moving
 from penstock.remote.queues.delivery import RemoteDelivery
-from penstock.remote.queues.pushing import push_request
-from penstock.schema import brings_kind, encode_event
+from penstock.remote.queues.listing import LISTED
+from penstock.remote.queues.pushing import push_request, schedule_request
+from penstock.remote.queues.taking import acknowledge, take, take_request
+from penstock.surface.arguments import PushArguments, TakeArguments
 from penstock.surface.delivery import Delivery
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.ticket import Ticket
@@ -68,14 +52,9 @@ if TYPE_CHECKING:
     from penstock.queue.run.middleware import Middleware
     from penstock.remote.journal import RemoteJournal
     from penstock.remote.queues.worker import RemoteQueueWorker
-    from penstock.surface.arguments import PolicyArguments, PushArguments
+    from penstock.surface.arguments import PolicyArguments
 
 A = TypeVar("A")
-
-WAIT = 30.0
-"""Seconds one request waits for a message; a longer wait is several requests."""
-LISTED = 10_000
-"""Rows asked for at a time."""
 
 
 class RemoteQueue(Queue):
@@ -89,7 +68,7 @@ class RemoteQueue(Queue):
         self._client = journal._client
 
     @classmethod
-    def open(cls, journal: RemoteJournal, name: str, policy: Mapping[str, Any], *, create: bool) -> RemoteQueue:
+    def open(cls, journal: RemoteJournal, name: str, policy: Mapping[str, object], *, create: bool) -> RemoteQueue:
         """The queue, made at the server when it is not there (and this journal may write)."""
         wanted = checked(policy, name)
         fields = policy_fields(wanted)
@@ -103,7 +82,7 @@ class RemoteQueue(Queue):
     def _ask(self, operation: Operation[A], *names: str, query: Any = None) -> A:
         return self._client.call(operation, self.name, *names, query=query)
 
-    def _change(self, operation: Operation[A], *names: str, body: Any = None, wait: float = 0.0) -> A:
+    def _change(self, operation: Operation[A], *names: str, body: object = None, wait: float = 0.0) -> A:
         self.journal._check_writable()
         return self._client.call(operation, self.name, *names, body=body, wait=wait)
 
@@ -117,10 +96,10 @@ class RemoteQueue(Queue):
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @overload
-    def push(self, payload: Any, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
+    def push(self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
 
     @overload
-    def push(self, payload: Any, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
+    def push(self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
 
     def push(
         self,
@@ -141,28 +120,19 @@ class RemoteQueue(Queue):
         token = None
         if reply:
             headers, token = with_reply(self.name, headers)
-        options = {
-            "kind": kind,
-            "key": key,
-            "priority": priority,
-            "delay": delay,
-            "not_before": not_before,
-            "dedup": dedup,
-            "max_attempts": max_attempts,
-            "headers": headers,
-            "cause": cause,
-        }
+        options = PushArguments(kind=kind, key=key, priority=priority, delay=delay, not_before=not_before)
+        options |= PushArguments(dedup=dedup, max_attempts=max_attempts, headers=headers, cause=cause)
         receipt = self._push(push_request(self.name, [payload], options, many=False))[0]
         return receipt if token is None else ResultTicket(self, receipt, token)
 
-    def submit(self, payload: Any, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
+    def submit(self, payload: object, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once."""
         self.journal._check_writable()
         # Made here: the caller's trace context does not follow into another thread.
         request = push_request(self.name, [payload], options, many=False)
         return self.journal._submit(lambda: self._push(request)[0])
 
-    def push_many(self, payloads: Iterable[Any], **options: Unpack[PushArguments]) -> list[Receipt]:
+    def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
         return self._push(push_request(self.name, payloads, options, many=True))
 
@@ -173,17 +143,9 @@ class RemoteQueue(Queue):
         return [receipt_of(document) for document in answer.receipts]
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def take(
-        self,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-    ) -> RemoteDelivery | None:
+    def take(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> RemoteDelivery | None:
         """The next message, for this consumer until it is settled or its lease ends; None when there is none."""
-        found = self.take_many(1, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
+        found = self.take_many(1, wait=wait, **options)
         return found[0] if found else None
 
     def take_many(
@@ -197,93 +159,28 @@ class RemoteQueue(Queue):
         newest: bool = False,
     ) -> list[RemoteDelivery]:
         """Up to `limit` messages, as many as there are (and fit into an answer); `wait`: how long for the first."""
-        return self._take_many(limit, group, consumer, wait, lease, newest, None)
+        request = take_request(limit, group, consumer, lease, newest, None)
+        return take(self, request, seconds(wait, "wait")) if limit else []
 
-    def _take_many(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        wait: Seconds,
-        lease: Seconds | None,
-        newest: bool,
-        since: datetime | None,
-    ) -> list[RemoteDelivery]:
-        """`since`: when the consumer began, which only a worker knows."""
-        if check_limit(limit) is None:
-            raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
-        left = seconds(wait, "wait")
-        request = TakeRequest(
-            limit=limit,
-            group=check_consumer(group, "group"),
-            consumer=None if consumer is None else check_consumer(consumer),
-            lease=None if lease is None else duration(lease, "lease"),
-            newest=newest,
-            host=None if consumer is None else this_host(),
-            since=since,
-        )
-        if not limit:
-            return []
-        while True:
-            request.wait = min(left, WAIT)
-            answer = self._change(messages.TAKE_MESSAGES, body=request, wait=request.wait)
-            left -= request.wait
-            if answer.deliveries or left <= 0:
-                return [RemoteDelivery(self, found) for found in answer.deliveries]
-
-    async def take_async(
-        self,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-    ) -> RemoteDelivery | None:
+    async def take_async(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> RemoteDelivery | None:
         """`take` for an event loop."""
-        found = await self.take_many_async(1, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
+        found = await self.take_many_async(1, wait=wait, **options)
         return found[0] if found else None
 
     async def take_many_async(
-        self,
-        limit: int,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
+        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeArguments]
     ) -> list[RemoteDelivery]:
         """`take_many` for an event loop."""
-        return await asyncio.to_thread(
-            lambda: self.take_many(limit, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
-        )
+        return await asyncio.to_thread(lambda: self.take_many(limit, wait=wait, **options))
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
         """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held."""
-        tokens = []
-        mine: list[RemoteDelivery] = []
-        for handle in deliveries:
-            if isinstance(handle, RemoteDelivery):
-                if handle.queue.name != self.name:
-                    raise ConfigError(f"a delivery of queue {handle.queue.name!r} was given to queue {self.name!r}")
-                tokens.append(handle.token)
-                mine.append(handle)
-            elif isinstance(handle, str):
-                tokens.append(handle)
-            else:
-                raise ConfigError(f"ack_many takes deliveries or their tokens, not {handle!r:.80}")
-        if not tokens:
-            return 0
-        count = self._change(messages.ACK_DELIVERIES, body=AckRequest(tokens)).acknowledged
-        for delivery in mine:
-            delivery._settled = True
-        return count
+        return acknowledge(self, deliveries)
 
     def delivery(self, token: str) -> RemoteDelivery:
         """The delivery a token names; StaleDelivery when its lease is gone."""
-        return RemoteDelivery(self, self._ask(messages.READ_DELIVERY, token))
+        return RemoteDelivery(self, self._ask(deliveries.READ_DELIVERY, token))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int) -> Event | None:
@@ -298,15 +195,7 @@ class RemoteQueue(Queue):
 
     def __iter__(self) -> Iterator[Event]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
-        after: int | None = 0
-        while after is not None:
-            page = self._ask(messages.LIST_MESSAGES, query=MessageQuery(after=after))
-            previous = 0
-            for one in page.messages:
-                if one.event.seq != previous:
-                    previous = one.event.seq
-                    yield event_of(one.event)
-            after = page.next
+        return listing.unsettled_events(self)
 
     def __len__(self) -> int:
         return self._document().length
@@ -317,7 +206,7 @@ class RemoteQueue(Queue):
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
-        return self._ask(messages.LIST_PENDING, query=PendingQuery(group, LISTED)).pending
+        return self._ask(deliveries.LIST_PENDING, query=PendingQuery(group, LISTED)).pending
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
@@ -325,19 +214,11 @@ class RemoteQueue(Queue):
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
-        after: int | None = 0
-        while after is not None:
-            page = self._ask(messages.LIST_FAILED, query=FailedQuery(group, after, LISTED))
-            yield from map(_failure, page.failed)
-            after = page.next
+        return listing.failures(self, group)
 
     def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters, with the reason each was given up for."""
-        skip: int | None = 0
-        while skip is not None:
-            page = self._ask(messages.LIST_DEAD_LETTERS, query=DeadLetterQuery(skip, LISTED))
-            yield from map(_failure, page.dead)
-            skip = page.next
+        return listing.dead_letters(self)
 
     def messages(
         self,
@@ -350,22 +231,11 @@ class RemoteQueue(Queue):
         """Messages that are not settled, with their state, attempts, last error, due time, priority and group."""
         check_limit(limit)
         name = None if group is None else check_consumer(group, "group")
-        query = MessageQuery(check_state(state), name, check_position(after, "after"))
-        found: list[QueueMessage] = []
-        left = limit
-        while left > 0:
-            query.limit = min(left, LISTED)
-            page = self._ask(messages.LIST_MESSAGES, query=query)
-            found += map(_message, page.messages)
-            left -= len({one.event.seq for one in page.messages})
-            if page.next is None:
-                break
-            query.after = page.next
-        return found
+        return listing.listed(self, MessageQuery(check_state(state), name, check_position(after, "after")), limit)
 
     def consumers(self) -> list[QueueConsumer]:
         """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
-        return self._ask(messages.LIST_CONSUMERS).consumers
+        return self._ask(deliveries.LIST_CONSUMERS).consumers
 
     def schedules(self) -> list[Schedule]:
         """The queue's periodic messages, by name."""
@@ -385,15 +255,15 @@ class RemoteQueue(Queue):
         limit: int = 1,
         lease: Seconds | None = None,
     ) -> list[RemoteDelivery]:
-        """Takes over deliveries that nobody has extended for `min_idle`."""
+        """Takes over deliveries that no consumer has extended for `min_idle`."""
         request = ClaimRequest(
             min_idle=seconds(min_idle, "min_idle"),
             group=group,
             consumer=consumer,
             limit=limit,
-            lease=None if lease is None else duration(lease, "lease"),
+            lease=None if lease is None else seconds(lease, "lease"),
         )
-        found = self._change(messages.CLAIM_DELIVERIES, body=request).deliveries
+        found = self._change(deliveries.CLAIM_DELIVERIES, body=request).deliveries
         return [RemoteDelivery(self, delivery) for delivery in found]
 
     def redrive(
@@ -406,41 +276,14 @@ class RemoteQueue(Queue):
     ) -> Redriven:
         """Sends dead letters and failed messages back to their queue. A condition is asked by the server."""
         check_limit(limit)
-        request = RedriveRequest(to=None if to is None else self._own(to), limit=limit, dry_run=dry_run)
-        chooser = predicate(where)
-        if chooser is None or isinstance(chooser, Where):
-            request.where = None if chooser is None else chooser.text
-        else:
-            # A function cannot travel: what it wants is found here, and named.
-            groups = self.groups() if self.policy.mode == "fanout" else [DEFAULT_GROUP]
-            given_up = [failure.event for group in groups for failure in self.failures(group)]
-            given_up += [letter.event for letter in self.dead_letters()]
-            request.ids = sorted({event.id for event in given_up if chooser(event)})
-        if not dry_run:
-            self.journal._check_writable()
-        answer = self._client.call(operations.REDRIVE_QUEUE, self.name, body=request)
-        count = answer.would_redrive if dry_run else answer.redriven
-        return Redriven(count or 0, answer.left)
-
-    def _own(self, queue: Any) -> str:
-        if not isinstance(queue, RemoteQueue) or queue.journal is not self.journal:
-            raise ConfigError(f"a queue of this journal is needed, not of another journal: {queue!r:.80}")
-        return queue.name
+        return moving.redrive(self, to, limit, predicate(where), dry_run)
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that nobody holds to the end of another queue, all or nothing; returns how many."""
-        request = MoveRequest(to=self._own(to), limit=check_limit(limit))
-        if request.to == self.name:
-            raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
-        chooser = predicate(where)
-        if chooser is None or isinstance(chooser, Where):
-            request.where = None if chooser is None else chooser.text
-        else:
-            request.ids = [event.id for event in self if chooser(event)]
-        return self._change(operations.MOVE_MESSAGES, body=request).moved
+        """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many."""
+        return moving.move(self, to, check_limit(limit), predicate(where))
 
     def discard(self, seqs: Iterable[int]) -> int:
-        """Settles messages that nobody holds, by their positions, as if they had been taken and acknowledged."""
+        """Settles messages that are not in flight, by their positions, as if they had been taken and acknowledged."""
         request = DiscardRequest([check_position(seq, "seq") for seq in seqs])
         return self._change(operations.DISCARD_MESSAGES, body=request).discarded
 
@@ -479,7 +322,7 @@ class RemoteQueue(Queue):
     def every(
         self,
         interval: Seconds | str,
-        payload: Any = None,
+        payload: object = None,
         *,
         name: str,
         timezone: str = "UTC",
@@ -490,21 +333,7 @@ class RemoteQueue(Queue):
         priority: int = 0,
     ) -> Schedule:
         """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields."""
-        if brings_kind(payload, kind):
-            kind, payload, own = encode_event(payload)
-            headers = {**own, **(headers or {})}
-        request = NewSchedule(
-            name=check_consumer(name, "schedule"),
-            interval=None if isinstance(interval, str) else seconds(interval, "interval"),
-            cron=interval if isinstance(interval, str) else None,
-            timezone=timezone,
-            missed=missed,
-            kind=kind,
-            headers=None if headers is None else dict(headers),
-            key=key,
-            priority=priority,
-            **payload_fields(payload),
-        )
+        request = schedule_request(interval, payload, name, timezone, missed, kind, headers, key, priority)
         return self._change(operations.ADD_SCHEDULE, body=request)
 
     def unschedule(self, name: str) -> bool:
@@ -521,11 +350,11 @@ class RemoteQueue(Queue):
 
     def _leave(self, group: str, consumer: str) -> bool:
         """A consumer has ended, and is not listed any more; False when it was not."""
-        return self._change(messages.LEAVE_QUEUE, body=LeaveRequest(consumer, group)).listed
+        return self._change(deliveries.LEAVE_QUEUE, body=LeaveRequest(consumer, group)).listed
 
     def worker(
         self,
-        handler: Callable[[Any], Any],
+        handler: Callable[[Any], object],
         *,
         group: str = DEFAULT_GROUP,
         concurrency: int = 1,
@@ -546,18 +375,10 @@ class RemoteQueue(Queue):
         return worker
 
 
-def _policy(policy: Mapping[str, Any], queue: str) -> PolicyFields:
+def _policy(policy: Mapping[str, object], queue: str) -> PolicyFields:
     """A policy, checked here as a queue in this process would, as it travels."""
     return policy_fields(checked(policy, queue))
 
 
 def _pause(group: str | None) -> PauseRequest:
     return PauseRequest(None if group is None else check_consumer(group, "group"))
-
-
-def _message(one: MessageDocument) -> QueueMessage:
-    return QueueMessage(**(msgspec.structs.asdict(one) | {"event": event_of(one.event)}))
-
-
-def _failure(one: FailureDocument) -> FailedMessage:
-    return FailedMessage(event_of(one.event), one.queue, one.attempts, one.reason, one.error, one.at, one.traceback)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
+from penstock.journal.owners import this_process
 from penstock.names import check_consumer, check_whole
 from penstock.queue.results.reply import ack_with
 from penstock.queue.run.middleware import log, log_failure, worker_nack
-from penstock.queue.state.owners import this_process
+from penstock.remote.queues.taking import take, take_request
 from penstock.surface.worker import Worker, finished
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class RemoteQueueWorker(Worker):
     def __init__(
         self,
         queue: RemoteQueue,
-        handler: Callable[[Any], Any],
+        handler: Callable[[Any], object],
         *,
         group: str,
         concurrency: int,
@@ -74,9 +75,8 @@ class RemoteQueueWorker(Worker):
         with self._in_hand_thread(), asyncio.Runner() as runner:
             while not self._stopping.is_set():
                 try:
-                    found = self._queue._take_many(
-                        1, self._group, self._consumer, POLL, self._lease, False, self._began
-                    )
+                    request = take_request(1, self._group, self._consumer, self._lease, False, self._began)
+                    found = take(self._queue, request, POLL)
                 except StorageError as error:
                     log.warning("worker %r: %s", self.name, error)
                     self._stopping.wait(1.0)

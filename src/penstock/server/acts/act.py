@@ -13,7 +13,8 @@ from penstock.protocol.operation import Role
 from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal, LocalTopic
+    from penstock.local.journal import LocalJournal
+    from penstock.local.topic import LocalTopic
     from penstock.queue.queue import LocalQueue
 
 Value = str | list[str]

@@ -1,7 +1,7 @@
 """Who did what from the console: one event for each act in the topic `penstock.audit`.
 
-kind `console.<act>`, key the topic or queue it was about, payload an `AuditRecord`. Who somebody is, a token says: the
-record has its role and the first characters of its hash, never the token.
+kind `console.<act>`, key the topic or queue it was about, payload an `AuditRecord`. Who the operator is, a token says:
+the record has its role and the first characters of its hash, never the token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.api import LocalJournal
+from penstock.local.journal import LocalJournal
 from penstock.server.acts.act import Act, Value
 
 TOPIC: Final = "penstock.audit"

@@ -11,7 +11,7 @@ import msgspec
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.queue.operations.dead import living_headers, origin
+from penstock.queue.inspect.letters import living_headers, origin
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.server.acts.redriving import redrive_slowly
 
@@ -59,7 +59,7 @@ def redrive(call: ActCall) -> str:
 
 @act("admin", "queue", "ids", "where", "scope", "rate")
 def delete(call: ActCall) -> str:
-    """Removes messages that were given up, or that nobody holds. Its form has a field for the rate of a redrive."""
+    """Removes messages that were given up, or that are not in flight. Its form has a redrive's rate."""
     queue, choice = call.queue(), _choice(call)
     if call.optional("rate") is not None:
         raise ConfigError("only what is sent back has a rate: empty that field to delete")
@@ -90,7 +90,7 @@ def _message(call: ActCall) -> Event:
 
 @act("admin", "queue", "seq")
 def delete_message(call: ActCall) -> str:
-    """Removes one message that nobody holds, whatever its state."""
+    """Removes one message that is not in flight, whatever its state."""
     queue, event = call.queue(), _message(call)
     if any(held.seq == event.seq for held in queue.pending()):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first, or settle it")

@@ -185,7 +185,7 @@ def run_schedule(call: ActCall) -> str:
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @act("admin", "worker")
 def forget_worker(call: ActCall) -> str:
-    """Forgets that a worker gave up, which somebody has seen."""
+    """Forgets that a worker gave up, which an operator has seen."""
     worker = call.text("worker")
     if not any(one.worker == worker for one in gave_up(call.journal)):
         raise ConfigError(f"no worker {worker[:80]!r} has given up, or it was started again")

@@ -19,7 +19,8 @@ def publish(call: ActCall) -> str:
         raise ConfigError('headers are a JSON object of texts, like {"source": "console"}')
     topic = call.journal.topic(name)
     if call.preview:
-        return "" if topic.latest else f"There is no topic {name} yet. Make it with this event?"
+        there = topic.latest or name in call.journal.topics()
+        return "" if there else f"There is no topic {name} yet. Make it with this event?"
     correlation = call.optional("correlation")
     receipt = topic.append(kind, payload, key=call.optional("key"), headers=headers, correlation=correlation)
     return f"{kind} was published as {name} #{receipt.seq:,}"
@@ -63,7 +64,7 @@ def _going(call: ActCall, age: float | None, events: int | None) -> int:
 
 
 @act("admin", "topic", "through", "force")
-def trim(call: ActCall) -> str:
+def compact(call: ActCall) -> str:
     """Removes events through a position."""
     topic = call.topic()
     through = call.whole("through")

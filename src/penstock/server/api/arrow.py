@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 from penstock.errors import ConfigError
 
@@ -14,14 +13,14 @@ except ImportError as error:  # pragma: no cover - the extra is there in develop
 
 
 @cache
-def schema_bytes(payload: Any = "string") -> bytes:
+def schema_bytes(payload: object = "string") -> bytes:
     """The beginning of a stream."""
     from penstock.journal.storage.to_arrow import arrow_schema
 
     return bytes(arrow_schema(payload).serialize())
 
 
-def batch_bytes(batch: Any) -> bytes:
+def batch_bytes(batch: pa.RecordBatch) -> bytes:
     """One record batch as a message of the stream."""
     return bytes(batch.serialize())
 
@@ -31,6 +30,6 @@ def end_bytes() -> bytes:
     return b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-def read_stream(data: Any) -> Any:
+def read_stream(data: object) -> pa.RecordBatchStreamReader:
     """A reader over a stream's bytes."""
     return pa.ipc.open_stream(data)

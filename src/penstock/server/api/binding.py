@@ -23,7 +23,7 @@ from penstock.server.service import Endpoint, Service
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
-H = TypeVar("H", bound=Callable[..., Any])
+H = TypeVar("H", bound=Callable[..., object])
 
 _encode = msgspec.json.Encoder().encode
 _bound: dict[str, Endpoint] = {}
@@ -59,7 +59,7 @@ def serves(operation: Operation[Any], *, raw: bool = False) -> Callable[[H], H]:
     return bind
 
 
-def _endpoint(operation: Operation[Any], handler: Callable[..., Any], raw: bool) -> Endpoint:
+def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bool) -> Endpoint:
     is_async = inspect.iscoroutinefunction(handler)
     role, query_type, body_type, status = operation.role, operation.query, operation.body, operation.status
 
@@ -96,7 +96,7 @@ def _endpoint(operation: Operation[Any], handler: Callable[..., Any], raw: bool)
     return endpoint
 
 
-def answered(service: Service, answer: Any, status: int = 200) -> Response:
+def answered(service: Service, answer: object, status: int = 200) -> Response:
     """An answer in JSON; a large one is sent as the client takes it, and counted meanwhile."""
     data = _encode(answer)
     if len(data) > SEND_BYTES:
@@ -109,7 +109,7 @@ def api_routes() -> list[BaseRoute]:
     return [Route(_route_path(one), _bound[one.name], methods=[one.method], name=one.name) for one in OPERATIONS]
 
 
-def _route_path(operation: Operation[Any]) -> str:
+def _route_path(operation: Operation[object]) -> str:
     pieces = operation.path.split("/")
     spelled = [
         f"{{{piece[1:-1]}:path}}" if piece.startswith("{") and piece[1:-1] in WITH_SLASHES else piece

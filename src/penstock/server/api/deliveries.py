@@ -19,24 +19,27 @@ from penstock.protocol.deliveries import (
     AckRequest,
     AckResult,
     ClaimRequest,
+    ConsumerList,
     DeliveryDocument,
     DeliveryList,
     Extended,
     ExtendRequest,
     LeaveRequest,
     NackRequest,
+    PendingList,
+    PendingQuery,
     Settled,
     TakeRequest,
     WasListed,
 )
-from penstock.queue.delivery import check_nack
 from penstock.queue.run.waiting import take_waiting_async
 from penstock.server.api.binding import Call, serves
+from penstock.server.api.parameters import page_size
 from penstock.server.api.queues import called
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN, PAGE_BYTES
 from penstock.server.problems import Refused
 from penstock.server.service import Service
-from penstock.surface.failure import failure_text
+from penstock.surface.failure import check_nack, failure_text
 
 if TYPE_CHECKING:
     from penstock.queue.delivery import LocalDelivery
@@ -109,7 +112,7 @@ async def _take_while_there(
         gone.cancel()
         closing.cancel()
     if gone.done() and not gone.cancelled() and taken:
-        await run_in_threadpool(queue._release, taken)
+        await run_in_threadpool(queue._settling.release, taken)
         return []
     return taken
 
@@ -156,7 +159,7 @@ async def _gone(request: Request) -> None:
 @serves(operations.LEAVE_QUEUE)
 def leave_queue(call: Call[None, LeaveRequest]) -> WasListed:
     group, consumer = check_consumer(call.body.group, "group"), check_consumer(call.body.consumer)
-    return WasListed(called(call)._leave(group, consumer))
+    return WasListed(called(call)._settling.leave(group, consumer))
 
 
 @serves(operations.CLAIM_DELIVERIES)
@@ -222,3 +225,13 @@ def release_delivery(call: Call[None, None]) -> Settled:
     except StaleDelivery:
         return Settled("nothing")
     return Settled("release")
+
+
+@serves(operations.LIST_PENDING)
+def list_pending(call: Call[PendingQuery, None]) -> PendingList:
+    return PendingList(called(call).pending(call.query.group)[: page_size(call.query.limit)])
+
+
+@serves(operations.LIST_CONSUMERS)
+def list_consumers(call: Call[None, None]) -> ConsumerList:
+    return ConsumerList(called(call).consumers())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from penstock.limits import FOLLOW_TOLD_LEAST
 from penstock.observe.sample import Sample
 from penstock.protocol import journal as operations
-from penstock.protocol.journal import Flushed, JournalDocument, Maintained, PressureDocument
+from penstock.protocol.journal import Changed, Flushed, JournalDocument, Maintained, PressureDocument
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
@@ -47,6 +47,8 @@ def describe_journal(call: Call[None, None]) -> JournalDocument:
         paused=described.paused,
         requests=described.requests,
         objects=described.objects,
+        staging=list(call.service.areas),
+        lakes=list(call.service.lakes),
         unstored_seconds=described.unstored_seconds,
         writer=described.writer,
         role=call.request.state.role,
@@ -55,7 +57,7 @@ def describe_journal(call: Call[None, None]) -> JournalDocument:
 
 @serves(operations.READ_OPENAPI)
 def read_openapi(call: Call[None, None]) -> Response:
-    """It is the same for everybody and says nothing of the data, so it needs no token."""
+    """It is the same for every client and says nothing of the data, so it needs no token."""
     return Response(document(), media_type=JSON)
 
 
@@ -73,6 +75,12 @@ async def follow_stats(call: Call[None, None]) -> Response:
     return sse(call.service, whole)
 
 
+@serves(operations.FOLLOW_CHANGES)
+async def follow_changes(call: Call[None, None]) -> Response:
+    """For readers of the same store elsewhere, who would have to ask it again and again."""
+    return streamed(call.service, changes_of(call.service))
+
+
 @serves(operations.FLUSH_JOURNAL)
 def flush_journal(call: Call[None, None]) -> Flushed:
     call.service.journal.flush()
@@ -86,11 +94,10 @@ def maintain_journal(call: Call[None, None]) -> Maintained:
 
 
 async def health(request: Request) -> Response:
-    """Whether the journal is open; says nothing else, so it needs no token."""
-    service: Service = request.app.state.service
-    well = not service.journal.closed
-    said = b'{"status":"ok"}' if well else b'{"status":"closed"}'
-    return Response(said, 200 if well else 503, media_type=JSON)
+    """Whether the journal is open, and no other writer has replaced this one; nothing else, so it needs no token."""
+    journal = request.app.state.service.journal
+    status = "closed" if journal.closed else "ok" if journal._engine.usable() else "replaced"
+    return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
 
 
 @guarded("read")
@@ -109,7 +116,7 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
     def tell() -> None:
         try:
             loop.call_soon_threadsafe(news.set)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: no task listens any more
             return
 
     end = service.sampler.listen(tell)
@@ -121,7 +128,7 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
         end()
 
 
-async def stream_of(service: Service, render: Callable[[Sample], Any]) -> AsyncIterator[bytes]:
+async def stream_of(service: Service, render: Callable[[Sample], object]) -> AsyncIterator[bytes]:
     """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it."""
     await asyncio.to_thread(service.sampler.start)
     said: bytes | None = None
@@ -139,15 +146,32 @@ async def stream_of(service: Service, render: Callable[[Sample], Any]) -> AsyncI
                 yield b": still here\n\n"
 
 
-def sse(service: Service, render: Callable[[Sample], Any]) -> Response:
-    """A stream of `render(sample)`, counted among the listeners."""
+async def changes_of(service: Service) -> AsyncIterator[bytes]:
+    """A word at once, since commits may have come before the stream began, and one after every few commits."""
+    id = service.journal.id
+    with service.journal._core.hub.hear_anything() as anything:
+        while not service.closing.is_set():
+            seen = anything.version
+            yield b"data: %b\n\n" % msgspec.json.encode(Changed(id, seen))
+            await asyncio.sleep(FOLLOW_TOLD_LEAST)
+            while not await anything.wait_async(seen, PING_SECONDS):
+                yield b": still here\n\n"
+
+
+def sse(service: Service, render: Callable[[Sample], object]) -> Response:
+    """A stream of `render(sample)`."""
+    return streamed(service, stream_of(service, render))
+
+
+def streamed(service: Service, frames: AsyncIterator[bytes]) -> Response:
+    """A stream of server-sent events, counted among the listeners."""
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
 
     async def counted() -> AsyncIterator[bytes]:
         service.live.listeners += 1
         try:
-            async for frame in stream_of(service, render):
+            async for frame in frames:
                 yield frame
         finally:
             service.live.listeners -= 1

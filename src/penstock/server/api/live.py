@@ -23,7 +23,7 @@ from penstock.errors import Closed, ConfigError, TopicDropped
 from penstock.events import Event
 from penstock.protocol.operation import SSE
 from penstock.protocol.problems import problem_of
-from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.protocol.topics import FOLLOW_TOPIC, TOPIC_NUMBER, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.topics import topic_of
@@ -33,7 +33,8 @@ from penstock.server.problems import Refused
 from penstock.server.service import Service
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal, LocalTopic
+    from penstock.local.journal import LocalJournal
+    from penstock.local.topic import LocalTopic
 
 PASS_SECONDS = 1.0
 """After how long without an event that it chose a listener is told how far the topic was read for it."""
@@ -64,15 +65,15 @@ class LiveTopic:
         self.listeners = 0
         self.task: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
-        self._number = topic._lookup(lambda view: view.number, None)
+        self.number = topic._log.number
         """Which topic this is: one of the same name that is made after a drop is another."""
 
     async def run(self) -> None:
-        """Reads what comes, for as long as anybody listens."""
+        """Reads what comes, for as long as a client listens."""
         journal = self.topic.journal
-        signal = journal._hub.signal(self.topic.name)
+        signal = journal._core.hub.signal(self.topic.name)
         try:
-            with journal._hub:
+            with journal._core.hub:
                 while self.listeners:
                     seen = signal.version
                     if journal.closed:
@@ -90,11 +91,11 @@ class LiveTopic:
     def _read(self) -> bool:
         """Takes in what follows, a bounded piece of it; False when there is nothing."""
         read = 0
-        number = self.topic._lookup(lambda view: view.number, None)
-        if self._number is None:
-            self._number = number
-        elif number != self._number:
-            raise TopicDropped(f"topic {self.topic.name!r} was dropped while it was followed")
+        number = self.topic._log.number
+        if self.number is None:
+            self.number = number
+        elif number != self.number:
+            raise _dropped(self.topic.name)
         for event in self.topic.read(self.position, STREAM_EVENTS):
             made = frame(event)
             self._seqs.append(event.seq)
@@ -153,6 +154,10 @@ class LiveTopic:
                 await news.wait()
         except TimeoutError:
             return
+
+
+def _dropped(name: str) -> TopicDropped:
+    return TopicDropped(f"topic {name!r} was dropped while it was followed")
 
 
 def _joined(frames: list[bytes]) -> bytes:
@@ -215,8 +220,12 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
                 f"topic {topic.name!r} ends at {topic.latest}, before the position {after} that was followed last: it "
                 "was dropped meanwhile; follow it from the beginning"
             )
-    frames = follow(service, topic.name, after, None if selection.everything else selection)
-    return StreamingResponse(sliced(frames), media_type=SSE, headers=STREAM_HEADERS)
+    number = topic._log.number
+    if call.query.number not in (None, number):
+        raise TopicDropped(f"topic {topic.name!r} is not the one that was followed: that one was dropped meanwhile")
+    frames = follow(service, topic.name, after, None if selection.everything else selection, number)
+    named = {} if number is None else {TOPIC_NUMBER: str(number)}
+    return StreamingResponse(sliced(frames), media_type=SSE, headers=STREAM_HEADERS | named)
 
 
 def _start(request: Request, query: LiveQuery) -> int | None:
@@ -229,16 +238,24 @@ def _start(request: Request, query: LiveQuery) -> int | None:
     return None if query.after == "latest" else query.after
 
 
-async def follow(service: Service, name: str, position: int, selection: ReadFilter | None) -> AsyncIterator[bytes]:
-    """The frames of a topic after a position, for as long as they are read."""
-    live = service.live.join(name)
+async def follow(
+    service: Service, name: str, position: int, selection: ReadFilter | None, number: int | None
+) -> AsyncIterator[bytes]:
+    """The frames of a topic after a position, for as long as they are read and it is the topic with that number."""
+    try:
+        live = service.live.join(name)
+    except Closed:  # the journal was, while the request was on its way
+        return
     try:
         yield b"retry: 1000\n: following\n\n"
         told = position
         while not service.closing.is_set():
-            if live.failure is not None:
-                if isinstance(live.failure, TopicDropped):
-                    yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(live.failure))
+            failure = live.failure
+            if number is not None and live.number not in (None, number):
+                failure = _dropped(name)
+            if failure is not None:
+                if isinstance(failure, TopicDropped):
+                    yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(failure))
                 return
             if position < live.floor:
                 data, position = await run_in_threadpool(_from_log, live.topic, position, live.floor, selection)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,10 +17,11 @@ from penstock.documents.events import (
 )
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event
+from penstock.names import check_consumer
 from penstock.observe.sample import FailedMessage
-from penstock.protocol import deliveries as operations
-from penstock.protocol.deliveries import (
-    ConsumerList,
+from penstock.protocol import messages as operations
+from penstock.protocol.journal import EventList, Receipts
+from penstock.protocol.messages import (
     DeadLetterList,
     DeadLetterQuery,
     FailedList,
@@ -31,11 +31,10 @@ from penstock.protocol.deliveries import (
     MessagePage,
     MessageQuery,
     PeekQuery,
-    PendingList,
-    PendingQuery,
     PushRequest,
 )
-from penstock.protocol.journal import EventList, Receipts
+from penstock.queue.inspect.failures import dead_letters, failures
+from penstock.queue.inspect.letters import LetterPlace
 from penstock.queue.inspect.messages import QueueMessage, messages
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import page_size
@@ -76,7 +75,7 @@ def _push(queue: LocalQueue, message: PushRequest) -> list[ReceiptDocument]:
         return [receipt_document(queue.push(payload, dedup=message.dedup, **shared))]
     if message.payload is not None or (message.payloads is not None and message.messages is not None):
         raise ConfigError("give one of payload, payloads and messages")
-    items: list[Any]
+    items: list[object]
     if message.messages is not None:
         items = [_with_headers(document.draft(), message.headers) for document in message.messages]
     else:
@@ -138,11 +137,6 @@ def read_message(call: Call[None, None]) -> EventDocument:
     return event_document(event)
 
 
-@serves(operations.LIST_PENDING)
-def list_pending(call: Call[PendingQuery, None]) -> PendingList:
-    return PendingList(called(call).pending(call.query.group)[: page_size(call.query.limit)])
-
-
 def _failures(found: Iterable[FailedMessage], limit: int) -> tuple[list[FailureDocument], bool]:
     """The documents of messages given up, bounded in number and bytes, and whether there are more."""
     documents: list[FailureDocument] = []
@@ -150,30 +144,23 @@ def _failures(found: Iterable[FailedMessage], limit: int) -> tuple[list[FailureD
     for one in found:
         if len(documents) >= limit or size >= PAGE_BYTES:
             return documents, True
-        documents.append(
-            FailureDocument(
-                one.queue, one.attempts, one.reason, one.error, one.at, event_document(one.event), one.traceback
-            )
-        )
+        documents.append(FailureDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)})))
         size += len(one.event.raw) + len(one.traceback or "")
     return documents, False
 
 
 @serves(operations.LIST_FAILED)
 def list_failed(call: Call[FailedQuery, None]) -> FailedList:
-    after = call.query.after
-    found = (one for one in called(call).failures(call.query.group) if one.event.seq > after)
+    found = failures(called(call), check_consumer(call.query.group, "group"), call.query.after)
     documents, more = _failures(found, page_size(call.query.limit))
     return FailedList(documents, documents[-1].event.seq if more and documents else None)
 
 
 @serves(operations.LIST_DEAD_LETTERS)
 def list_dead_letters(call: Call[DeadLetterQuery, None]) -> DeadLetterList:
-    skip = call.query.skip
-    documents, more = _failures(islice(called(call).dead_letters(), skip, None), page_size(call.query.limit))
-    return DeadLetterList(documents, skip + len(documents) if more and documents else None)
-
-
-@serves(operations.LIST_CONSUMERS)
-def list_consumers(call: Call[None, None]) -> ConsumerList:
-    return ConsumerList(called(call).consumers())
+    after = LetterPlace.read(call.query.after) if call.query.after else None
+    if call.query.after and after is None:
+        raise ConfigError(f"after must be the next of the page before, not {call.query.after[:40]!r}")
+    documents, more = _failures(dead_letters(called(call), after), page_size(call.query.limit))
+    last = documents[-1].event if more and documents else None
+    return DeadLetterList(documents, None if last is None else str(LetterPlace(last.topic, last.seq)))

@@ -80,7 +80,7 @@ class ReadFilter:
 
     def read(self) -> dict[str, Any]:
         """As the keyword arguments of `Topic.read`; `where` remains to be asked."""
-        chosen: dict[str, Any] = {"key": self.key, "key_prefix": self.key_prefix, "scope": self.scope}
+        chosen: dict[str, object] = {"key": self.key, "key_prefix": self.key_prefix, "scope": self.scope}
         if self.kinds:
             chosen["kind"] = sorted(self.kinds)
         return chosen

@@ -31,7 +31,7 @@ from penstock.server.memory import HeldResponse, sliced
 from penstock.server.problems import error_answer
 
 if TYPE_CHECKING:
-    from penstock.api import LocalTopic
+    from penstock.local.topic import LocalTopic
 
 Piece = tuple[bytes, int, int]
 """Bytes to send, the position they go to, and how many events that is."""

@@ -41,7 +41,7 @@ from penstock.server.problems import Refused
 from penstock.server.service import Service
 
 if TYPE_CHECKING:
-    from penstock.api import LocalTopic
+    from penstock.local.topic import LocalTopic
     from penstock.ticket import Ticket
 
 
@@ -67,7 +67,8 @@ def list_topics(call: Call[None, None]) -> TopicNames:
 def read_topic(call: Call[None, None]) -> TopicDocument:
     # A topic that nothing was appended to is empty rather than missing: it exists from its first append.
     topic = topic_of(call)
-    return TopicDocument(topic.name, len(topic), topic.oldest, topic.latest, topic.cursors(), topic.settings)
+    number = topic._log.number  # first: what is dropped and made anew while it is described counts as dropped
+    return TopicDocument(topic.name, len(topic), topic.oldest, topic.latest, topic.cursors(), topic.settings, number)
 
 
 @serves(operations.CONFIGURE_TOPIC)

@@ -6,43 +6,103 @@ by its mark and version, or by its batches.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
-import msgspec
+from starlette.concurrency import run_in_threadpool
 
-from penstock.documents.decoding import decoded
+from penstock.engine.url import OBJECT_SCHEMES
 from penstock.errors import ConfigError
 from penstock.journal.bulk.checking import checked_wire
 from penstock.journal.bulk.staging import PreparedPiece, drop_job, staged_batches
 from penstock.journal.commit.commit import Commit
-from penstock.names import check_name
+from penstock.local.journal import LocalJournal
+from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as operations
-from penstock.protocol.bulk import CommitDocument, CommitRequest, Dropped, DropQuery, StagedDocument, StageQuery
+from penstock.protocol.bulk import (
+    CommitDocument,
+    CommitRequest,
+    Dropped,
+    DropQuery,
+    ObjectRequest,
+    StagedDocument,
+    StageQuery,
+)
 from penstock.server.api.binding import Call, serves
 from penstock.server.problems import Refused
+from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 
-_decode = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
 _MOST_PIECES = 1_000_000
 
 
 @serves(operations.STAGE_BLOCKS, raw=True)
 def stage_blocks(call: Call[StageQuery, bytes]) -> StagedDocument:
-    service, journal = call.service, call.service.journal
-    batch, piece = batch_of(call.name("batch")), _piece(call.name("piece"))
-    given = decoded(call.body, _decode, list[tuple[str, bytes]])
-    owner = service.access.identity(call.request)
-    with journal._engine.read() as snap:
+    _check_room(call, len(call.body))
+    return _stage(call, call.body)
+
+
+@serves(operations.STAGE_OBJECT)
+async def stage_object(call: Call[StageQuery, ObjectRequest]) -> StagedDocument:
+    service, size = call.service, call.body.size
+    if size > service.limits.max_body:
+        raise Refused(
+            413,
+            "TooLarge",
+            f"an object may have {service.limits.max_body:,} bytes at the most, not {size:,}: stage smaller pieces",
+        )
+    service.budget.hold(size)
+    call.request.state.held += size
+    return await run_in_threadpool(_stage_object, call)
+
+
+def _stage_object(call: Call[StageQuery, ObjectRequest]) -> StagedDocument:
+    wanted = call.body
+    area = call.service.areas.get(wanted.area)
+    if area is None:
+        raise ConfigError(
+            f"this server fetches nothing from {shown_url(wanted.area)[:200]!r}, only from "
+            f"{', '.join(map(shown_url, call.service.areas)) or 'nowhere'}: start it with --staging, or stage elsewhere"
+        )
+    _check_room(call, wanted.size)
+    return _stage(call, area.get(wanted.path, wanted.size))
+
+
+def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, StagingArea]:
+    """The places from which a server fetches what was staged: its journal's own, if that is in a store, and others."""
+    areas: dict[str, StagingArea] = {}
+    engine = journal._engine
+    if engine.scheme in OBJECT_SCHEMES and not engine.read_only:
+        from penstock.engine.slatedb.engine import SlatedbEngine
+
+        assert isinstance(engine, SlatedbEngine)
+        own = own_area(f"{engine.scheme}:{engine.location}")
+        assert own is not None
+        areas[own] = StagingArea(own, engine.options.store)
+    for url in urls:
+        areas.setdefault(check_area(url), StagingArea(url))
+    return areas
+
+
+def _check_room(call: Call[StageQuery, object], size: int) -> None:
+    """Refused when the token has staged too much that was not committed."""
+    owner, most = call.service.access.identity(call.request), call.service.limits.max_staged
+    with call.service.journal._engine.read() as snap:
         held = sum(record.size for _, record in staged_batches(snap) if record.owner == owner)
-    if held + len(call.body) > service.limits.max_staged:
+    if held + size > most:
         raise Refused(
             507,
             "StagingFull",
-            f"this token has staged {held:,} bytes that were not committed, of {service.limits.max_staged:,} at the "
+            f"this token has staged {held:,} bytes that were not committed, of {most:,} at the "
             "most: commit or drop them, or let the server allow more (--max-staged)",
         )
-    made = PreparedPiece((topic, checked_wire(topic, body)) for topic, body in given)
-    stage_step(journal, batch, piece, made, owner, call.query.job)
+
+
+def _stage(call: Call[StageQuery, object], body: bytes) -> StagedDocument:
+    batch, piece = batch_of(call.name("batch")), _piece(call.name("piece"))
+    made = PreparedPiece((topic, checked_wire(topic, block)) for topic, block in decode_piece(body))
+    owner = call.service.access.identity(call.request)
+    stage_step(call.service.journal, batch, piece, made, owner, call.query.job)
     return StagedDocument(sum(block.count for block in made.blocks), sum(block.size for block in made.blocks))
 
 
@@ -64,7 +124,7 @@ def drop_staged(call: Call[DropQuery, None]) -> Dropped:
     if not call.query.job:
         raise ConfigError("say what to drop: /staging?job=…")
     owner = call.service.access.identity(call.request)
-    return Dropped(call.service.journal.run(partial(_drop, call.query.job, owner)))
+    return Dropped(call.service.journal._core.run(partial(_drop, call.query.job, owner)))
 
 
 def _drop(job: str, owner: str, commit: Commit) -> int:

@@ -22,6 +22,7 @@ TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8
 FILES = frozenset(
     (
         "page.css",
+        "early.js",
         "page.js",
         "core.js",
         "live.js",
@@ -49,7 +50,7 @@ def _contents(name: str) -> tuple[bytes, str]:
 
 
 async def static_file(request: Request) -> Response:
-    """A file of the page itself; nothing in it is anybody's data, so it needs no token."""
+    """A file of the page itself; nothing in it is a user's data, so it needs no token."""
     # Browsers ask for /favicon.ico beside whatever is no page of ours: an event as JSON, an error.
     name = request.path_params.get("name", "icon.svg")
     if name not in FILES:

@@ -57,11 +57,11 @@ class Buffers:
                 for manifest, sequence in flow.read_to.items():
                     read_to[manifest] = max(sequence, read_to.get(manifest, 0))
             with ThreadPoolExecutor(min(8, len(self.urls))) as pool:
-                found = list(pool.map(lambda name: self._look(name, read_to), self.urls))
+                found = list(pool.map(lambda name: self._inspect(name, read_to), self.urls))
             self._seen = (time.monotonic(), found)
         return found
 
-    def _look(self, name: str, read_to: Mapping[str, int]) -> BufferState:
+    def _inspect(self, name: str, read_to: Mapping[str, int]) -> BufferState:
         from penstock.buffer.format import parse_manifest
         from penstock.buffer.naming import batch_time_ms
         from penstock.buffer.store import open_store

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.entity.causality.walk import branches
+from penstock.entity.causality.walk import walk
 from penstock.errors import PenstockError
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
@@ -27,8 +27,6 @@ SHOWN_BYTES = 1 << 20
 """Of a payload; the API has all of it."""
 SHOWN_EFFECTS = 20
 """Effects of an event that are listed; the picture shows more."""
-SEARCHED_FAILURES = 1_000
-"""Failed messages that are looked through for the reason an event failed for."""
 MOST_DRAWN = 200
 """Events of a correlation that are drawn; more is a wall, not a picture."""
 
@@ -59,7 +57,7 @@ def payload_of(event: Event) -> EventPayload:
 
 def failure_of(request: Request, service: Service, event: Event) -> FailedMessage | None:
     """Why a message was given up: from a dead letter's headers, or from its queue."""
-    from penstock.queue.inspect.failures import letter
+    from penstock.queue.inspect.failures import failures, letter
 
     if "dead-reason" in event.headers:
         return letter(event)
@@ -67,8 +65,8 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
         return None
     queue: LocalQueue = service.journal.queue(event.topic)
     group = request.query_params.get("group") or "default"
-    failures = islice(queue.failures(group), SEARCHED_FAILURES)
-    return next((failure for failure in failures if failure.event.seq == event.seq), None)
+    failure = next(failures(queue, group, event.seq - 1), None)
+    return failure if failure is not None and failure.event.seq == event.seq else None
 
 
 @guarded("read")
@@ -179,20 +177,14 @@ def drawing(events: list[Event]) -> CauseDrawing:
 
 def _places(events: list[Event]) -> dict[str, tuple[int, int]]:
     """Where each event is drawn: a column for its depth, a row of its own unless it goes on from its cause."""
-    starts, effects = branches(events)
+    depth: dict[str, int] = {}
     places: dict[str, tuple[int, int]] = {}
     row = 0
-    for start in starts:
-        stack = [(start, 0, True)]
-        while stack:
-            event, depth, first = stack.pop()
-            if event.id in places:
-                continue
-            if not first or (depth == 0 and places):
-                row += 1
-            places[event.id] = (1 + depth * (WIDTH + GAP_X), 1 + row * (HEIGHT + GAP_Y))
-            following = effects.get(event.id, [])
-            stack.extend((following[at], depth + 1, at == 0) for at in range(len(following) - 1, -1, -1))
+    for step in walk({event.id: event.causation_id for event in events}):
+        depth[step.id] = 0 if step.cause is None else depth[step.cause] + 1
+        if step.at or (step.cause is None and places):
+            row += 1
+        places[step.id] = (1 + depth[step.id] * (WIDTH + GAP_X), 1 + row * (HEIGHT + GAP_Y))
     return places
 
 

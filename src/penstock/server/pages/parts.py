@@ -77,6 +77,22 @@ class Row(msgspec.Struct, omit_defaults=True):
     buttons: list[ActButton] = []
 
 
+class Pager(msgspec.Struct):
+    """Where a page of a long table is among the others, and how to come to them."""
+
+    page: int
+    pages: int
+    total: int
+    before: str | None
+    """The query of the page before."""
+    after: str | None
+    filter: str | None = None
+    """The parameter that filters the table; None when something else on the page does."""
+    wanted: str = ""
+    kept: list[tuple[str, str]] = []
+    """What else the address says."""
+
+
 class Table(msgspec.Struct):
     """Rows under headings; `numeric` names the columns that are numbers, from 0."""
 
@@ -91,6 +107,8 @@ class Table(msgspec.Struct):
     """Whether rows end with buttons."""
     opens: bool = False
     """Whether rows are events that open beside the table."""
+    pager: Pager | None = None
+    """Of a table that is longer than what is shown of it."""
 
 
 class Tile(msgspec.Struct):

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from datetime import datetime
-from itertools import islice
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
-from penstock.queue.inspect.listing import QueueConsumer
+from penstock.queue.inspect.failures import dead_letters, failures
+from penstock.queue.inspect.letters import LetterPlace
+from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
 from penstock.queue.inspect.messages import STATES, QueueMessage, check_state
 from penstock.server.acts.policy import policy_form, policy_words
 from penstock.server.api.queues import groups_of, queue_of
-from penstock.server.pages import charts, parts, rendering, schedules
+from penstock.server.pages import charts, lists, parts, rendering, schedules
+from penstock.server.pages.lists import ListColumn, Listing
+from penstock.server.pages.overview import STATE_COLUMNS, queue_row
 from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
-SHOWN = 50
-"""Messages of each sort that a page shows, however many there are."""
+SHOWN = lists.ROWS
+SHOWN_GROUPS = 8
+"""Groups that have a tab of their own; of more there is a table."""
 
 
 def _group(request: Request, queue: LocalQueue) -> str:
     groups = groups_of(queue)
     wanted = request.query_params.get("group") or groups[0]
     return wanted if wanted in groups else groups[0]
+
+
+def _position(text: str) -> int:
+    place = LetterPlace.read(text)
+    return 0 if place is None else place.seq
 
 
 def _found(sample: Sample, name: str, group: str) -> QueueSample | None:
@@ -43,7 +52,7 @@ def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
         first = Tile("ready", "Ready", parts.number(found.ready))
         dead = Tile("dead-count", "Dead letters", parts.number(found.dead), found.dead > 0)
     else:
-        # Its messages are other queues' dead letters: nobody is behind with them.
+        # Its messages are other queues' dead letters: no consumer is behind with them.
         first = Tile("ready", "Dead letters here", parts.number(found.letters), found.letters > 0)
         dead = Tile("dead-count", "Dead letters of its own", parts.number(found.dead), found.dead > 0)
     return [
@@ -57,25 +66,78 @@ def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
     ]
 
 
-def pending_table(queue: LocalQueue, group: str, *, may_write: bool, may_admin: bool) -> Table:
-    """Messages in flight, with what can be done about each."""
-    rows = []
-    for held in islice(queue.pending(group if queue.policy.mode == "fanout" else None), SHOWN):
-        cells = [f"#{held.seq}", held.consumer or "–", held.group, parts.number(held.attempt)]
-        cells += [_clock(held.delivered_at), _clock(held.deadline)]
-        fields = {"queue": queue.name, "token": held.token}
-        buttons = [ActButton("Release", "release", fields)] if may_write else []
-        if may_admin:
-            buttons.append(ActButton("Done", "settle", {**fields, "outcome": "done"}))
-            buttons.append(ActButton("Give up", "settle", {**fields, "outcome": "dead"}))
-        rows.append(Row(held.token, cells, buttons=buttons))
-    columns = ["Message", "Holder", "Group", "Attempt", "Delivered", "Deadline"]
-    return Table("pending", columns, rows, [3], "nothing is in flight", has_buttons=may_write)
-
-
 def _clock(moment: datetime) -> str:
     """A time as the script will show it."""
     return moment.isoformat(timespec="milliseconds")
+
+
+PENDING_COLUMNS: tuple[ListColumn[PendingDelivery], ...] = (
+    ListColumn("Message", "message", lambda held: f"#{held.seq}", lambda held: held.seq),
+    ListColumn("Holder", "holder", lambda held: held.consumer or "–"),
+    ListColumn("Group", "group", lambda held: held.group),
+    ListColumn("Attempt", "attempt", lambda held: parts.number(held.attempt), lambda held: held.attempt),
+    ListColumn("Delivered", "delivered", lambda held: _clock(held.delivered_at)),
+    ListColumn("Deadline", "deadline", lambda held: _clock(held.deadline)),
+)
+WORKER_COLUMNS: tuple[ListColumn[QueueConsumer], ...] = (
+    ListColumn("Worker", "worker", lambda one: one.name),
+    ListColumn("Group", "group", lambda one: one.group),
+    ListColumn("Host", "host", lambda one: one.host or "–"),
+    ListColumn("State", "state", lambda one: one.state),
+    ListColumn("Since", "since", lambda one: "–" if one.since is None else _clock(one.since)),
+    ListColumn("Last seen", "seen", lambda one: _clock(one.last_seen)),
+    ListColumn("In hand", "hand", lambda one: in_hand_words(one)),
+)
+GROUP_COLUMNS = (ListColumn[QueueSample]("Group", "group", lambda one: one.group), *STATE_COLUMNS)
+
+
+class QueueRows:
+    """Which messages in flight, workers and groups of a queue a request asks for."""
+
+    def __init__(self, request: Request, queue: LocalQueue, group: str) -> None:
+        self.queue = queue
+        self.group = group
+        base, may_write = rendering.base_of(request), rendering.can(request, "write")
+        self._may_write, self._may_admin = may_write, rendering.can(request, "admin")
+        empty = "nothing is in flight"
+        self._pending = Listing(
+            request, "pending", PENDING_COLUMNS, self._held, usual="-message", empty=empty, has_buttons=may_write
+        )
+        empty = "no worker is there: penstock work, or queue.worker(handler)"
+        self._workers = Listing(request, "workers", WORKER_COLUMNS, _worker_row, usual="-seen", empty=empty)
+        self._groups = Listing(
+            request,
+            "groups",
+            GROUP_COLUMNS,
+            lambda one, cells: queue_row(one, cells, base),
+            usual="group",
+            empty="no group is there",
+        )
+
+    def _held(self, held: PendingDelivery, cells: list[str]) -> Row:
+        fields = {"queue": self.queue.name, "token": held.token}
+        buttons = [ActButton("Release", "release", fields)] if self._may_write else []
+        if self._may_admin:
+            buttons.append(ActButton("Done", "settle", {**fields, "outcome": "done"}))
+            buttons.append(ActButton("Give up", "settle", {**fields, "outcome": "dead"}))
+        return Row(held.token, cells, buttons=buttons)
+
+    def pending(self) -> Table:
+        """Messages in flight, with what can be done about each."""
+        return self._pending.table(self.queue.pending(self.group if self.queue.policy.mode == "fanout" else None))
+
+    def workers(self) -> Table:
+        """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they
+        hold."""
+        return self._workers.table(self.queue.consumers())
+
+    def groups(self, sample: Sample) -> Table:
+        """The groups of a queue in fanout mode, each with a page of its own."""
+        return self._groups.table(sample.queues.get(self.queue.name, ()))
+
+
+def _worker_row(one: QueueConsumer, cells: list[str]) -> Row:
+    return Row(f"{one.group}/{one.name}", cells, None, one.state == "gone" and one.in_hand > 0)
 
 
 @guarded("read")
@@ -83,29 +145,31 @@ def queue_page(request: Request, service: Service) -> Response:
     queue = queue_of(request, service)
     group = _group(request, queue)
     service.sampler.start()
-    allowed = rendering.allowed(request)
-    holds_dead = is_dead_letter_queue(service.sampler.newest, queue.name)
+    sample = service.sampler.newest
+    rows = QueueRows(request, queue, group)
+    holds_dead = is_dead_letter_queue(sample, queue.name)
     return rendering.page(
         request,
         service,
         "queue.html",
         queue.name,
-        live=f"/live/queues/{quote(queue.name)}?{urlencode({'group': group})}",
+        live=f"/live/queues/{rendering.segment(queue.name)}?{urlencode({**request.query_params, 'group': group})}",
         kind="Dead-letter queue" if holds_dead else "Queue",
         is_dead_letter_queue=holds_dead,
         queue=queue,
         group=group,
         groups=groups_of(queue),
-        tiles=tiles(service.sampler.newest, queue.name, group),
+        group_table=rows.groups(sample),
+        shown_groups=SHOWN_GROUPS,
+        tiles=tiles(sample, queue.name, group),
         charts=charts.QUEUE,
-        dead=list(islice(queue.dead_letters(), SHOWN)),
-        failed=list(islice(queue.failures(group), SHOWN)),
-        shown=SHOWN,
-        pending=pending_table(queue, group, **allowed),
+        dead=lists.turned(request, "dead", lambda text: dead_letters(queue, LetterPlace.read(text))),
+        failed=lists.turned(request, "failed", lambda text: failures(queue, group, _position(text))),
+        pending=rows.pending(),
         next=queue.peek(10, group=group),
         policy=policy_words(queue.policy),
-        consumers=consumer_table(queue),
-        schedules=schedules.table(queue.schedules(), rendering.base_of(request), **allowed),
+        consumers=rows.workers(),
+        schedules=schedules.listing(request).table(queue.schedules()),
         policy_form=policy_form(queue.policy),
         templates=[event for event in queue.peek(5, group=group) if not event.binary],
         has_groups=queue.policy.mode == "fanout",
@@ -164,7 +228,7 @@ def message_table(
             buttons.append(ActButton("Run now", "run-now", fields))
         if may_admin and one.state != "in_flight":
             buttons.append(ActButton("Delete", "delete-message", {"queue": queue.name, "seq": str(one.seq)}))
-        href = f"{base}/topics/{quote(queue.name, safe='')}/events/{one.seq}"
+        href = f"{base}/topics/{rendering.segment(queue.name)}/events/{one.seq}"
         rows.append(Row(f"{one.group}/{one.seq}", cells, href, one.state == "failed", buttons))
     columns = ["Message", "State", "Group", "Attempts", "Due or until", "Priority", "Key", "Error or holder", "Payload"]
     return Table("messages", columns, rows, [], "no message is in this state", has_buttons=may_admin, opens=True)
@@ -172,17 +236,6 @@ def message_table(
 
 def is_dead_letter_queue(sample: Sample, name: str) -> bool:
     return any(group.letters is not None for group in sample.queues.get(name, ()))
-
-
-def consumer_table(queue: LocalQueue) -> Table:
-    """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they hold."""
-    rows = []
-    for one in sorted(queue.consumers(), key=lambda one: (one.last_seen, one.name), reverse=True)[:SHOWN]:
-        cells = [one.name, one.group, one.host or "–", one.state, "–" if one.since is None else _clock(one.since)]
-        cells += [_clock(one.last_seen), in_hand_words(one)]
-        rows.append(Row(f"{one.group}/{one.name}", cells, None, one.state == "gone" and one.in_hand > 0))
-    columns = ["Worker", "Group", "Host", "State", "Since", "Last seen", "In hand"]
-    return Table("workers", columns, rows, [], "no worker is there: penstock work, or queue.worker(handler)")
 
 
 def in_hand_words(one: QueueConsumer) -> str:
@@ -198,9 +251,9 @@ async def live_queue(request: Request, service: Service) -> Response:
     name = request.path_params["queue"]
     queue = queue_of(request, service)
     group = _group(request, queue)
-    allowed = rendering.allowed(request)
+    rows = QueueRows(request, queue, group)
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(sample, name, group), pending_table(queue, group, **allowed), consumer_table(queue))
+        return parts.update(tiles(sample, name, group), rows.pending(), rows.workers(), rows.groups(sample))
 
     return rendering.stream(request, service, render)

@@ -37,6 +37,7 @@ KEYS = (
     ("j, k", "next, previous row"),
     ("Enter", "open it"),
     ("Escape", "close it"),
+    ("n, b", "next page of its table, and back"),
     ("g o", "overview"),
     ("g s", "schedules"),
     ("g p", "pipelines"),
@@ -154,9 +155,24 @@ def bare_page(request: Request, template: str, title: str, *, status: int = 200,
     return _answer(template, status, base=base_of(request), title=title, **values)
 
 
-def problem_page(request: Request, status: int, name: str, message: str) -> HTMLResponse:
+HEADINGS = {
+    400: "That cannot be done as asked",
+    403: "Not allowed",
+    404: "Not found",
+    405: "That cannot be done here",
+    409: "That does not fit what is there",
+    410: "No longer there",
+    413: "Too large",
+    421: "Another server's name",
+    503: "Too busy just now",
+}
+"""What went wrong in a person's words, by status; programs read the error's name."""
+
+
+def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
     """What went wrong, with the ways back."""
-    return bare_page(request, "problem.html", name, status=status, message=message)
+    heading = HEADINGS.get(status, "That did not work" if status < 500 else "The server failed")
+    return bare_page(request, "problem.html", heading, status=status, message=message[:1].upper() + message[1:])
 
 
 def _answer(template: str, status: int, **values: object) -> HTMLResponse:

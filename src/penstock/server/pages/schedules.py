@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,8 @@ from penstock.observe.sample import Sample
 from penstock.queue.run.cron import Cron
 from penstock.queue.run.schedule import Schedule
 from penstock.server.pages import parts, rendering
-from penstock.server.pages.parts import ActButton, Row, Table, Update
+from penstock.server.pages.lists import ListColumn, Listing
+from penstock.server.pages.parts import ActButton, Row, Update
 from penstock.server.service import Service, guarded
 from penstock.units import show_duration
 
@@ -31,27 +33,44 @@ def next_ticks(schedule: Schedule, count: int = NEXT) -> list[datetime]:
     return ticks
 
 
-def said(schedule: Schedule) -> str:
+def timing(schedule: Schedule) -> str:
     """When a schedule ticks, in words."""
     if schedule.cron is not None:
         return f"{schedule.cron} ({schedule.timezone})"
     return f"every {show_duration(schedule.interval)}"
 
 
-def table(schedules: list[Schedule], base: str, *, may_write: bool, may_admin: bool) -> Table:
-    """Every schedule, the next to tick first."""
-    rows = []
-    for one in sorted(schedules, key=lambda one: (one.next_tick, one.queue, one.name)):
-        ticks = [tick.isoformat(timespec="milliseconds") for tick in next_ticks(one)]
-        last = "–" if one.last_tick is None else one.last_tick.isoformat(timespec="milliseconds")
-        cells = [one.name, one.queue, said(one), *ticks, last, one.missed, one.kind]
+def _tick(at: int) -> Callable[[Schedule], str]:
+    return lambda one: next_ticks(one, at + 1)[at].isoformat(timespec="milliseconds")
+
+
+COLUMNS: tuple[ListColumn[Schedule], ...] = (
+    ListColumn("Schedule", "schedule", lambda one: one.name),
+    ListColumn("Queue", "queue", lambda one: one.queue),
+    ListColumn("When", "when", timing),
+    ListColumn("Next", "next", _tick(0)),
+    ListColumn("Then", "then", _tick(1)),
+    ListColumn("Then", "after", _tick(2)),
+    ListColumn(
+        "Last", "last", lambda one: "–" if one.last_tick is None else one.last_tick.isoformat(timespec="milliseconds")
+    ),
+    ListColumn("Missed ticks", "missed", lambda one: one.missed),
+    ListColumn("Kind", "kind", lambda one: one.kind),
+)
+
+
+def listing(request: Request) -> Listing[Schedule]:
+    """Schedules, the next to tick first."""
+    base, may_write = rendering.base_of(request), rendering.can(request, "write")
+
+    def row(one: Schedule, cells: list[str]) -> Row:
         fields = {"queue": one.queue, "name": one.name}
         buttons = [ActButton("Run now", "run-schedule", fields), ActButton("Remove", "remove-schedule", fields)]
-        href = f"{base}/queues/{quote(one.queue)}#schedule-section"
-        rows.append(Row(f"{one.queue}/{one.name}", cells, href, buttons=buttons if may_write else []))
-    columns = ["Schedule", "Queue", "When", "Next", "Then", "Then", "Last", "Missed ticks", "Kind"]
+        href = f"{base}/queues/{rendering.segment(one.queue)}#schedule-section"
+        return Row(f"{one.queue}/{one.name}", cells, href, buttons=buttons if may_write else [])
+
     empty = "there is no schedule: queue.every(60, payload, name=…)"
-    return Table("schedules", columns, rows, [], empty, has_buttons=may_write)
+    return Listing(request, "schedules", COLUMNS, row, usual="next", empty=empty, has_buttons=may_write)
 
 
 def all_schedules(service: Service) -> list[Schedule]:
@@ -61,15 +80,16 @@ def all_schedules(service: Service) -> list[Schedule]:
 
 @guarded("read")
 def schedules_page(request: Request, service: Service) -> Response:
-    found = table(all_schedules(service), rendering.base_of(request), **rendering.allowed(request))
-    return rendering.page(request, service, "schedules.html", "Schedules", live="/live/schedules", schedules=found)
+    found = listing(request).table(all_schedules(service))
+    live = f"/live/schedules?{urlencode(dict(request.query_params))}"
+    return rendering.page(request, service, "schedules.html", "Schedules", live=live, schedules=found)
 
 
 @guarded("read")
 async def live_schedules(request: Request, service: Service) -> Response:
-    base, allowed = rendering.base_of(request), rendering.allowed(request)
+    found = listing(request)
 
     def render(sample: Sample) -> Update:
-        return parts.update((), table(all_schedules(service), base, **allowed))
+        return parts.update((), found.table(all_schedules(service)))
 
     return rendering.stream(request, service, render)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,12 +18,13 @@ from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters
 from penstock.server.api.topics import existing
 from penstock.server.pages import charts, parts, rendering
+from penstock.server.pages.lists import ListColumn, Listing
 from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 from penstock.units import write_duration, write_size
 
 if TYPE_CHECKING:
-    from penstock.api import LocalTopic
+    from penstock.local.topic import LocalTopic
 
 SHOWN = 50
 """Events a page begins with."""
@@ -30,16 +33,49 @@ SCANNED = 20_000
 
 
 # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def consumer_table(topic: str, sample: Sample, *, may_write: bool, may_admin: bool) -> Table:
-    found = sample.topics.get(topic)
-    rows = []
-    if found is not None:
-        for consumer, lag in sorted(found.lags.items()):
-            cells = [consumer, parts.number(found.latest - lag), parts.number(lag)]
-            fields = {"topic": topic, "consumer": consumer}
-            rows.append(Row(consumer, cells, buttons=[ActButton("Forget", "forget", fields)] if may_write else []))
-    empty = "no consumer has committed a position"
-    return Table("consumers", ["Consumer", "Position", "Lag"], rows, [1, 2], empty, has_buttons=may_write)
+class ConsumerPosition(msgspec.Struct):
+    """How far a consumer of a topic is."""
+
+    consumer: str
+    at: int
+    lag: int
+    moved: float | None
+    """When its cursor last moved, in seconds of the epoch."""
+
+
+def _moved(one: ConsumerPosition) -> str:
+    return "–" if one.moved is None else datetime.fromtimestamp(one.moved, UTC).isoformat(timespec="milliseconds")
+
+
+CONSUMER_COLUMNS: tuple[ListColumn[ConsumerPosition], ...] = (
+    ListColumn("Consumer", "consumer", lambda one: one.consumer),
+    ListColumn("Position", "position", lambda one: parts.number(one.at), lambda one: one.at),
+    ListColumn("Lag", "lag", lambda one: parts.number(one.lag), lambda one: one.lag),
+    ListColumn("Last moved", "moved", _moved),
+)
+
+
+class ConsumerRows:
+    """Which consumers of a topic a request asks for."""
+
+    def __init__(self, request: Request, topic: str) -> None:
+        self._topic = topic
+        may_write = rendering.can(request, "write")
+
+        def row(one: ConsumerPosition, cells: list[str]) -> Row:
+            fields = {"topic": topic, "consumer": one.consumer}
+            return Row(one.consumer, cells, buttons=[ActButton("Forget", "forget", fields)] if may_write else [])
+
+        empty = "no consumer has committed a position"
+        self._list = Listing(
+            request, "consumers", CONSUMER_COLUMNS, row, usual="consumer", empty=empty, has_buttons=may_write
+        )
+
+    def table(self, sample: Sample) -> Table:
+        found = sample.topics.get(self._topic) or TopicSample(self._topic, 0, 0)
+        return self._list.table(
+            ConsumerPosition(name, found.latest - lag, lag, found.moved.get(name)) for name, lag in found.lags.items()
+        )
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -57,8 +93,8 @@ def _events(request: Request, topic: LocalTopic) -> tuple[list[Event], str | Non
         if through == 0:
             return [], None
         found = topic.read(through=through, reverse=True, since=since, **wanted.read())
-        looked = islice(found, SCANNED) if wanted.where is not None else found
-        return list(islice((e for e in looked if wanted.where is None or wanted.where.matches(e)), SHOWN)), None
+        scanned = islice(found, SCANNED) if wanted.where is not None else found
+        return list(islice((e for e in scanned if wanted.where is None or wanted.where.matches(e)), SHOWN)), None
     except ConfigError as error:
         return [], str(error)
 
@@ -100,13 +136,13 @@ def topic_page(request: Request, service: Service) -> Response:
         service,
         "topic.html",
         topic.name,
-        live=f"/live/topics/{quote(topic.name)}",
+        live=f"/live/topics/{rendering.segment(topic.name)}?{urlencode(dict(request.query_params))}",
         kind="Topic",
         topic=topic,
         is_queue=topic.name in service.journal.queues(),
         tiles=tiles(topic.name, sample),
         charts=charts.TOPIC,
-        consumers=consumer_table(topic.name, sample, **rendering.allowed(request)),
+        consumers=ConsumerRows(request, topic.name).table(sample),
         settings=settings_values(topic.settings),
         templates=[event for event in events[:5] if not event.binary],
         consumer_names=sorted(topic.cursors()),
@@ -119,9 +155,9 @@ def topic_page(request: Request, service: Service) -> Response:
 @guarded("read")
 async def live_topic(request: Request, service: Service) -> Response:
     name = request.path_params["topic"]
-    allowed = rendering.allowed(request)
+    consumers = ConsumerRows(request, name)
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(name, sample), consumer_table(name, sample, **allowed))
+        return parts.update(tiles(name, sample), consumers.table(sample))
 
     return rendering.stream(request, service, render)

@@ -13,12 +13,13 @@
   const hidden = new Set();
 
   // ── numbers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+  function tenths(value, wanted) { return value.toFixed(wanted && Math.abs(value % 1) > 0.04 ? 1 : 0); }
   function seconds(value) {
     if (value < 1) return Math.round(value * 1000) + " ms";
-    if (value < 60) return value.toFixed(value < 10 ? 1 : 0) + " s";
-    if (value < 3600) return (value / 60).toFixed(value < 600 ? 1 : 0) + " min";
-    if (value < 86400) return (value / 3600).toFixed(1) + " h";
-    return (value / 86400).toFixed(1) + " d";
+    if (value < 60) return tenths(value, value < 10) + " s";
+    if (value < 3600) return tenths(value / 60, value < 600) + " min";
+    if (value < 86400) return tenths(value / 3600, true) + " h";
+    return tenths(value / 86400, true) + " d";
   }
   function size(value) {
     const units = ["B", "KiB", "MiB", "GiB"];
@@ -28,11 +29,17 @@
   }
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+  // Marks of an axis lie where its unit is round: at 5 min and not at 8.3 min, at 64 KiB and not at 50,000 bytes.
+  const DURATIONS = [
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600,
+    7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000, 2592000, 8640000, 31536000,
+  ];
+  const POWERS = Array.from({ length: 50 }, (_, power) => 2 ** power);
   const WRITE = {
     rate: { axis: (value) => short.format(value), full: (value) => whole.format(value) + "/s" },
     count: { axis: (value) => short.format(value), full: (value) => whole.format(value) },
-    bytes: { axis: (value) => short.format(value), full: (value) => size(value) + "/s" },
-    seconds: { axis: (value) => (value === 0 ? "0" : seconds(value)), full: seconds },
+    bytes: { axis: (value) => (value === 0 ? "0" : size(value)), full: (value) => size(value) + "/s", steps: POWERS },
+    seconds: { axis: (value) => (value === 0 ? "0" : seconds(value)), full: seconds, steps: DURATIONS },
   };
 
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
@@ -104,7 +111,7 @@
         scales: { x: { time: true, auto: false }, y: { range: (_, low, high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
         axes: [
           { ...axis, values: (_, marks, __, ___, gap) => marks.map((mark) => this.clock(mark, gap)) },
-          { ...axis, size: 62, values: (_, marks) => marks.map(this.write.axis) },
+          { ...axis, size: 62, values: (_, marks) => marks.map(this.write.axis), ...(this.write.steps && { incrs: this.write.steps }) },
         ],
         series: [{}, ...series],
         hooks: { setCursor: [(plot) => this.values(plot.cursor.idx ?? null)] },

@@ -18,8 +18,11 @@ export const ISO = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d/;
 export function localTime(iso) {
   const moment = new Date(iso);
   if (Number.isNaN(moment.getTime()) || moment.getFullYear() > 9000) return iso;
-  const clock = moment.toLocaleTimeString([], { hour12: false }) + "." + String(moment.getMilliseconds()).padStart(3, "0");
-  return moment.toDateString() === new Date().toDateString() ? clock : moment.toLocaleDateString() + " " + clock;
+  const part = moment.getMilliseconds(), today = new Date();
+  const clock = moment.toLocaleTimeString([], { hour12: false }) + (part ? "." + String(part).padStart(3, "0") : "");
+  if (moment.toDateString() === today.toDateString()) return clock;
+  const year = moment.getFullYear() === today.getFullYear() ? undefined : "numeric";
+  return moment.toLocaleDateString([], { year, month: "short", day: "numeric" }) + " " + clock;
 }
 
 export function localTimes(within) {

@@ -7,12 +7,22 @@ function rows() {
   return [...all].filter((row) => row.offsetParent !== null);
 }
 
+function turned() { return location.hash.length > 1 ? $(decodeURIComponent(location.hash.slice(1))) : null; }
+
+// To the page before or after, of the table that a row is chosen in, that was turned over last, or of the first one.
+function turn(way) {
+  const table = document.querySelector("tr.current, li.current") ?? turned();
+  (table?.closest("section") ?? document).querySelector(`.pager a[rel=${way}]`)?.click();
+}
+
 function step(by) {
   const all = rows();
   if (!all.length) return;
   const at = all.findIndex((row) => row.classList.contains("current"));
   all[at]?.classList.remove("current");
-  const next = all[Math.max(0, Math.min(all.length - 1, at < 0 ? 0 : at + by))];
+  // Who has just turned a page over goes on in that table.
+  const first = Math.max(0, all.findIndex((row) => turned()?.contains(row)));
+  const next = all[at < 0 ? first : Math.max(0, Math.min(all.length - 1, at + by))];
   next.classList.add("current");
   next.scrollIntoView({ block: "nearest" });
   // With an event open beside the list, the keys leaf through it.
@@ -41,6 +51,8 @@ document.addEventListener("keydown", (press) => {
     case "p": pause(); break;
     case "j": step(1); break;
     case "k": step(-1); break;
+    case "n": turn("next"); break;
+    case "b": turn("prev"); break;
     case "g": prefix = "g"; break;
     case "Enter":
       if (press.target.closest("a, button, summary")) break;

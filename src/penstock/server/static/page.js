@@ -12,3 +12,5 @@ $("theme")?.addEventListener("click", switchTheme);
 
 const said = sessionStorage.getItem("penstock-said");
 if (said) { sessionStorage.removeItem("penstock-said"); tell(said); }
+
+dispatchEvent(new Event("penstock-ready"));

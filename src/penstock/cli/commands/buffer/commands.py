@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import click
 
@@ -18,7 +18,7 @@ from penstock.cli.failure import FAILED
 from penstock.cli.values import choice
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
-from penstock.names import shown_url
+from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.buffer import Batch, Consumer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.buffer.naming import BufferPaths
     from penstock.buffer.store import ObjectStore
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @click.group("buffer", cls=CommandGroup)
@@ -71,13 +71,13 @@ with_null = click.option("--null", "-0", is_flag=True, help="entries end with a 
 @in_store
 @with_shards
 @with_shard
-def dump(url: str, manifest: str, options: Any, shards: int, shard: int) -> None:
+def dump(url: str, manifest: str, options: object, shards: int, shard: int) -> None:
     """Prints a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
     import base64
 
     from penstock.buffer.format.manifest import VERSION
 
-    found = _manifest(_look(url, options), _place(manifest, BUFFER_PREFIX, shard, shards))
+    found = _manifest(_existing_store(url, options), _place(manifest, BUFFER_PREFIX, shard, shards))
     entries = [
         {
             "sequence": each.sequence,
@@ -101,11 +101,11 @@ def dump(url: str, manifest: str, options: Any, shards: int, shard: int) -> None
 @in_store
 @with_shards
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per manifest")
-def status(url: str, manifest: str, options: Any, shards: int, as_json: bool) -> None:
+def status(url: str, manifest: str, options: object, shards: int, as_json: bool) -> None:
     """Shows how long the queue is, how old its oldest batch is, and who owns it; every shard's with --shards."""
     from penstock.buffer.format import parse_manifest
 
-    store = _look(url, options)
+    store = _existing_store(url, options)
     for shard in range(shards):
         where = _place(manifest, BUFFER_PREFIX, shard, shards)
         data = store.get(where.manifest)
@@ -121,7 +121,7 @@ def status(url: str, manifest: str, options: Any, shards: int, as_json: bool) ->
         )
 
 
-def _status(found: Manifest, where: BufferPaths) -> dict[str, Any]:
+def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
     """A manifest in numbers; the lag is the age of the oldest entry that waits."""
     from penstock.buffer.naming import batch_time_ms
     from penstock.clock import SystemClock
@@ -186,7 +186,7 @@ def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
 @with_shards
 @with_shard
 @click.option("--follow", "-f", is_flag=True, help="wait for more when there is nothing left")
-@click.option("--peek", is_flag=True, help="only look: fence nobody, acknowledge nothing")
+@click.option("--peek", is_flag=True, help="only look: fence no consumer, acknowledge nothing")
 @click.option("--limit", "-n", type=click.IntRange(0), help="batches to consume at most")
 @with_null
 def consume(
@@ -215,7 +215,7 @@ def consume(
 
     where = _place(manifest, prefix, shard, shards)
     if peek:
-        _peek(_look(url, options), where, write, limit)
+        _peek(_existing_store(url, options), where, write, limit)
         return None
     with Consumer(
         url, manifest=manifest, prefix=prefix, shards=shards, shard=shard, options=dict(options), gc_interval=None
@@ -257,12 +257,12 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 @with_shards
 @click.option("--grace", type=click.FloatRange(0), default=600, help="seconds a batch is kept at least")
 @click.option("--dry-run", is_flag=True, help="only say how many would go")
-def gc(url: str, manifest: str, options: Any, prefix: str, shards: int, grace: float, dry_run: bool) -> None:
-    """Deletes batch objects that no manifest names and nobody can need. A running consumer does this by itself."""
+def gc(url: str, manifest: str, options: object, prefix: str, shards: int, grace: float, dry_run: bool) -> None:
+    """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
     from penstock.buffer.consume.collector import collect
     from penstock.clock import SystemClock
 
-    store = _look(url, options)
+    store = _existing_store(url, options)
     for shard in range(shards):
         where = _place(manifest, prefix, shard, shards)
         done = collect(store, where, now_ms=SystemClock().now_ms(), grace_ms=int(grace * 1000), dry_run=dry_run)
@@ -272,11 +272,11 @@ def gc(url: str, manifest: str, options: Any, prefix: str, shards: int, grace: f
 
 
 # ── what the commands share ──────────────────────────────────────────────────────────────────────────────────────────
-def _look(url: str, options: Any) -> ObjectStore:
-    """The store, to look into: a directory that is not there is not made for that."""
+def _existing_store(url: str, options: Any) -> ObjectStore:
+    """The store, to read from: a directory that is not there is not made for that."""
     from penstock.buffer.store import open_store
 
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
         raise StorageError(f"{shown_url(url)} has nothing to look at: no such directory")
     return open_store(url, dict(options))

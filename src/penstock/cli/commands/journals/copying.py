@@ -117,11 +117,14 @@ def import_(context: CommandContext, topics: tuple[str, ...], place: str, format
         raise click.UsageError("a file's events go to one topic: name it before the file")
     with context.journal() as opened, ProgressBar(context, "imported") as progress:
         journal = local(opened, "importing")
+        core = journal._core
         if place == "-":
-            report = import_file(journal, context.input.buffer, topics[0], format or "jsonl", name="standard input")
+            report = import_file(
+                journal._core, context.input.buffer, topics[0], format or "jsonl", name="standard input"
+            )
         elif path.is_file():
             with path.open("rb") as source:
-                report = import_file(journal, source, topics[0], format or file_format(path), name=place)
+                report = import_file(core, source, topics[0], format or file_format(path), name=place)
         else:
             report = journal.import_(place, topics=topics or None, progress=progress)
     context.record({"topics": report.topics, "imported": report.imported, "known_before": report.present})

@@ -123,8 +123,15 @@ def check(
             _judge(found, worst, "backlog", backlog, group.ready, f"{group.ready:,} messages are ready in {name}")
             oldest = group.oldest_age or 0.0
             _judge(found, worst, "age", age, oldest, f"a message of {name} waits for {show_duration(oldest)}")
-            _judge(found, worst, "failed", nothing_failed, group.failed, f"{group.failed:,} messages of {name} failed")
-            _judge(found, worst, "dead", nothing_dead, group.dead, f"{group.dead:,} dead letters from {name}")
+            _judge(
+                found,
+                worst,
+                "failed",
+                nothing_failed,
+                group.failed,
+                f"{_counted(group.failed, 'message')} of {name} failed",
+            )
+            _judge(found, worst, "dead", nothing_dead, group.dead, f"{_counted(group.dead, 'dead letter')} from {name}")
     for flow in sample.flows:
         behind, took = flow.lag or 0, flow.batch_seconds or 0.0
         _judge(found, worst, "flow_lag", flow_lag, behind, f"{behind:,} wait to be read by pipeline {flow.key}")
@@ -133,7 +140,7 @@ def check(
         says = f"pipeline {flow.key} was started again {flow.restarts:,} times"
         _judge(found, worst, "restarts", restarts, flow.restarts, says)
     # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
-    judged = ("dead", "failed", "lag")
+    judged = ("dead", "failed") if lag is None else ("dead", "failed", "lag")
     found += [(WARNING, one.says) for one in sample.findings if one.kind not in judged]
     _judge(found, worst, "pressure", not_too_full, sample.pressure, f"the writer is {sample.pressure:.0%} full")
     _judge(found, worst, "size", size, described.size_bytes, f"the journal has {show_size(described.size_bytes)}")
@@ -143,6 +150,10 @@ def check(
         _judge(found, worst, "unstored", unstored, late, f"a commit is not stored since {show_duration(late)}")
     code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
     return _verdict(context, code, found, worst, described.writer)
+
+
+def _counted(count: int, one: str) -> str:
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def _judge(
@@ -158,7 +169,7 @@ def _verdict(
     context: CommandContext,
     code: int,
     found: list[tuple[int, str]],
-    worst: dict[str, Any],
+    worst: dict[str, float],
     writer: str | None = None,
 ) -> int:
     name = ("OK", "WARNING", "CRITICAL", "UNKNOWN")[code]

@@ -23,8 +23,8 @@ from penstock.cli.stopping import StopSignals
 from penstock.cli.values import PORT
 
 if TYPE_CHECKING:
-    from penstock.api import LocalJournal
     from penstock.cli.commands.operate.shop import DemoShop
+    from penstock.local.journal import LocalJournal
 
 Act = tuple[str, str, str]
 """What happens, the page of the console that shows it, and what to look at there."""

@@ -140,7 +140,7 @@ def _journal(context: CommandContext) -> list[Diagnosis]:
     found = f"{described.engine}, {described.location}, {show_size(described.size_bytes)}"
     found += f", durability {described.durability}"
     findings = [Diagnosis("journal", f"{found}, {len(described.topics)} topics, {len(described.queues)} queues")]
-    if described.location is not None and not described.location.startswith("http"):
+    if described.location is not None and "://" not in described.location:  # a place on a disk of this machine
         findings.append(_disk(Path(described.location).resolve().parent))
     return findings
 

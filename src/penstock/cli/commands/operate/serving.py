@@ -32,6 +32,9 @@ def _named_url(text: str) -> tuple[str, str]:
 @several("--buffer", metavar="NAME=URL", type=_named_url, help="an object-storage buffer to show on the page")
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
 @click.option("--max-staged", type=size, default="16GiB", help="how much one token may stage without committing it")
+@several("--staging", metavar="URL", help="a place in an object store where Spark's tasks may leave what they write")
+@several("--lake", metavar="PLACE", help="where clients may seal history to: a folder of this machine, s3://…")
+@several("--gates", metavar="MODULE:NAME", help="a gate that sees what is written: a function under @penstock.gate(…)")
 @click.option("--read-only", is_flag=True, help="open the journal for reading only")
 @click.option(
     "--standby", is_flag=True, help="a hot spare: wait while another process writes a journal in an object store"
@@ -45,26 +48,42 @@ def serve(
     buffer: tuple[tuple[str, str], ...],
     max_body: int,
     max_staged: int,
+    staging: tuple[str, ...],
+    lake: tuple[str, ...],
+    gates: tuple[str, ...],
     read_only: bool,
     standby: bool,
 ) -> None:
     """Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus.
 
-    Without tokens only this machine is served, and everybody on it may do everything. PENSTOCK_SERVE_TOKENS holds what
+    Without tokens only this machine is served, and every user of it may do everything. PENSTOCK_SERVE_TOKENS holds what
     the token file would; its lines may be separated by commas. SIGINT and SIGTERM end it.
     """
     from penstock.api import local
+    from penstock.entity.staging.declared import add_gates, load_gates, with_installed
     from penstock.server.limits import Limits
     from penstock.server.running import bind, make_server
 
     tokens = _tokens(token_file)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # gates may be in this folder, as handlers may
+    declared = load_gates(with_installed(gates))
     if standby:
         context.note("standing by: serving begins when the process that writes the journal ends")
     with context.journal(read_only=read_only, standby=standby) as opened:
         journal = local(opened, "serving")
+        add_gates(journal._entities.gates, declared)
         limits, hosts = Limits(max_body=max_body, max_staged=max_staged), allow_host or None
         server = make_server(
-            journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer)
+            journal,
+            host=host,
+            port=port,
+            tokens=tokens,
+            hosts=hosts,
+            limits=limits,
+            buffers=dict(buffer),
+            staging=staging,
+            lakes=lake,
         )
         listening = bind(host, port)
         shown = f"[{host}]" if ":" in host else host

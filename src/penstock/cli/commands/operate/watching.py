@@ -36,24 +36,24 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
     if interval < SHORTEST:
         raise click.UsageError("--interval is at least 50ms")
     with context.journal(read_only=True) as journal:
-        look = sampler_of(journal)
-        look()  # rates need a before
+        sample = sampler_of(journal)
+        sample()  # rates need a before
         time.sleep(min(interval, 1.0))
         if once:
-            _say(context, look(), rows, context.line)
+            _say(context, sample(), rows, context.line)
             return
-        looks = 0
+        shown = 0
         with _screen(context) as (show, leave):
             while True:
-                _say(context, look(), rows, show)
-                looks += 1
-                if looks == count or leave(interval):
+                _say(context, sample(), rows, show)
+                shown += 1
+                if shown == count or leave(interval):
                     return
 
 
 def sampler_of(journal: Journal) -> Callable[[], Sample]:
     """A function that says how the journal is now; a server measures rates itself."""
-    from penstock.api import LocalJournal
+    from penstock.local.journal import LocalJournal
 
     if not isinstance(journal, LocalJournal):
         return journal.stats

@@ -103,7 +103,7 @@ def take(
     when there was no message.
     """
     if settle is None and (context.json or not context.input.isatty()):
-        raise click.UsageError("nobody is here to be asked: say with --settle what becomes of the messages")
+        raise click.UsageError("there is no terminal to ask at: say with --settle what becomes of the messages")
     with context.journal() as journal:
         taken = context.existing_queue(journal, queue, create=create).take_many(limit, **given)
         if not taken:

@@ -67,7 +67,7 @@ def retry(text: str) -> Retry | None:
 @click.option("--priority", type=bool, metavar="yes|no", help="whether messages have priorities")
 @choice("--retention", "hold dead_letter", help="what becomes of unsettled messages that the topic's retention passes")
 @click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
-def configure(context: CommandContext, queue: str, **_: Any) -> None:
+def configure(context: CommandContext, queue: str, **_: object) -> None:
     """Shows or changes how a queue delivers; makes it when it is not there.
 
     RETRY is one of immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m, svix, and default: what

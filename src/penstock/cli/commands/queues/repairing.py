@@ -9,6 +9,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
+from penstock.cli.failure import Nothing
 from penstock.cli.values import condition, number, position, queue_names, the_queue, with_yes
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def drop(context: CommandContext, queue: str, topic: bool, force: bool, yes: boo
     if force:
         raise click.UsageError("--force is for --topic: a queue is dropped whatever is in it")
     with context.journal() as journal:
+        if queue not in journal.queues() and queue in journal.topics():
+            raise Nothing(f"there is no queue {queue!r}; there is a topic: `penstock drop {queue} --topic`")
         handle = context.existing_queue(journal, queue)
         context.confirm(f"Remove the queue {queue} with {len(handle):,} messages, its groups and schedules?", yes)
         context.record({"queue": queue, "removed": handle.drop()})
@@ -146,7 +149,7 @@ def discard(
     limit: int | None,
     dry_run: bool,
 ) -> None:
-    """Settles messages that nobody holds as if they had been handled: by position, or by a condition.
+    """Settles messages that are not in flight as if they had been handled: by position, or by a condition.
 
     Failed messages can be discarded too. Those in flight are left alone.
     """
@@ -182,7 +185,7 @@ def run_now(context: CommandContext, queue: str, positions: tuple[int, ...], gro
 @limited
 @conditional
 def move(context: CommandContext, queue: str, to: str, limit: int | None, where: Where | None) -> None:
-    """Moves messages that nobody holds to the end of another queue, all or nothing."""
+    """Moves messages that are not in flight to the end of another queue, all or nothing."""
     with context.journal() as journal:
         handle = context.existing_queue(journal, queue)
         count = handle.move(context.existing_queue(journal, to), limit=limit, where=where)

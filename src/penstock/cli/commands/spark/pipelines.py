@@ -142,7 +142,7 @@ class FlowLines:
 
     def __init__(self, context: CommandContext) -> None:
         self._context = context
-        self._said: dict[str, Any] = {}
+        self._said: dict[str, object] = {}
 
     def __call__(self, flows: list[FlowStatus]) -> None:
         for flow in flows:
@@ -173,7 +173,7 @@ def _line(flow: FlowStatus) -> str:
     return ", ".join(parts)
 
 
-def _row(flow: FlowStatus, name: str, state: str) -> tuple[Any, ...]:
+def _row(flow: FlowStatus, name: str, state: str) -> tuple[object, ...]:
     rate = None if flow.rows_per_second is None else round(flow.rows_per_second)
     took = show_duration(flow.batch_seconds)
     return name, state, flow.rows, rate, flow.lag, flow.batch, took, flow.restarts, flow.error

@@ -155,7 +155,7 @@ class EventLines:
         payload = line.decode() if self._text else json_value(line.decode())
         return Draft(payload=payload, **self._shared | self._taken(payload))
 
-    def _taken(self, document: Any) -> dict[str, str]:
+    def _taken(self, document: object) -> dict[str, str]:
         """What is taken from fields of a line's document, by the name it has in a draft."""
         taken = {}
         for name, field in self._fields.items():

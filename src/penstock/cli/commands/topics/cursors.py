@@ -101,7 +101,8 @@ def seek(
         context.document({"topic": topic, "consumer": consumer, "before": before, "position": position, "lag": left})
     else:
         came = "new here" if before is None else f"was at {before:,}"
-        context.line(f"{consumer} is at {position:,} of {topic} ({came}); {left:,} events lie ahead")
+        ahead = "1 event lies ahead" if left == 1 else f"{left:,} events lie ahead"
+        context.line(f"{consumer} is at {position:,} of {topic} ({came}); {ahead}")
 
 
 @command("forget", "penstock forget orders old-report")

@@ -34,7 +34,7 @@ def topics(context: CommandContext, pattern: str | None) -> None:
     context.rows(("Topic", "Events", "Oldest", "Latest", "Newest", "Consumers"), rows, otherwise=otherwise)
 
 
-def _topic_row(topic: Topic) -> tuple[Any, ...]:
+def _topic_row(topic: Topic) -> tuple[object, ...]:
     latest = topic.latest
     newest = topic.get(latest) if latest else None
     recorded = newest.recorded_at if newest else None

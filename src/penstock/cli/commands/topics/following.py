@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import Subscription
 
-LOOK_FOR_TOPICS = 0.5
+TOPICS_SECONDS = 0.5
 """Seconds between two looks for topics that were made meanwhile."""
 
 
@@ -43,7 +43,7 @@ def follow_topics(
     try:
         while True:
             try:
-                news = arrived.get(timeout=LOOK_FOR_TOPICS)
+                news = arrived.get(timeout=TOPICS_SECONDS)
             except Empty:
                 for name in journal.topics():
                     if name not in subscriptions and wanted(name):

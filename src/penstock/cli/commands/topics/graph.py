@@ -64,19 +64,15 @@ def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
 
 def tree(events: list[Event]) -> Iterator[tuple[str, Event]]:
     """Each event below its cause, with the stems that lead to it."""
-    from penstock.entity.causality.walk import branches
+    from penstock.entity.causality.walk import walk
 
-    starts, effects = branches(events)
-    seen: set[str] = set()
-    for start in starts:
-        stack = [(start, "", "")]
-        while stack:
-            event, stem, below = stack.pop()
-            if event.id in seen:
-                continue
-            seen.add(event.id)
-            yield stem, event
-            following = effects.get(event.id, [])
-            for at in range(len(following) - 1, -1, -1):
-                last = at == len(following) - 1
-                stack.append((following[at], below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))
+    by_id = {event.id: event for event in events}
+    below: dict[str, str] = {}
+    for step in walk({event.id: event.causation_id for event in events}):
+        if step.cause is None:
+            stem = below[step.id] = ""
+        else:
+            last, before = step.at == step.of - 1, below[step.cause]
+            stem = before + ("└─ " if last else "├─ ")
+            below[step.id] = before + ("   " if last else "│  ")
+        yield stem, by_id[step.id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
 @click.option("--by-key", type=bool, metavar="yes|no", help="keep only the newest event of a key in settled history")
 @click.option("--chained", type=bool, metavar="yes|no", help="let events carry the hash of the one before, by entity")
-def settings(context: CommandContext, topic: str, **_: Any) -> None:
+def settings(context: CommandContext, topic: str, **_: object) -> None:
     """Shows or changes what a topic keeps and for how long."""
     import msgspec
 
@@ -53,7 +53,7 @@ def compact(
     force: bool,
     yes: bool,
 ) -> None:
-    """Removes history that nobody needs."""
+    """Removes history that no consumer needs."""
     if sum((through is not None, before is not None, keys)) != 1:
         raise click.UsageError("say what may go: one of --through, --before, --keys")
     with context.journal() as journal:
@@ -66,7 +66,7 @@ def compact(
         if force:
             context.confirm(f"Remove {topic} through {end:,}, whether or not consumers have read it?", yes)
         report = handle.compact(end, force=force)
-    done: dict[str, Any] = {"topic": topic, "removed": report.removed, "remaining": report.remaining}
+    done: dict[str, object] = {"topic": topic, "removed": report.removed, "remaining": report.remaining}
     done["latest"] = report.latest
     if report.stopped_at is not None or context.json:
         done["stopped_at"] = report.stopped_at
@@ -86,16 +86,20 @@ def verify(context: CommandContext, topic: str | None) -> int:
     damaged = False
     with context.journal(read_only=True) as journal:
         for handle in chosen_topics(context, journal, topic):
-            count, problem = _read_through(handle)
-            if problem is None:
-                problem = _chain_problem(handle)
+            count, problem = read_through(handle)
             damaged = damaged or problem is not None
             rows.append((handle.name, count, problem or "whole"))
     context.rows(("Topic", "Events", "State"), rows, otherwise="no topics: nothing to verify")
     return FAILED if damaged else DONE
 
 
-def _read_through(topic: Topic) -> tuple[int, str | None]:
+def read_through(topic: Topic) -> tuple[int, str | None]:
+    """How many events were read, and what is wrong with them, their chains and their sealed files, if anything is."""
+    count, problem = _read_events(topic)
+    return count, problem or _chain_problem(topic)
+
+
+def _read_events(topic: Topic) -> tuple[int, str | None]:
     """How many events were read, and what stopped it."""
     count = last = 0
     expected = len(topic)
@@ -117,7 +121,7 @@ def _read_through(topic: Topic) -> tuple[int, str | None]:
 
 def _chain_problem(topic: Topic) -> str | None:
     """What is wrong with a topic's hash chains and sealed files."""
-    from penstock.api import LocalTopic
+    from penstock.local.topic import LocalTopic
 
     if not isinstance(topic, LocalTopic):  # chains are verified where the store is
         return None

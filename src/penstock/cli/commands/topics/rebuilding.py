@@ -11,18 +11,26 @@ from penstock.cli.progress import ProgressBar
 from penstock.cli.values import the_topic
 
 
-@command("rebuild", "penstock rebuild orders shop.states:Order", "penstock rebuild orders shop.states:Totals --whole")
+@command(
+    "rebuild",
+    "penstock rebuild orders shop.states:Order",
+    "penstock rebuild orders shop.states:Totals --whole",
+    "penstock rebuild orders shop.states:Order --master 'local[4]'",
+)
 @the_topic
 @click.argument("projection", help="the class: module:Class")
 @click.option("--whole", is_flag=True, help="one state over the whole topic instead of one for every entity")
-def rebuild(context: CommandContext, topic: str, projection: str, whole: bool) -> None:
+@click.option("--master", metavar="MASTER", help="let Spark fold them, with this master")
+def rebuild(context: CommandContext, topic: str, projection: str, whole: bool, master: str | None) -> None:
     """Folds a topic's events anew with a projection of yours, and saves the states.
 
     The states are what `topic.project` starts from afterwards; those of other versions of the projection go. How far
-    it is appears on the error stream. Interrupted, it changes nothing: run it again.
+    it is appears on the error stream. Interrupted, nothing but time is lost: run it again.
     """
     from penstock import Projection
 
+    if whole and master is not None:
+        raise click.UsageError("one state over the whole topic is one fold, in order: leave --master out")
     found = load_named(projection, "a projection", "shop.states:Order")
     if not (isinstance(found, type) and issubclass(found, Projection)):
         raise click.UsageError(
@@ -30,6 +38,12 @@ def rebuild(context: CommandContext, topic: str, projection: str, whole: bool) -
         )
     with context.journal(read_only=True) as journal:  # a mistyped name makes no journal, and no mess
         context.existing_topic(journal, topic)
-    with context.journal() as journal, ProgressBar(context, "folded") as progress:
-        report = journal.topic(topic).rebuild(found, whole=whole, progress=progress)
+    unit = "events" if master is None else "entities"
+    with context.journal() as journal, ProgressBar(context, "folded", unit=unit) as progress:
+        if master is None:
+            report = journal.topic(topic).rebuild(found, whole=whole, progress=progress)
+        else:
+            from penstock.spark.projection.rebuilding import rebuild as rebuild_on_spark
+
+            report = rebuild_on_spark(journal, topic, found, master=master, progress=progress)
     context.record({"topic": topic, "entities": report.entities, "events": report.events, "through": report.through})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,12 +15,18 @@ from penstock.cli.values import any_topic, position, the_topic, time
 from penstock.names import TABLE_FORMATS, TableFormat
 from penstock.units import show_size
 
+if TYPE_CHECKING:
+    from penstock.journal.sealed.report import LakeSummary
+    from penstock.surface.journal import Journal
+
 
 @command(
     "seal",
     "penstock seal orders --lake /data/lake",
     "penstock seal orders --lake s3://bucket/lake --older-than 30d",
     "penstock seal orders --lake /data/lake --format delta --columns 'customer STRING, total DOUBLE'",
+    "penstock seal orders --lake /data/lake --columns 'region STRING' --partition-by region",
+    "penstock seal orders --url https://journal:7367 --lake s3://bucket/lake",
 )
 @the_topic
 @click.option("--lake", metavar="PLACE", envvar="PENSTOCK_LAKE", help="where the files go: a folder, s3://…")
@@ -28,6 +35,9 @@ from penstock.units import show_size
 @click.option("--format", type=click.Choice(TABLE_FORMATS), help="register the files in a table as well")
 @click.option(
     "--columns", metavar="COLUMNS", help="fields of the payload as typed columns: 'customer STRING, total DOUBLE'"
+)
+@click.option(
+    "--partition-by", metavar="COLUMN", help="files by the values of a typed column, or of kind, within their day"
 )
 @click.option("--catalog", metavar="NAME", help="the Iceberg catalog: a name of ~/.pyiceberg.yaml, or a uri")
 @click.option("--compact", is_flag=True, help="join small files of a day into one")
@@ -40,6 +50,7 @@ def seal(
     older_than: datetime | None,
     format: TableFormat | None,
     columns: str | None,
+    partition_by: str | None,
     catalog: str | None,
     compact: bool,
     master: str | None,
@@ -48,7 +59,8 @@ def seal(
 
     PENSTOCK_LAKE stands in for --lake. Without --through and --older-than, everything but the newest block is sealed.
     A file is read back and compared before the journal drops what it holds. Run it again to go on, also after it was
-    interrupted; later seals to a lake keep its format and columns. `penstock lake` lists what is there.
+    interrupted; later seals to a lake keep its format, columns and parting. `penstock lake` lists what is there. A
+    served journal is sealed by its server, to a lake that it was started with (`penstock serve --lake`).
     """
     if lake is None:
         raise click.UsageError("say where the files go: --lake, or PENSTOCK_LAKE")
@@ -71,6 +83,7 @@ def seal(
                 format=format,
                 columns=columns,
                 catalog=catalog,
+                partition_by=partition_by,
                 compact=compact,
                 master=master,
                 progress=progress,
@@ -89,15 +102,8 @@ def lake(context: CommandContext, topic: str | None) -> None:
     """Lists sealed history: its lakes, tables, files, events and bytes, and how DuckDB, Polars and Spark read it."""
     import msgspec
 
-    from penstock.api import local
-    from penstock.journal.sealed.tables.listing import lake_summaries
-
     with context.journal(read_only=True) as journal:
-        opened = local(journal, "listing sealed history")
-        with opened._engine.read() as snap:
-            found = [
-                one for handle in chosen_topics(context, journal, topic) for one in lake_summaries(snap, handle.name)
-            ]
+        found = _lakes(journal, [handle.name for handle in chosen_topics(context, journal, topic)])
     if context.json:
         for one in found:
             context.document(msgspec.to_builtins(one) | {"readers": one.readers()})
@@ -109,6 +115,20 @@ def lake(context: CommandContext, topic: str | None) -> None:
     context.rows(columns, rows, otherwise="nothing is sealed: `penstock seal TOPIC --lake PLACE` begins")
     for one in found:
         context.line("")
-        context.line(f"{one.topic}: {one.columns or 'no typed columns'}")
+        parted = f"; parted by {one.partition_by}" if one.partition_by else ""
+        context.line(f"{one.topic}: {one.columns or 'no typed columns'}{parted}")
         for program, text in one.readers().items():
             context.line(f"  {program:<7} {text}")
+
+
+def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
+    from penstock.api import local
+    from penstock.remote.journal import RemoteJournal
+    from penstock.remote.sealing import lakes_served
+
+    if isinstance(journal, RemoteJournal):
+        return lakes_served(journal, topics)
+    from penstock.journal.sealed.tables.listing import lake_summaries
+
+    with local(journal, "listing sealed history")._engine.read() as snap:
+        return [one for name in topics for one in lake_summaries(snap, name)]

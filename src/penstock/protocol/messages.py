@@ -1,0 +1,172 @@
+"""Messages over the wire: pushed, listed, looked at, given up; none of these takes one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
+from penstock.errors import QueueFull, UnknownQueue
+from penstock.protocol.journal import EventList, Receipts
+from penstock.protocol.operation import Operation
+from penstock.protocol.queues import Group
+from penstock.protocol.topics import After, Count, Limit
+from penstock.queue.inspect.messages import ListedMessage, MessageState
+from penstock.surface.failure import Attempt
+
+
+class MessageQuery(msgspec.Struct, omit_defaults=True):
+    state: Annotated[MessageState | None, Meta(description="only messages in this state")] = None
+    group: Annotated[str | None, Meta(description="as this group has them")] = None
+    after: After = 0
+    limit: Limit = None
+
+
+class PeekQuery(msgspec.Struct, omit_defaults=True):
+    limit: Annotated[Count, Meta(description="how many at the most")] = 1
+    group: Group = "default"
+
+
+class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
+    after: Annotated[str, Meta(description="behind which letter to go on: `next` of the page before")] = ""
+    limit: Limit = None
+
+
+class FailedQuery(msgspec.Struct, omit_defaults=True):
+    group: Group = "default"
+    after: After = 0
+    limit: Limit = None
+
+
+class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A message to push; several share everything but what their drafts say."""
+
+    payload: Any = None
+    kind: str = "message"
+    key: str | None = None
+    priority: int | Literal["front"] = 0
+    """In a queue that has priorities; "front" in any: before all that wait."""
+    delay: float = 0
+    not_before: datetime | None = None
+    dedup: str | None = None
+    max_attempts: int | None = None
+    headers: dict[str, str] | None = None
+    cause: str | None = None
+    binary: bool = False
+    payloads: list[Any] | None = None
+    """Several payloads that share everything else."""
+    messages: list[DraftDocument] | None = None
+    """Several messages, each with its own kind, key, dedup, headers and cause."""
+
+
+class MessageDocument(ListedMessage[EventDocument], frozen=True):
+    """A message that is not settled, as one group has it."""
+
+
+class MessagePage(msgspec.Struct):
+    """Some messages; ask again with after=… set to `next`, which is null at the end."""
+
+    messages: list[MessageDocument]
+    next: int | None = None
+
+
+class FailureDocument(msgspec.Struct):
+    """A message that was given up, and why."""
+
+    queue: str
+    attempts: int
+    reason: str
+    error: str | None
+    at: datetime | None
+    event: EventDocument
+    traceback: str | None = None
+    failed_attempts: list[Attempt] = []
+    """The newest ten, the oldest of them first."""
+
+
+class FailedList(msgspec.Struct):
+    failed: list[FailureDocument]
+    next: int | None = None
+
+
+class DeadLetterList(msgspec.Struct):
+    dead: list[FailureDocument]
+    next: str | None = None
+
+
+_QUEUE = "/queues/{queue}"
+
+LIST_MESSAGES = Operation(
+    "list_messages",
+    "GET",
+    _QUEUE + "/messages",
+    "Everything not settled, with its state, in order of position, a page at a time",
+    role="read",
+    query=MessageQuery,
+    answer=MessagePage,
+    errors=(UnknownQueue,),
+)
+PUSH_MESSAGES = Operation(
+    "push_messages",
+    "POST",
+    _QUEUE + "/messages",
+    "Pushes a message, or several",
+    role="write",
+    body=PushRequest,
+    answer=Receipts,
+    also=(ReceiptDocument,),
+    status=201,
+    errors=(UnknownQueue, QueueFull),
+)
+READ_MESSAGE = Operation(
+    "read_message",
+    "GET",
+    _QUEUE + "/messages/{seq}",
+    "One message, without taking it",
+    role="read",
+    answer=EventDocument,
+    errors=(UnknownQueue,),
+    missing="UnknownEvent",
+)
+PEEK_MESSAGES = Operation(
+    "peek_messages",
+    "GET",
+    _QUEUE + "/peek",
+    "What would be taken next",
+    role="read",
+    query=PeekQuery,
+    answer=EventList,
+    errors=(UnknownQueue,),
+)
+LIST_FAILED = Operation(
+    "list_failed",
+    "GET",
+    _QUEUE + "/failed",
+    "Messages given up, with the reason",
+    role="read",
+    query=FailedQuery,
+    answer=FailedList,
+    errors=(UnknownQueue,),
+)
+LIST_DEAD_LETTERS = Operation(
+    "list_dead_letters",
+    "GET",
+    _QUEUE + "/dead",
+    "Dead letters, with the reason",
+    role="read",
+    query=DeadLetterQuery,
+    answer=DeadLetterList,
+    errors=(UnknownQueue,),
+)
+
+OPERATIONS: tuple[Operation[object], ...] = (
+    LIST_MESSAGES,
+    PUSH_MESSAGES,
+    READ_MESSAGE,
+    PEEK_MESSAGES,
+    LIST_FAILED,
+    LIST_DEAD_LETTERS,
+)

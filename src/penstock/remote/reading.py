@@ -1,0 +1,84 @@
+"""Reading a topic of a served journal: page by page, as a stream of lines, or as Arrow record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from urllib3.exceptions import HTTPError
+
+from penstock.documents.events import EventDocument
+from penstock.errors import ConfigError
+from penstock.events import Event
+from penstock.protocol import topics as operations
+from penstock.protocol.operation import ARROW, LINES
+from penstock.protocol.problems import Problem, error_of_problem
+from penstock.protocol.topics import ReadQuery
+from penstock.remote.events import event_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.remote.client import Client
+
+PAGE = 1000
+"""Events asked for at a time when the number wanted is small or reading goes backwards."""
+
+
+class _FailureLine(msgspec.Struct):
+    """The last line of a stream that could not go on."""
+
+    problem: Problem
+
+
+_decode_event = msgspec.json.Decoder(EventDocument).decode
+_decode_failure = msgspec.json.Decoder(_FailureLine).decode
+
+
+def read_pages(client: Client, topic: str, query: ReadQuery) -> Iterator[Event]:
+    """A page at a time; the newest position of the first page is the end of all."""
+    left, reverse = query.limit, query.reverse
+    while left is None or left > 0:
+        query.limit = PAGE if left is None else min(left, PAGE)
+        page = client.call(operations.READ_EVENTS, topic, query=query)
+        for document in page.events:
+            yield event_of(document)
+        left = None if left is None else left - len(page.events)
+        if page.next is None:
+            return
+        if query.through is None:
+            query.through = page.latest
+        if not reverse:
+            query.after = page.next
+        elif page.next <= query.after:
+            return
+        else:
+            query.through = page.next
+
+
+def read_lines(client: Client, topic: str, query: ReadQuery) -> Iterator[Event]:
+    """One answer, an event per line; an error that came amid it is its last line."""
+    for line in client.lines(operations.READ_EVENTS, topic, query=query, accept=LINES):
+        if line.startswith(b'{"problem":'):
+            problem = _decode_failure(line).problem
+            raise error_of_problem(problem.status, problem)
+        yield event_of(_decode_event(line))
+
+
+def read_batches(client: Client, topic: str, query: ReadQuery, rows: int) -> Iterator[pa.RecordBatch]:
+    """One answer as Arrow record batches of up to `rows` rows."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
+    answer = client.stream(operations.READ_EVENTS, topic, query=query, accept=ARROW)
+    try:
+        with pa.ipc.open_stream(pa.PythonFile(answer, "r")) as reader:
+            for batch in reader:
+                for start in range(0, batch.num_rows, rows):
+                    yield batch.slice(start, rows)
+    except HTTPError as error:
+        raise client.broken("GET", error) from error
+    finally:
+        answer.close()

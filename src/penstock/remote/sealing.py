@@ -1,0 +1,41 @@
+"""Sealing a served journal, step by step, until nothing is left; and what lies in its lakes."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.journal.sealed.report import LakeSummary, Progress, SealReport
+from penstock.names import check_name
+from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, LakesQuery, SealRequest
+from penstock.remote.journal import RemoteJournal
+
+_STEP_SECONDS = 3_600.0
+"""How long the server may take for a step, those of other clients before it included."""
+
+
+def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progress: Progress | None) -> SealReport:
+    """Asks the server to seal, and again while something is left; the report is that of all steps together."""
+    journal._check_writable()
+    check_name(topic)
+    done: SealReport | None = None
+    while True:
+        step = journal._client.call(SEAL_TOPIC, topic, body=wanted, wait=_STEP_SECONDS)
+        if done is not None:
+            step = replace(
+                step,
+                events=done.events + step.events,
+                files=done.files + step.files,
+                bytes=done.bytes + step.bytes,
+                unfit=done.unfit + step.unfit,
+            )
+        done = step
+        if progress is not None and step.events:
+            progress(step.events, step.events + step.left)
+        if not step.left:
+            return step
+        wanted = replace(wanted, through=step.through + step.left)  # what is appended meanwhile is for the next time
+
+
+def lakes_served(journal: RemoteJournal, topics: list[str]) -> list[LakeSummary]:
+    """What lies in the lakes of a served journal's topics."""
+    return journal._client.call(LIST_LAKES, query=LakesQuery(topics)).lakes if topics else []
