@@ -15,15 +15,16 @@ loaded on first use, because every Python worker imports this package too.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.journal.sealed.sealing import SealReport
+    from penstock.journal.sealed.report import SealReport
     from penstock.spark.lakes import lake
     from penstock.spark.pipeline.flows import flow
     from penstock.spark.pipeline.places import buffer_at, external, queue, topic
     from penstock.spark.pipeline.running import run
     from penstock.spark.projection.projecting import project
+    from penstock.spark.projection.rebuilding import rebuild
     from penstock.spark.sealing import seal
     from penstock.spark.startup.sessions import session, stop
 
@@ -35,6 +36,7 @@ __all__ = [
     "lake",
     "project",
     "queue",
+    "rebuild",
     "run",
     "seal",
     "session",
@@ -43,13 +45,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "SealReport": "journal.sealed.sealing",
+    "SealReport": "journal.sealed.report",
     "buffer_at": "spark.pipeline.places",
     "external": "spark.pipeline.places",
     "flow": "spark.pipeline.flows",
     "lake": "spark.lakes",
     "project": "spark.projection.projecting",
     "queue": "spark.pipeline.places",
+    "rebuild": "spark.projection.rebuilding",
     "run": "spark.pipeline.running",
     "seal": "spark.sealing",
     "session": "spark.startup.sessions",
@@ -59,7 +62,7 @@ _HOMES = {
 """Where each public name lives, below `penstock`."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"penstock.{_HOMES[name]}"), name)

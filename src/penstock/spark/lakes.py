@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
-from penstock.api import LocalJournal, local, open_local
+from penstock.api import open_local
 from penstock.errors import ConfigError, StorageError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.storage.to_arrow import arrow_schema
-from penstock.names import check_name
-from penstock.spark.source.place import absolute_url, is_served
+from penstock.local.journal import LocalJournal
+from penstock.names import check_name, split_url
+from penstock.spark.source.place import JournalPlace, place_of_journal
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -42,15 +43,13 @@ def lake(
     check_name(topic)
     if payload not in ("json", "binary"):
         raise ConfigError(f'payload is "json" or "binary", not {payload!r}')
-    if isinstance(journal, str) and is_served(journal):
-        return _served(spark, absolute_url(journal), topic, payload)
-    if isinstance(journal, str):
-        url = absolute_url(journal)
-        opening: AbstractContextManager[LocalJournal] = open_local(url, read_only=True)
-    else:
-        found = local(journal, "a lake frame")
-        url = absolute_url(f"{found._engine.scheme}:{found._engine.location}")
-        opening = nullcontext(found)
+    place = place_of_journal(journal, "a lake frame")
+    if place.served:
+        return _served(spark, place, topic, payload)
+    url = place.url
+    opening: AbstractContextManager[LocalJournal] = (
+        nullcontext(journal) if isinstance(journal, LocalJournal) else open_local(url, read_only=True)
+    )
     with opening as opened, opened._engine.read() as snap:
         view = TopicView.open(snap, topic)
         if view is None:
@@ -71,15 +70,18 @@ def lake(
     return sealed if after == latest else sealed.unionAll(tail)
 
 
-def _served(spark: SparkSession, url: str, topic: str, payload: str) -> DataFrame:
+def _served(spark: SparkSession, place: JournalPlace, topic: str, payload: str) -> DataFrame:
     """A topic of a served journal, all of it through the server: the lake's files are the server's to reach."""
     from penstock.remote import connect
 
-    with connect(url, read_only=True) as journal:
+    token = None if place.token is None else place.token.reveal()
+    with connect(place.url, token=token, read_only=True) as journal:
         if topic not in journal.topics():
-            raise ConfigError(f"there is no topic {topic!r} in {url}")
+            raise ConfigError(f"there is no topic {topic!r} in {place.url}")
         latest = journal.topic(topic).latest
-    source = spark.read.format("penstock").options(url=url, topic=topic, payloadFormat=payload)
+    source = spark.read.format("penstock").options(url=place.url, topic=topic, payloadFormat=payload)
+    if token is not None:
+        source = source.option("token", token)
     return source.option("endingOffsets", str(latest)).load()
 
 
@@ -88,7 +90,7 @@ def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: s
     from pyspark.sql import functions as F
 
     try:
-        files = spark.read.schema(_DDL).parquet(*map(_path, segments))
+        files = spark.read.schema(_DDL).parquet(*(_path(one, file.path) for one in segments for file in one.files))
     except AnalysisException as error:
         raise StorageError(f"sealed history of topic {topic!r} cannot be read by Spark: {error}") from error
     text, raw = F.col("payload"), F.col("payload_bytes")
@@ -101,11 +103,11 @@ def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: s
     return files.select(*(column.alias(name) if name == "payload" else name for name in arrow_schema().names))
 
 
-def _path(segment: Segment) -> str:
+def _path(segment: Segment, file: str) -> str:
     """Where Spark finds a file; signs that it would take for a pattern are escaped."""
     _, root = open_lake(segment.lake)
-    path = re.sub(r"([\\*?\[\]{}])", r"\\\1", f"{root}/{segment.path}")
-    scheme = urlsplit(segment.lake).scheme if "://" in segment.lake else "file"
+    path = re.sub(r"([\\*?\[\]{}])", r"\\\1", f"{root}/{file}")
+    scheme = split_url(segment.lake).scheme if "://" in segment.lake else "file"
     return path if scheme == "file" else f"{_HADOOP_SCHEMES[scheme]}://{path}"
 
 
@@ -115,7 +117,7 @@ def _reachable(spark: SparkSession, lake: str) -> bool:
     A lake's url may name an endpoint and credentials. Spark's file system does not take them from a url: unless the
     session is set up with its own, it would look in another place, or be turned away.
     """
-    parts = urlsplit(lake) if "://" in lake else urlsplit("file:")
+    parts = split_url(lake) if "://" in lake else split_url("file:")
     if parts.scheme == "file":
         return True
     context = getattr(spark, "_jsc", None)

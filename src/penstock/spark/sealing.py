@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from penstock.api import LocalJournal, local, open_local
+from penstock.api import local, open_local
 from penstock.errors import ConfigError
-from penstock.journal.sealed.sealing import FILE_EVENTS, Progress, Range, SealReport, WriteSegments, seal_topic
+from penstock.journal.sealed.planning import Range
+from penstock.journal.sealed.report import FILE_EVENTS, Progress, SealReport
+from penstock.journal.sealed.sealing import WriteSegments, seal_topic
 from penstock.journal.sealed.segments import Segment
+from penstock.journal.sealed.tables.columns import columns_text
 from penstock.journal.sealed.tables.table import TableRequest
 from penstock.journal.sealed.writing import SealPlace, write_segment
+from penstock.local.journal import LocalJournal
 from penstock.names import TableFormat
+from penstock.protocol.bulk import SealRequest
+from penstock.remote.journal import RemoteJournal
+from penstock.remote.sealing import seal_served
 from penstock.spark.source.place import absolute_url, is_served
 from penstock.spark.source.stores import check_reach, reading
 from penstock.surface.journal import Journal
@@ -26,8 +33,9 @@ def seal(
     through: int | None = None,
     master: str | None = None,
     format: TableFormat | None = None,
-    columns: str | type[Any] | None = None,
+    columns: str | type[object] | None = None,
     catalog: str | None = None,
+    partition_by: str | None = None,
     compact: bool = False,
     file_events: int = FILE_EVENTS,
     progress: Progress | None = None,
@@ -35,34 +43,49 @@ def seal(
     """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
 
     Reads go on as before, across both. Without `through`, everything but the newest block is settled. Call it again to
-    go on, also after a kill: what was sealed stays, what was half done is done again. With `master`, Spark's tasks
-    write the files.
+    go on, also after a kill: what was sealed stays, what was half done is done again. With `master`, or
+    where this process has a Spark session that reaches the journal, Spark's tasks write the files: the same bytes.
 
     `format="delta"` or `"iceberg"` registers the files in a table as well; an Iceberg table is in the `catalog` named,
     or one beside the lake. `columns="customer STRING, total DOUBLE"` (or a declared event type) adds fields of the
-    payload as typed columns. Later seals to the same lake go on with both. `compact` joins small files of a day.
+    payload as typed columns; `partition_by` one of them (or "kind"), and each of its values has files of its own, in a
+    folder below the day's. Later seals to the same lake go on with all this. `compact` joins small files of a day.
+
+    A served journal (http://…, with PENSTOCK_TOKEN) is sealed by its server, to a lake that it was started with.
     """
+    served = _served(journal)
+    if served is not None:
+        if master is not None:
+            raise ConfigError("a served journal is sealed by its server: leave master out, or seal where the store is")
+        wanted = SealRequest(
+            lake, through, format, columns_text(columns) or None, catalog, partition_by, compact, file_events
+        )
+        with served as opened_there:
+            return seal_served(opened_there, topic, wanted, progress)
     with _opened(journal) as opened:
-        write = None if master is None else _on_spark(opened, master)
+        write = _on_spark(opened, master) if master is not None or _session_reaches(opened) else None
         return seal_topic(
-            opened,
+            opened._core,
             topic,
             lake=lake,
             through=through,
             file_events=file_events,
-            table=TableRequest(format, columns, catalog),
+            table=TableRequest(format, columns, catalog, partition_by),
             compact=compact,
             progress=progress,
             write=write,
         )
 
 
+def _served(journal: Journal | str) -> AbstractContextManager[RemoteJournal] | None:
+    """The journal behind a server's url, closed afterwards where it is opened here; None: it is no served one."""
+    if isinstance(journal, RemoteJournal):
+        return nullcontext(journal)
+    return RemoteJournal(journal) if isinstance(journal, str) and is_served(journal) else None
+
+
 @contextmanager
 def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
-    if isinstance(journal, str) and is_served(journal):
-        raise ConfigError(
-            "sealing moves history out of the store, and is not served over http: seal where the store is"
-        )
     if isinstance(journal, str):
         open_local(journal, read_only=True).close()  # a mistyped name makes no journal
         with open_local(journal) as opened:
@@ -71,17 +94,38 @@ def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
         yield local(journal, "sealing a topic")
 
 
-def _on_spark(journal: LocalJournal, master: str) -> WriteSegments:
-    url = absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
+def _session_reaches(journal: LocalJournal) -> bool:
+    """Whether this process has a Spark session whose tasks can open the journal."""
+    if "pyspark.core.context" not in sys.modules:
+        return False
+    from pyspark.core.context import SparkContext
+
+    running = SparkContext._active_spark_context
+    if running is None:
+        return False
+    try:
+        check_reach(_url_of(journal), running.master)
+    except ConfigError:
+        return False
+    return True
+
+
+def _url_of(journal: LocalJournal) -> str:
+    return absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
+
+
+def _on_spark(journal: LocalJournal, master: str | None) -> WriteSegments:
+    url = _url_of(journal)
 
     def write(place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
         from penstock.spark.startup.sessions import session
 
         if not ranges:
             return
-        context = session("penstock seal", master=master).sparkContext
+        running = session("penstock seal") if master is None else session("penstock seal", master=master)
+        context = running.sparkContext
         check_reach(url, context.master)
-        task = _SegmentTask(url, journal._record.id, place)
+        task = _SegmentTask(url, journal.id, place)
         step = max(1, context.defaultParallelism)
         for start in range(0, len(ranges), step):
             some = ranges[start : start + step]

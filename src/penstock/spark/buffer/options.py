@@ -18,7 +18,8 @@ from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.errors import ConfigError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.names import check_consumer, shown_url
-from penstock.spark.source.options import SPARK_OPTIONS, number, switch
+from penstock.spark.source.options import SPARK_OPTIONS
+from penstock.spark.source.values import number, switch
 
 _PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
 _READ = (
@@ -79,7 +80,7 @@ class BufferWriteOptions(BufferOptions, frozen=True, kw_only=True):
     __repr__ = BufferOptions.__repr__
 
 
-def settled(options: Mapping[str, str]) -> dict[str, str]:
+def resolved(options: Mapping[str, str]) -> dict[str, str]:
     """Options with names in lower case and the url in its place; ConfigError when there is none that Spark can use."""
     given = {name.lower(): value for name, value in options.items()}
     if given.get("url") and given.get("path"):
@@ -96,7 +97,7 @@ def settled(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_options(options: Mapping[str, str]) -> BufferReadOptions:
-    """Checks the settled options of a read; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
     where, given = _where(options, _READ, "read")
     start = given.get("startingoffsets", "earliest").strip().lower()
     if start not in ("earliest", "latest"):
@@ -116,7 +117,7 @@ def read_options(options: Mapping[str, str]) -> BufferReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
-    """Checks the settled options of a write; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a write; ConfigError says which one cannot be used and why."""
     where, given = _where(options, _WRITE, "write")
     compression = given.get("compression", "none").lower()
     if compression not in ("none", "zstd"):

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -84,14 +83,14 @@ class BufferLayout(msgspec.Struct, frozen=True):
                 raise ConfigError(f"column {field.name!r} is {stored} here; the schema asks for {field.type}")
         return cls(schema)
 
-    def batches(self, descriptor: Descriptor, entries: Any) -> Iterator[pa.RecordBatch]:
+    def batches(self, descriptor: Descriptor, entries: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
         """The rows of one object, in pieces."""
         columns = [self._column(field.name, descriptor, entries) for field in self.schema]
         whole = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         for start in range(0, whole.num_rows, _ROWS):
             yield whole.slice(start, _ROWS)
 
-    def _column(self, name: str, descriptor: Descriptor, entries: Any) -> Any:
+    def _column(self, name: str, descriptor: Descriptor, entries: pa.BinaryArray) -> pa.Array:
         count = len(entries)
         if name == "entry":
             return entries
@@ -123,7 +122,7 @@ def read_run(run: ManifestRange, options: BufferReadOptions, layout: BufferLayou
     """Fetches a task's objects and gives their rows, in order."""
     fetcher = Fetcher(options.open(), run.manifest, options.max_batch_bytes)
     waiting = deque(run.entries)
-    coming: deque[tuple[Descriptor, Future[Any]]] = deque()
+    coming: deque[tuple[Descriptor, Future[pa.BinaryArray]]] = deque()
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="penstock-fetch") as pool:
         try:
             while waiting or coming:

@@ -100,7 +100,7 @@ class BufferBatchWriter(_BufferWriter, DataSourceArrowWriter):
         self._publish([message for message in messages if isinstance(message, Uploaded)], mark)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to do: a commit whose answer was lost ends here too, and what nobody published is collected."""
+        """Nothing to do: a commit whose answer was lost ends here too, and what was not published is collected."""
 
 
 class BufferStreamWriter(_BufferWriter, DataSourceStreamArrowWriter):

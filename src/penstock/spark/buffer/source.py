@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock.buffer.format import parse_manifest
 from penstock.errors import ConfigError
-from penstock.spark.buffer.options import BufferReadOptions, read_options, settled, write_options
+from penstock.spark.buffer.options import BufferReadOptions, read_options, resolved, write_options
 from penstock.spark.buffer.rows import DDL, BufferLayout, ManifestRange, cut, read_run
 
 
@@ -26,7 +26,7 @@ class BufferSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.given = settled(options)
+        self.given = resolved(options)
 
     @classmethod
     def name(cls) -> str:

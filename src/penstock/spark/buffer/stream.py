@@ -45,7 +45,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:
         """Where a new query starts. Spark asks more than once and must get one answer."""
         if self._initial is None:
-            self._look()
+            self._refresh()
             latest = self.options.start == "latest"
             self._initial = {path: _end(seen) if latest else _begin(seen) for path, seen in self._seen.items()}
             # "latest" would be another place if it were asked for again after a crash: the first batch is left empty,
@@ -63,7 +63,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._anchored = True
             return start
         self._wait_if_idle()
-        self._look()
+        self._refresh()
         self._check_ahead(start)
         end = self._ends() if self._target is None else self._target
         end = {path: max(end[path], start[path]) for path in end}
@@ -76,7 +76,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends() if self._seen else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._look()
+        self._refresh()
         self._target = self._ends()
 
     def _wait_if_idle(self) -> None:
@@ -105,11 +105,11 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     # ── the manifests ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Reads the manifests, taking them over from any other consumer the first time."""
         for path, consumer in self._owned().items():
             with self._fenced(path):
-                self._seen[path] = consumer.look()
+                self._seen[path] = consumer.read_manifest()
 
     def _owned(self) -> dict[str, Consumer]:
         options = self.options
@@ -140,7 +140,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         self._check_manifests(end)
         if any(path not in self._seen or _end(self._seen[path]) < end[path] for path in end):
-            self._look()
+            self._refresh()
         return cut([(path, self._entries(path, start[path], end[path])) for path in sorted(end)], self.options)
 
     def _entries(self, path: str, start: int, end: int) -> list[Descriptor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 _quote = msgspec.json.Encoder().encode
 
 
-def json_text(column: Any, name: str = "payload") -> Any:
+def json_text(column: pa.Array, name: str = "payload") -> pa.Array:
     """The JSON form of every value, as a string column without nulls: a null is the text null.
 
     `forms` says what it looks like. NaN, infinities and years beyond 9999 have none: ConfigError.
@@ -34,7 +33,7 @@ def json_text(column: Any, name: str = "payload") -> Any:
     return text
 
 
-def _text(column: Any, name: str) -> Any:
+def _text(column: pa.Array, name: str) -> pa.Array:
     """The same; what stands for nulls is of no importance."""
     kind = column.type
     if pa.types.is_null(kind):
@@ -65,14 +64,14 @@ def _text(column: Any, name: str) -> Any:
     raise ConfigError(f"column {name!r} has the type {kind}, which has no JSON form: cast it to text")
 
 
-def _time_text(column: Any, name: str) -> Any:
+def _time_text(column: pa.Array, name: str) -> pa.Array:
     """Times as ISO 8601, in UTC: Spark hands them over in the session's zone."""
     if column.type.tz:
         column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
     return pc.binary_replace_slice(_in_years(column, name).cast(pa.string()), 10, 11, "T")
 
 
-def _in_years(column: Any, name: str) -> Any:
+def _in_years(column: pa.Array, name: str) -> pa.Array:
     """The column, when its years have four digits."""
     if len(column) > column.null_count:
         bounds = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64()))
@@ -81,8 +80,8 @@ def _in_years(column: Any, name: str) -> Any:
     return column
 
 
-def _struct_text(column: Any, name: str) -> Any:
-    pieces: list[Any] = ["{"]
+def _struct_text(column: pa.Array, name: str) -> pa.Array:
+    pieces: list[pa.Array | str] = ["{"]
     for at, (field, values) in enumerate(zip(column.type, column.flatten(), strict=True)):
         label = _quote(field.name).decode()
         pieces.append(f"{',' if at else ''}{label}:")
@@ -91,7 +90,7 @@ def _struct_text(column: Any, name: str) -> Any:
     return _joined(*pieces) if column.type.num_fields else pa.repeat("{}", len(column))
 
 
-def _map_text(column: Any, name: str) -> Any:
+def _map_text(column: pa.Array, name: str) -> pa.Array:
     keys, values = column.keys, column.items
     labels = keys if pa.types.is_string(keys.type) else json_text(keys, name)
     if not pa.types.is_string(keys.type) and len(labels) and pc.any(pc.starts_with(labels, '"')).as_py():
@@ -100,12 +99,12 @@ def _map_text(column: Any, name: str) -> Any:
     return _list_text(column.offsets, pairs, "{", "}")
 
 
-def _list_text(offsets: Any, values: Any, opening: str, closing: str) -> Any:
+def _list_text(offsets: object, values: object, opening: str, closing: str) -> pa.Array:
     lists = pa.ListArray.from_arrays(offsets, values)
     return _joined(opening, pc.binary_join(lists, ","), closing)
 
 
-def _float_text(column: Any, name: str) -> Any:
+def _float_text(column: pa.Array, name: str) -> pa.Array:
     if not pc.all(pc.is_finite(column.fill_null(0)), min_count=0).as_py():
         raise ConfigError(f"column {name!r} holds NaN or an infinity, which JSON cannot say; use null or text instead")
     text = _filled(column.cast(pa.string()))
@@ -113,7 +112,7 @@ def _float_text(column: Any, name: str) -> Any:
     return pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
 
 
-def _quoted(column: Any) -> Any:
+def _quoted(column: pa.Array) -> pa.Array:
     """Text in quotes, with what JSON wants escaped escaped."""
     if _needs_escapes(column):
         for plain, escaped in _ESCAPES:
@@ -123,7 +122,7 @@ def _quoted(column: Any) -> Any:
     return _joined('"', column, '"')
 
 
-def _needs_escapes(column: Any) -> bool:
+def _needs_escapes(column: pa.Array) -> bool:
     """Whether any byte of the column is a quote, a backslash or a control character; asking by row is far slower."""
     held = column.buffers()[2]
     if held is None:
@@ -136,9 +135,9 @@ def _spelled(escaped: str) -> str:
     return "".join(character if character >= " " else f"\\u{ord(character):04x}" for character in escaped)
 
 
-def _filled(column: Any) -> Any:
+def _filled(column: pa.Array) -> pa.Array:
     return column.fill_null("") if column.null_count else column
 
 
-def _joined(*pieces: Any) -> Any:
+def _joined(*pieces: object) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, "")

@@ -1,29 +1,48 @@
-"""One process runs a pipeline at a time; the kernel lets go of the lock when that process is gone, however it went."""
+"""A pipeline's progress: where it is kept, and the lock that lets one process run it at a time.
+
+The kernel lets go of the lock when that process is gone, however it went.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Locked
-from penstock.names import check_name
+from penstock.names import check_name, split_url
 from penstock.spark.source.place import is_served
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def checkpoint_root(url: str) -> str:
     """Where the progress of pipelines over a journal is kept: beside it; for a served one, in the working folder."""
     if not is_served(url):
         return f"{parse_url(url)[1]}.checkpoints"
-    parts = urlsplit(url)
+    parts = split_url(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     name = "-".join([str(parts.hostname), str(port), *(piece for piece in parts.path.split("/") if piece)])
     return str(Path.cwd() / f"{name}.checkpoints")
+
+
+def query_at(checkpoint: str, spark: SparkSession) -> str | None:
+    """The id of the streaming query that a checkpoint belongs to; None when it has not run yet."""
+    from pyspark.errors import AnalysisException
+
+    file = f"{checkpoint}/metadata"
+    try:
+        found = Path(file).read_text("utf-8") if "://" not in file else spark.read.text(file).collect()[0].value
+    except (OSError, AnalysisException):
+        return None
+    return str(json.loads(found)["id"])
 
 
 @contextmanager

@@ -1,16 +1,17 @@
 """Why a flow failed: in a word for people, and whether starting it again may help.
 
 A failure of Python code that tasks run arrives as text: Spark's exception with a Python traceback in it. What raised
-it decides. A busy store, a full queue, a lost connection, a killed worker pass; a mistake in the flow, or rows that do
-not fit, do not: the same rows would fail again.
+it decides. A busy store, a full queue, a lost connection, a killed worker pass; a mistake in the flow, rows that do not
+fit, or rows that crash a worker do not: the same rows would fail again.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.errors import PenstockError, StorageError
+from penstock.spark.payload.crashes import crash_of
 
 _PASSING = frozenset(
     {
@@ -66,6 +67,9 @@ def fault_of(error: BaseException, file: str | None = None) -> Fault:
     raised = [match for one in chain for match in _TRACEBACK.finditer(_text(one))]
     if raised:
         return _python_fault(raised[-1], file)
+    crash = next((said for one in chain if (said := crash_of(_text(one))) is not None), None)
+    if crash is not None:
+        return Fault(crash, False)
     lasting = any(type(one).__name__ in _LASTING for one in chain)
     lasting = lasting or any(state in _LASTING_STATES for one in chain for state in _STATE.findall(_text(one)))
     return Fault(_in_short(_text(error)) or type(error).__name__, not lasting)
@@ -74,7 +78,7 @@ def fault_of(error: BaseException, file: str | None = None) -> Fault:
 def _chain(error: BaseException) -> list[BaseException]:
     """An exception of Spark's and what caused it, as far as Spark knows."""
     chain: list[BaseException] = []
-    following: Any = error
+    following: object = error
     while isinstance(following, BaseException) and following not in chain:
         chain.append(following)
         following = getattr(following, "_cause", None)

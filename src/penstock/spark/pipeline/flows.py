@@ -10,8 +10,9 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from penstock.entity.staging.declared import DeclaredGate
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import check_name
 from penstock.spark.pipeline.places import Endpoint
@@ -58,6 +59,7 @@ def flow(
     name: str | None = None,
     output_mode: OutputMode = "append",
     every: float | None = None,
+    gates: Sequence[str | DeclaredGate] = (),
 ) -> Callable[[Callable[..., DataFrame]], Flow]:
     """Declares a flow: the function gets one streaming DataFrame for each source, and what it returns is written.
 
@@ -66,8 +68,9 @@ def flow(
             return orders.where("total > 1000").selectExpr("struct(total) AS payload", "id AS cause")
 
     `output_mode` is Spark's: append (rows that are final), or update (rows that changed, in aggregations). `every` is
-    the least number of seconds between two batches. `name` is the function's unless it is given; a flow's progress is
-    kept under it.
+    the least number of seconds between two batches. `gates` see every row before it is written: functions under
+    `penstock.gate`, in this file or elsewhere, or names like "shop.rules:only_positive". `name` is the function's
+    unless it is given; a flow's progress is kept under it.
     """
     sources = (source,) if isinstance(source, Endpoint) else tuple(source)
     if not sources or not all(isinstance(one, Endpoint) for one in sources):
@@ -81,6 +84,9 @@ def flow(
     if every is not None and not every >= 0:
         raise ConfigError(f"every is a number of seconds, not {every!r}")
 
+    if gates:
+        target = target.gated(gates)
+
     def declare(function: Callable[..., DataFrame]) -> Flow:
         if not callable(function):
             raise ConfigError("@flow(…) goes above a function")
@@ -92,7 +98,7 @@ def flow(
     return declare
 
 
-def _check_parameters(function: Callable[..., Any], name: str, count: int) -> None:
+def _check_parameters(function: Callable[..., object], name: str, count: int) -> None:
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
@@ -149,7 +155,7 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
     try:
         exec(code, vars(module))
     except Exception as error:
-        raise ConfigError(f"{place_of(error, str(file)) or path}: {said(error)}{_advice(error)}") from error
+        raise ConfigError(f"{place_of(error, str(file)) or path}: {error_line(error)}{_advice(error)}") from error
     flows = {id(value): value for value in vars(module).values() if isinstance(value, Flow)}
     if not flows:
         raise ConfigError(
@@ -179,7 +185,7 @@ def place_of(error: BaseException, file: str) -> str | None:
     return f"{file}, line {lines[-1]}" if lines else None
 
 
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """What an error says, in a line: penstock's own speak for themselves, others with their kind."""
     text = str(error).strip()
     if isinstance(error, PenstockError):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Denied
-from penstock.spark.pipeline.flows import Flow, Pipeline, place_of, said
+from penstock.spark.pipeline.flows import Flow, Pipeline, error_line, place_of
 from penstock.spark.pipeline.places import Endpoint, Node
 from penstock.spark.source.place import is_served
 
@@ -133,10 +133,10 @@ def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str |
 
     frames = [source.read(spark, flow.consumer, hold) for source in flow.sources]
     try:
-        result: Any = flow.flow(*frames)
+        result: object = flow.flow(*frames)
     except Exception as error:
         place = place_of(error, file) if file else None
-        raise ConfigError(f"{place + ': ' if place else ''}{said(error)}") from error
+        raise ConfigError(f"{place + ': ' if place else ''}{error_line(error)}") from error
     if not isinstance(result, DataFrame):
         raise ConfigError(f"the function must return a DataFrame, and returned {type(result).__name__}")
     if not result.isStreaming:
@@ -151,9 +151,9 @@ def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
     target = flow.target
     if target.in_journal:
         from penstock.spark.sink.layout import SinkLayout
-        from penstock.spark.source.options import settled, write_options
+        from penstock.spark.source.options import resolved, write_options
 
-        SinkLayout.of(frame.schema, write_options(settled(target.write_options())))
+        SinkLayout.of(frame.schema, write_options(resolved(target.write_options())))
     _check_operations(frame, flow.flow.output_mode, spark)
 
 
@@ -170,20 +170,29 @@ def _check_operations(frame: DataFrame, output_mode: str, spark: SparkSession) -
     try:
         checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
     except PySparkException as error:
-        raise ConfigError(said(error).removeprefix("AnalysisException: ")) from error
+        raise ConfigError(error_line(error).removeprefix("AnalysisException: ")) from error
 
 
-def schema_problems(graph: FlowGraph, spark: SparkSession) -> tuple[dict[str, list[str]], list[str]]:
-    """The columns that each flow makes, and what is wrong with them."""
+def schema_problems(
+    graph: FlowGraph, spark: SparkSession, query_of: Callable[[str], str | None]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The columns that each flow makes, and what is wrong with them. `query_of`: a flow's query, if it has run."""
+    from penstock.spark.projection.follow import planned_folds
+
     columns: dict[str, list[str]] = {}
     problems = []
     for flow in graph.flows:
         try:
-            frame = frame_of(flow, spark, graph.pipeline.file)
+            with planned_folds() as folds:
+                frame = frame_of(flow, spark, graph.pipeline.file)
             columns[flow.name] = list(frame.columns)
             check_frame(flow, frame, spark)
+            query = query_of(flow.name) if folds else None
+            if query is not None:
+                for fold in folds:
+                    fold.check(fold.keeper.load(fold.wanted(query), []))
         except Exception as error:
-            problems.append(f"flow {flow.name!r}: {said(error)}")
+            problems.append(f"flow {flow.name!r}: {error_line(error)}")
     return columns, problems
 
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import penstock
 from penstock.buffer.format import parse_manifest
 from penstock.errors import PenstockError
-from penstock.spark.buffer.options import read_options
-from penstock.spark.buffer.options import settled as settled_buffer
+from penstock.spark.buffer.options import read_options, resolved
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.places import Endpoint
 from penstock.spark.source.place import is_served
@@ -32,7 +31,7 @@ class Lag:
     def __init__(self, flow: BoundFlow) -> None:
         self.flow = flow
         self._served: dict[str, Journal] = {}
-        self._looked: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
+        self._read_bounds: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         """When each buffer's manifests were last looked at, and where they began and ended."""
 
     def total(self, offsets: Offsets) -> int | None:
@@ -55,7 +54,7 @@ class Lag:
         found: dict[str, int] = {}
         for at, source in enumerate(self.flow.sources):
             if source.kind == "buffer":
-                url = read_options(settled_buffer(source.options)).url.rstrip("/")
+                url = read_options(resolved(source.options)).url.rstrip("/")
                 found |= {f"{url}/{path}": sequence for path, sequence in offsets.get(at, {}).items()}
         return found
 
@@ -79,18 +78,18 @@ class Lag:
 
     def _in_buffer(self, at: int, source: Endpoint, offsets: Mapping[str, int] | None) -> int | None:
         """The manifest's entries beyond what was read; those that were read and not acknowledged yet do not count."""
-        looked = self._looked.get(at)
-        if looked is None or time.monotonic() >= looked[0] + _BUFFER_INTERVAL:
+        known = self._read_bounds.get(at)
+        if known is None or time.monotonic() >= known[0] + _BUFFER_INTERVAL:
             try:
-                looked = self._looked[at] = time.monotonic(), _bounds(source)
+                known = self._read_bounds[at] = time.monotonic(), _bounds(source)
             except PenstockError:  # a lag that is not known for a moment is nothing to stop a flow for
                 return None
-        return sum(max(0, end - (offsets or {}).get(path, begin)) for path, (begin, end) in looked[1].items())
+        return sum(max(0, end - (offsets or {}).get(path, begin)) for path, (begin, end) in known[1].items())
 
 
 def _bounds(source: Endpoint) -> dict[str, tuple[int, int]]:
     """Where each manifest of a buffer begins and ends, in sequences."""
-    options = read_options(settled_buffer(source.options))
+    options = read_options(resolved(source.options))
     store = options.open()
     found = {}
     for place in options.places:

@@ -7,13 +7,16 @@ Spark opens it. Options are those of the data source, in its words or in Python'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
+from penstock.entity.staging.declared import DeclaredGate, check_gate_names, load_gates
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import check_name, shown_url
-from penstock.spark.source.options import check_stream, read_options, settled, write_options
+from penstock.spark.source.options import check_stream, read_options, resolved, write_options
 from penstock.spark.source.place import absolute_url
 
 if TYPE_CHECKING:
@@ -45,6 +48,17 @@ class Endpoint:
         """The place with its journal known: its own, or the pipeline's."""
         return replace(self, url=absolute_url(self.url or url)) if self.in_journal else self
 
+    def gated(self, gates: Sequence[str | DeclaredGate]) -> Endpoint:
+        """The place with gates that see what is written to it."""
+        if not self.in_journal:
+            raise ConfigError(f"gates see what is written to topics and queues, and the target is {self.label}")
+        if "gates" in self.options:
+            raise ConfigError(f"the gates of {self.label} are named twice: by the flow, and by its target")
+        if isinstance(gates, str) or not all(isinstance(one, str | DeclaredGate) for one in gates):
+            raise ConfigError('gates is a list of names ("shop.rules:only_positive") and of functions under @gate(…)')
+        names = check_gate_names(one if isinstance(one, str) else one.name for one in gates)
+        return replace(self, options={**self.options, "gates": msgspec.json.encode(names).decode()})
+
     def nodes(self, known: Iterable[Node] = ()) -> frozenset[Node]:
         """What it stands for in the graph; `known` is what a pattern chooses from."""
         if self.kind == "pattern":
@@ -65,7 +79,7 @@ class Endpoint:
         if not self.in_journal:
             return dict(self.options)
         options = {"consumer": consumer, "url": self.url or "", **self.options, **self._naming()}
-        check_stream(read_options(settled(options)))
+        check_stream(read_options(resolved(options)))
         return options
 
     def write(self, frame: DataFrame, output_mode: str) -> DataStreamWriter:
@@ -86,7 +100,9 @@ class Endpoint:
         if self.kind == "pattern" or len(self.names) > 1:
             raise ConfigError(f"a flow writes to one topic, not to {self.label}")
         options = {"url": self.url or "", **self.options, **self._naming()}
-        write_options(settled(options))
+        made = write_options(resolved(options))
+        if made.place.server is None:
+            load_gates(made.gates)
         return options
 
     def _naming(self) -> dict[str, str]:
@@ -110,7 +126,7 @@ class BatchByBatch:
         writer.options(txnAppId=f"query {query}", txnVersion=number).save()
 
 
-def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: Any) -> Endpoint:
+def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: object) -> Endpoint:
     """A topic to read from or write to; several (or a `pattern` of names) to read from as one stream.
 
     As a target without a name, rows say in a column `topic` where they go. `url` is another journal than the
@@ -133,13 +149,15 @@ def topic(*names: str, pattern: str | None = None, url: str | None = None, **opt
     return Endpoint("penstock", label, given, "topic", names, url)
 
 
-def queue(name: str, *, policy: Mapping[str, Any] | None = None, url: str | None = None, **options: Any) -> Endpoint:
+def queue(
+    name: str, *, policy: Mapping[str, object] | None = None, url: str | None = None, **options: object
+) -> Endpoint:
     """A queue to push to, made with `policy` when it is not there; or to read the messages of, without taking them."""
     check_name(name, "queue")
     return Endpoint("penstock", f"queue {name}", _options(options, "queue"), "queue", (name,), url, dict(policy or {}))
 
 
-def buffer_at(url: str, **options: Any) -> Endpoint:
+def buffer_at(url: str, **options: object) -> Endpoint:
     """A buffer in object storage to read from or write to; the options are those of the source `penstock-buffer`.
 
     Options that it does not know are the object store's own, so all of them are spelled as there.
@@ -151,7 +169,7 @@ def buffer_at(url: str, **options: Any) -> Endpoint:
     return Endpoint("penstock-buffer", f"buffer {shown}", given, "buffer", (f"{shown} {given.get('manifest', '')}",))
 
 
-def external(format: str, path: str | None = None, **options: Any) -> Endpoint:
+def external(format: str, path: str | None = None, **options: object) -> Endpoint:
     """Anything else Spark reads or writes as a stream: `external("parquet", "lake/raw")`, `external("kafka", …)`."""
     if not isinstance(format, str) or not format:
         raise ConfigError(f"external() needs the name of a Spark format, not {format!r}")
@@ -162,7 +180,7 @@ def external(format: str, path: str | None = None, **options: Any) -> Endpoint:
     return Endpoint(format, f"{format} {shown_url(str(path))}" if path else format, given, "external", names)
 
 
-def _options(options: Mapping[str, Any], what: str) -> dict[str, str]:
+def _options(options: Mapping[str, object], what: str) -> dict[str, str]:
     """Options as the data source takes them: it knows no case, and Python's underscores are not part of a name."""
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -173,7 +191,7 @@ def _options(options: Mapping[str, Any], what: str) -> dict[str, str]:
     return given
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):

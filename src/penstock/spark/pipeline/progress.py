@@ -20,6 +20,7 @@ from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.source.place import is_served
 from penstock.spark.source.stores import writing
+from penstock.spark.source.stream import split_offset
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class RunningFlow:
         self.status.error = error
         self.status.rows_per_second = None
 
-    def look(self) -> None:
-        """Takes in the batches that were completed since the last look."""
+    def refresh(self) -> None:
+        """Takes in the batches that were completed since the last call."""
         if self.query is None:
             return
         newest: Any = self.query.lastProgress
@@ -94,7 +95,9 @@ class RunningFlow:
         self._counted.append((time.monotonic(), rows))
         for at, source in enumerate(progress["sources"]):
             with suppress(ValueError, TypeError, AttributeError):
-                self._offsets[at] = {name: int(seq) for name, seq in json.loads(source["endOffset"]).items()}
+                self._offsets[at], _ = split_offset(
+                    {name: int(seq) for name, seq in json.loads(source["endOffset"]).items()}
+                )
         if "addBatch" in progress["durationMs"]:  # not the sign of life of an idle query
             self.status.batch = int(progress["batchId"])
             self.status.batch_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import ConfigError, FlowFailed, PenstockError
 from penstock.limits import DEFAULT_URL
 from penstock.observe.pipelines import FlowStatus
-from penstock.spark.pipeline.alone import alone, checkpoint_root
+from penstock.spark.pipeline.alone import alone, checkpoint_root, query_at
 from penstock.spark.pipeline.faults import Fault, fault_of
 from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
@@ -37,7 +37,7 @@ from penstock.spark.startup.reaching import Gone, hushed, reaching_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two looks at the queries."""
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a failed flow is started again; the last repeats."""
@@ -100,7 +100,8 @@ class Runner:
         _raise([*self._unreachable(graph), *graph.problems()])
         with self._session():
             assert self._spark is not None
-            columns, problems = schema_problems(graph, self._spark)
+            spark = self._spark
+            columns, problems = schema_problems(graph, spark, lambda flow: query_at(self._checkpoint(flow), spark))
         _raise(problems)
         return columns
 
@@ -175,7 +176,7 @@ class Runner:
             if all(running.status.state in ("done", "failed") for running in flows):
                 return
             self._tell()
-            self._stop.wait(LOOK)
+            self._stop.wait(POLL_SECONDS)
 
     def _step(self, running: RunningFlow) -> None:
         """Starts the flow if it is due, else looks how it does."""
@@ -186,7 +187,7 @@ class Runner:
         with reaching_spark():
             active = running.query.isActive
             with suppress(PenstockError):  # a store that is busy now: the next look will do
-                running.look()
+                running.refresh()
             if active:
                 return
             error = running.query.exception()

@@ -13,7 +13,7 @@ from penstock.spark.pipeline.progress import RunningFlow
 
 GRACE = 30.0
 """Seconds a batch may take to finish after the pipeline was asked to stop."""
-_LOOKS, _LOOK = 5, 0.05
+_POLLS, _POLL_SECONDS = 5, 0.05
 """How often in a row, and how many seconds apart, a query must be seen to do nothing before it is stopped."""
 
 
@@ -36,11 +36,11 @@ class Hold:
             with suppress(Exception):
                 query = one.query
                 idle = 0
-                while query is not None and query.isActive and idle < _LOOKS and time.monotonic() < deadline:
+                while query is not None and query.isActive and idle < _POLLS and time.monotonic() < deadline:
                     status = query.status
                     # Once may be the moment between asking for offsets and beginning a batch with them.
                     idle = 0 if status["isTriggerActive"] and status["isDataAvailable"] else idle + 1
-                    time.sleep(_LOOK)
+                    time.sleep(_POLL_SECONDS)
                 if query is not None:
                     query.stop()
-                    one.look()
+                    one.refresh()

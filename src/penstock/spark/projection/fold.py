@@ -117,7 +117,7 @@ class Folded:
 
     __slots__ = ("first", "generation", "key", "state", "topic")
 
-    def __init__(self, key: str, state: Any, generation: int = 0, first: int = 0) -> None:
+    def __init__(self, key: str, state: object, generation: int = 0, first: int = 0) -> None:
         self.key = key
         self.state = state
         self.generation = generation

@@ -1,10 +1,7 @@
-"""What a projected stream remembers between batches: the states of its entities, kept in the journal.
+"""A projected stream: tasks load the states of their rows' entities, fold what is new, and save before rows go on.
 
-    p topic name@query version key      like a saved state of the projection, but of one streaming query
-
-A task loads the entities of its rows, folds what is new to them, and saves them in one commit before its rows go on. A
-saved state says which position it has reached: whatever part of a batch is run again changes nothing and gives the same
-rows. A stream over a whole topic from its beginning also saves the states as the projection's own snapshots, which
+A saved state says which position it has reached: whatever part of a batch is run again changes nothing and gives the
+same rows. A stream over a whole topic from its beginning also saves the states as the projection's own snapshots, which
 `Topic.project` then begins with.
 """
 
@@ -12,7 +9,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -20,36 +19,34 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from penstock.api import LocalJournal, local
-from penstock.entity.projection.projection import Declared
-from penstock.entity.projection.snapshot import Saved, load_saved, pack_state, save, unpack_state
-from penstock.errors import ConfigError, PenstockError, TopicDropped
-from penstock.journal.commit.catalog import load_record, load_state
-from penstock.journal.commit.commit import Commit
+from penstock.entity.projection.snapshot import pack_state, unpack_state
+from penstock.entity.projection.streamed import StreamedState, StreamedStates
+from penstock.errors import ConfigError, PenstockError
 from penstock.spark.projection.fold import Folded, emit, fold_sorted
+from penstock.spark.projection.keeping import LoadedStates, StateKeeper, keeper_of
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
 from penstock.spark.source.options import read_options
-from penstock.spark.source.place import absolute_url, is_served
-from penstock.spark.source.stores import check_reach, journal_id, reading, writing
+from penstock.spark.source.place import JournalPlace, place_of_journal
+from penstock.spark.source.stores import check_reach
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_planned: ContextVar[list[StreamFold] | None] = ContextVar("projected streams that are planned", default=None)
 _STATELESS = ("Project", "SubqueryAlias", "EventTimeWatermark")
 
 
 class StreamFold:
     """The task of a streaming projection."""
 
-    def __init__(self, shipped: Shipped, schema: StructType, url: str, topic: str, whole: bool) -> None:
+    def __init__(self, shipped: Shipped, schema: StructType, keeper: StateKeeper, topic: str, whole: bool) -> None:
         self.shipped = shipped
         self.schema = schema
-        self.url = url
+        self.keeper = keeper
         self.topic = topic
         self.whole = whole
-        self.journal = journal_id(url)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = [batch for batch in batches if batch.num_rows]
@@ -57,39 +54,43 @@ class StreamFold:
             return
         table = pa.Table.from_batches(rows).combine_chunks()
         table = table.take(pc.sort_indices(table, [("key", "ascending"), ("seq", "ascending")])).combine_chunks()
-        declared = self._declared()
-        with reading(self.url, self.journal)._engine.read() as snap:
-            record = load_record(snap, self.topic)
-            if record is None:
-                raise ConfigError(f"there is no topic {self.topic!r} in {self.url} to keep a stream's states with")
+        wanted = self.wanted(_query_of_task())
+        keys = [key for key in pc.unique(table.column("key")).to_pylist() if key is not None]
+        found = self.keeper.load(wanted, keys)
+        self.check(found)
 
-            def load(key: str) -> Folded:
-                return self._begun(key, load_saved(snap, record.number, declared, key), declared)
+        def load(key: str) -> Folded:
+            return self._begun(key, found.states.get(key))
 
-            folded = list(fold_sorted(iter(table.to_batches()), self.shipped, load))
-        self._keep(record.number, declared, folded)
+        folded = list(fold_sorted(iter(table.to_batches()), self.shipped, load))
+        fingerprint = self.shipped.projection.__projection__.fingerprint
+        states = [
+            StreamedState(one.key, fingerprint, one.generation, one.first, pack_state(one.state)) for one in folded
+        ]
+        self.keeper.save(wanted, found.number, states, whole=self.whole)
         yield from emit(iter(folded), StateRows(self.schema))
 
-    def _declared(self) -> Declared:
-        """The projection as this query's states are filed: by the query's id, which restarts do not change."""
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        if not query:
-            raise PenstockError("Spark did not tell the task which streaming query it works for")
+    def wanted(self, query: str) -> StreamedStates:
+        """The states of a query."""
         own = self.shipped.projection.__projection__
-        declared = Declared(f"{own.name}@{query}", own.version, [])
-        declared.fingerprint = own.fingerprint
-        return declared
+        return StreamedStates(self.topic, own.name, own.version, query)
 
-    def _begun(self, key: str, saved: Saved | None, declared: Declared) -> Folded:
+    def check(self, found: LoadedStates) -> None:
+        """ConfigError when what a query has saved is not of this projection."""
+        own, filed = self.shipped.projection.__projection__, found.filed
+        if filed is None or (filed.version, filed.fingerprint) == (own.version, own.fingerprint):
+            return
+        name = self.shipped.projection.__name__
+        if filed.version != own.version:
+            said = f"is of version {own.version}, and the states that this stream has saved are of {filed.version}"
+        else:
+            said = "has other fields or handlers than when this stream began"
+        raise ConfigError(f"projection {name} {said}: start it with a new checkpoint")
+
+    def _begun(self, key: str, saved: StreamedState | None) -> Folded:
         projection = self.shipped.projection
         if saved is None:
             return Folded(key, projection())
-        if saved.fingerprint != declared.fingerprint:
-            raise ConfigError(
-                f"projection {projection.__name__} has other fields or handlers than when this stream began: "
-                "start it with a new checkpoint"
-            )
         try:
             return Folded(key, unpack_state(projection, saved.state), saved.generation, saved.first)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -98,65 +99,75 @@ class StreamFold:
                 f"any more ({error}): start it with a new checkpoint"
             ) from error
 
-    def _keep(self, number: int, declared: Declared, folded: list[Folded]) -> None:
-        own = self.shipped.projection.__projection__
-        packed = [(one, pack_state(one.state)) for one in folded]
 
-        def apply(commit: Commit) -> None:
-            if not commit.is_current(self.topic, number):
-                raise TopicDropped(f"topic {self.topic!r} was dropped while a stream kept its states with it")
-            state = load_state(commit.tx, number, self.topic)
-            for one, body in packed:
-                saved = Saved(declared.fingerprint, one.generation, one.first, 0, body)
-                save(commit.tx, number, declared, one.key, saved)
-                if self.whole and not state.compacted and one.first > state.trimmed:
-                    save(commit.tx, number, own, one.key, saved)
-
-        with writing(self.url, self.journal) as journal:
-            journal.run(apply)
+def _query_of_task() -> str:
+    """The id of the streaming query that this task works for; restarts do not change it."""
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    if not query:
+        raise PenstockError("Spark did not tell the task which streaming query it works for")
+    return query
 
 
-def _url_of(journal: LocalJournal) -> str:
-    return f"{journal._engine.scheme}:{journal._engine.location}"
+@contextmanager
+def planned_folds() -> Iterator[list[StreamFold]]:
+    """Gathers the projected streams that are made inside, for those who check them before they run."""
+    found: list[StreamFold] = []
+    token = _planned.set(found)
+    try:
+        yield found
+    finally:
+        _planned.reset(token)
 
 
 def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
     """The task of a stream, with the journal found in what the frame reads, or given."""
+    fold = _fold_of(events, shipped, schema, journal)
+    planned = _planned.get()
+    if planned is not None:
+        planned.append(fold)
+    return fold
+
+
+def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
     if getattr(events, "_jdf", None) is None:
         raise ConfigError(
             "a stream over Spark Connect (sc://) cannot be projected: its states would be kept by tasks that know "
             "nothing of this program's journal. Project in a program with a session of its own, or project a batch"
         )
     source = _source_of(events)
+    place = source.place if source is not None else None
     if journal is not None:
-        url = journal if isinstance(journal, str) else _url_of(local(journal, "a projected stream"))
-        url = absolute_url(url)
-    elif source is not None:
-        url = source[0]
-    else:
+        named = place_of_journal(journal, "a projected stream")
+        place = place if place is not None and named.url == place.url and named.token is None else named
+    if place is None:
         raise ConfigError(
             "a projected stream remembers its states in a journal: this frame does not read one directly, "
             "so name it: project(events, Projection, journal=…)"
         )
-    if is_served(url):
-        raise ConfigError(
-            "a projected stream's states are kept in a journal that its tasks open themselves, not in a served one "
-            f"({url}): name one that every task can reach: project(events, Projection, journal=…)"
-        )
-    check_reach(url)
-    if source is not None and source[0] == url:
-        return StreamFold(shipped, schema, url, source[1], source[2])
+    check_reach(place.url)
+    if source is not None and source.place.url == place.url:
+        return StreamFold(shipped, schema, keeper_of(place), source.topic, source.whole)
     own = shipped.projection.__projection__
     topic = f"states-{own.name}"
     if not topic.replace("-", "").replace(".", "").replace("_", "").isalnum() or not topic.isascii():
         topic = f"states-{zlib.crc32(own.name.encode()):08x}"
-    with writing(url) as opened:
-        opened.topic(topic).configure()
-    return StreamFold(shipped, schema, url, topic, False)
+    keeper = keeper_of(place)
+    if _planned.get() is None:  # else nothing is to be changed
+        keeper.make_topic(topic)
+    return StreamFold(shipped, schema, keeper, topic, False)
 
 
-def _source_of(events: DataFrame) -> tuple[str, str, bool] | None:
-    """The journal and topic a stream reads, and whether the frame is that topic, whole and from its beginning."""
+class FollowedTopic(NamedTuple):
+    """What a stream reads: a topic, and whether the frame is that topic, whole and from its beginning."""
+
+    place: JournalPlace
+    topic: str
+    whole: bool
+
+
+def _source_of(events: DataFrame) -> FollowedTopic | None:
+    """The topic that a stream reads; None when it reads something else as well, or no topic."""
     plan = getattr(events, "_jdf", None)
     if plan is None:  # Spark Connect: the plan is elsewhere
         return None
@@ -169,21 +180,21 @@ def _source_of(events: DataFrame) -> tuple[str, str, bool] | None:
         return None
     if node.sourceName() != "penstock":
         return None
-    options = read_options(_settled(node))
+    options = read_options(_options_of(node))
     if len(options.topics) != 1:
         raise ConfigError("project one topic at a time: positions of several topics are not in one order")
     attributes = {_name(attribute): attribute.exprId().id() for attribute in _each(node.output())}
     kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
     same = all(kept.get(name) == attributes.get(name) for name in ("key", "seq", "kind", "payload"))
     whole = stateless and same and options.start == "earliest" and options.start_ms is None
-    return options.place.url, options.topics[0], whole
+    return FollowedTopic(options.place, options.topics[0], whole)
 
 
-def _settled(node: Any) -> dict[str, str]:
-    from penstock.spark.source.options import settled
+def _options_of(node: Any) -> dict[str, str]:
+    from penstock.spark.source.options import resolved
 
     given = node.extraOptions()
-    return settled({str(name): str(given.get(name)) for name in given.keySet().toArray()})
+    return resolved({str(name): str(given.get(name)) for name in given.keySet().toArray()})
 
 
 def _each(sequence: Any) -> list[Any]:

@@ -25,16 +25,20 @@ def project(events: DataFrame, projection: type[Projection], *, journal: Journal
     gives for each key. On a stream every batch gives the entities it has changed; what is remembered between batches
     lies in the journal: the one the stream reads, or the one named here.
     """
-    columns = _columns(events, projection)
     shipped, schema = Shipped(projection), result_schema(projection)
-    rows = events.select(*columns)
     if events.isStreaming:
+        rows = events.select(*_columns(events, projection))
         from penstock.spark.projection.follow import stream_fold
 
         fold = stream_fold(events, shipped, schema, journal)
         return map_in_arrow(rows.repartition("key"), fold, schema)
-    ordered = rows.repartition("key").sortWithinPartitions("key", "seq")
-    return map_in_arrow(ordered, BatchFold(shipped, schema), schema)
+    return map_in_arrow(ordered_events(events, projection), BatchFold(shipped, schema), schema)
+
+
+def ordered_events(events: DataFrame, projection: type[Projection]) -> DataFrame:
+    """What a projection needs of events, those of a key together and in order."""
+    rows = events.select(*_columns(events, projection))
+    return rows.repartition("key").sortWithinPartitions("key", "seq")
 
 
 def _columns(events: DataFrame, projection: type[Projection]) -> list[str]:

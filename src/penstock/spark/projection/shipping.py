@@ -18,20 +18,50 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.entity.projection.folding import folder_of
 from penstock.entity.projection.projection import _KINDS as KINDS
 from penstock.entity.projection.projection import Projection, check_projection
-from penstock.schema import event, schema_of, schema_of_type, upcast
+from penstock.schema import Schema, event, schema_of, schema_of_type, upcast
 from penstock.spark.projection.states import field_types
 
 cloudpickle: Any = importlib.import_module("pyspark.cloudpickle.cloudpickle")  # has no types
 
 _GENERATED = frozenset({"__eq__", "__init__", "__replace__", "__repr__"})
 """Methods that dataclasses add to a class."""
+
+
+class _FieldParts(NamedTuple):
+    annotation: object
+    default: object = None
+    factory: Callable[[], object] | None = None
+
+
+class _ClassParts(NamedTuple):
+    """What a projection class is made of."""
+
+    name: str
+    qualname: str
+    bases: list[type[Any] | _ClassParts]
+    version: int
+    filed: str
+    """The name its snapshots are kept under."""
+    fingerprint: str
+    fields: dict[str, _FieldParts]
+    namespace: dict[str, object]
+
+
+class _SchemaParts(NamedTuple):
+    """What an event type is made of: a struct's name, fields and options, or a type that is sent as it is."""
+
+    kind: str
+    version: int
+    type: type[object] | tuple[str, list[tuple[Any, ...]], dict[str, Any]] | None
+    upcasters: dict[int, Callable[[Any], object]]
 
 
 class Shipped:
@@ -41,14 +71,14 @@ class Shipped:
         check_projection(projection)
         self.projection = projection
 
-    def __reduce__(self) -> tuple[Callable[..., Shipped], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[[bytes], Shipped], tuple[bytes]]:
         kinds = sorted(folder_of(self.projection).kinds)
         schemas = [parts for kind in kinds if (parts := _parts_of_schema(kind)) is not None]
         with _by_value([*self.projection.__mro__, *(made for schema in schemas for made in _makers(schema))]):
             return _arrive, (cloudpickle.dumps((_parts_of(self.projection), schemas)),)
 
 
-def importable(cls: Any) -> bool:
+def importable(cls: type[object] | FunctionType) -> bool:
     """Whether a worker, which is another program with another search path, can import a class."""
     module = getattr(cls, "__module__", "__main__")
     if module == "__main__" or "<locals>" in cls.__qualname__:
@@ -71,36 +101,37 @@ def _fresh_path() -> frozenset[str]:
     return frozenset(str(Path(entry).resolve()) for entry in found if entry) | frozenset(found)
 
 
-def _parts_of(cls: type[Any]) -> Any:
+def _parts_of(cls: type[Any]) -> type[Any] | _ClassParts:
     if cls is Projection or importable(cls):
         return cls
     own = {field.name: field for field in dataclasses.fields(cls)}
     namespace = {name: _plain(value) for name, value in vars(cls).items() if name not in own and _is_own(name, value)}
-    fields: dict[str, tuple[Any, Any, Any]] = {}
+    fields: dict[str, _FieldParts] = {}
     known = field_types(cls)
     for name, written in cls.__annotations__.items():
         annotation = known.get(name, written)
         field = own.get(name)
         if field is None:
-            fields[name] = (annotation, None, None)
+            fields[name] = _FieldParts(annotation)
         elif field.default_factory is not dataclasses.MISSING:
-            fields[name] = (annotation, None, field.default_factory)
+            fields[name] = _FieldParts(annotation, factory=field.default_factory)
         else:
-            fields[name] = (annotation, field.default, None)
+            fields[name] = _FieldParts(annotation, field.default)
     declared = cls.__projection__
     bases = [_parts_of(base) for base in cls.__bases__]
-    identity = (declared.version, declared.name, declared.fingerprint)
-    return cls.__name__, cls.__qualname__, bases, identity, fields, namespace
+    return _ClassParts(
+        cls.__name__, cls.__qualname__, bases, declared.version, declared.name, declared.fingerprint, fields, namespace
+    )
 
 
-def _is_own(name: str, value: Any) -> bool:
+def _is_own(name: str, value: object) -> bool:
     """Whether the class's author wrote it: not what dataclasses, typing or msgspec leave on a class."""
     if name in _GENERATED:
         return False
     return not (name.startswith("__") and name.endswith("__")) or isinstance(value, types.FunctionType)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A handler that names the types it asks for instead of holding them: those are made anew where it arrives."""
     if not isinstance(value, types.FunctionType):
         return value
@@ -117,51 +148,46 @@ def _plain(value: Any) -> Any:
     return copy
 
 
-def _kind_of(kind: Any) -> Any:
+def _kind_of(kind: object) -> object:
     schema = _schema(kind)
     return kind if schema is None else schema.kind
 
 
-def _schema(annotation: Any) -> Any:
+def _schema(annotation: object) -> Schema | None:
     return schema_of_type(annotation) if isinstance(annotation, type) else None
 
 
-def _made_of(parts: Any) -> Any:
+def _made_of(parts: type[Any] | _ClassParts) -> type[Any]:
     if isinstance(parts, type):
         return parts
-    name, qualname, bases, (version, filed, fingerprint), fields, namespace = parts
 
-    def fill(body: dict[str, Any]) -> None:
-        body.update(namespace)
-        body["__qualname__"] = qualname
-        body["__annotations__"] = {field: annotation for field, (annotation, _, _) in fields.items()}
-        for field, (_, default, factory) in fields.items():
-            if field not in namespace:
-                body[field] = default if factory is None else dataclasses.field(default_factory=factory)
+    def fill(body: dict[str, object]) -> None:
+        body.update(parts.namespace)
+        body["__qualname__"] = parts.qualname
+        body["__annotations__"] = {name: field.annotation for name, field in parts.fields.items()}
+        for name, field in parts.fields.items():
+            if name not in parts.namespace:
+                made = field.factory
+                body[name] = field.default if made is None else dataclasses.field(default_factory=made)
 
-    options = {"version": version, "name": filed}
-    made: Any = types.new_class(name, tuple(_made_of(base) for base in bases), options, fill)
-    made.__projection__.fingerprint = fingerprint  # of the annotations as they were written
+    options = {"version": parts.version, "name": parts.filed}
+    made: type[Any] = types.new_class(parts.name, tuple(map(_made_of, parts.bases)), options, fill)
+    made.__projection__.fingerprint = parts.fingerprint  # of the annotations as they were written
     return made
 
 
-def _parts_of_schema(kind: str) -> Any:
+def _parts_of_schema(kind: str) -> _SchemaParts | None:
     schema = schema_of(kind)
     if schema is None or (schema.type is not None and importable(schema.type)):
         return None
     if schema.type is not None and issubclass(schema.type, msgspec.Struct):
-        config = schema.type.__struct_config__
-        parts: Any = (
-            schema.type.__name__,
-            [_field_parts(field) for field in msgspec.structs.fields(schema.type)],
-            {"frozen": config.frozen, "rename": None},
-        )
-    else:
-        parts = schema.type
-    return kind, schema.version, parts, dict(schema.upcasters)
+        options = {"frozen": schema.type.__struct_config__.frozen, "rename": None}
+        fields = [_field_parts(field) for field in msgspec.structs.fields(schema.type)]
+        return _SchemaParts(kind, schema.version, (schema.type.__name__, fields, options), dict(schema.upcasters))
+    return _SchemaParts(kind, schema.version, schema.type, dict(schema.upcasters))
 
 
-def _field_parts(field: Any) -> tuple[Any, ...]:
+def _field_parts(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
     if field.default is not msgspec.NODEFAULT:
         return field.name, field.type, field.default
     if field.default_factory is not msgspec.NODEFAULT:
@@ -170,7 +196,7 @@ def _field_parts(field: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _by_value(things: list[Any]) -> Iterator[None]:
+def _by_value(things: list[type[object] | FunctionType]) -> Iterator[None]:
     """Functions of modules that workers cannot import travel as what they are, not by name."""
     names = {thing.__module__ for thing in things if not importable(thing)} - {"__main__", "builtins"}
     already = cloudpickle.list_registry_pickle_by_value()
@@ -184,9 +210,8 @@ def _by_value(things: list[Any]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _makers(schema: Any) -> list[Any]:
-    _, _, type_, upcasters = schema
-    return [*upcasters.values(), *([type_] if isinstance(type_, type) else [])]
+def _makers(schema: _SchemaParts) -> list[Any]:
+    return [*schema.upcasters.values(), *([schema.type] if isinstance(schema.type, type) else [])]
 
 
 def _arrive(packed: bytes) -> Shipped:

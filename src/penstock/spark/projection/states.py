@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.entity.projection.projection import Projection
 
-_PLAIN: dict[Any, T.DataType] = {
+_PLAIN: dict[object, T.DataType] = {
     bool: T.BooleanType(),
     int: T.LongType(),
     float: T.DoubleType(),
@@ -27,13 +27,14 @@ _PLAIN: dict[Any, T.DataType] = {
     date: T.DateType(),
     Decimal: T.DecimalType(38, 18),
 }
+_Convert = Callable[[Any], object]
 _json = msgspec.json.Encoder().encode
 
 
 def result_schema(projection: type[Projection]) -> T.StructType:
     """The columns of a projected frame: key, generation, state."""
     hints = field_types(projection)
-    fields = [T.StructField(field.name, spark_type(hints.get(field.name, Any))) for field in _fields(projection)]
+    fields = [T.StructField(name, spark_type(hints.get(name))) for name in _names(projection)]
     return T.StructType(
         [
             T.StructField("key", T.StringType()),
@@ -43,7 +44,7 @@ def result_schema(projection: type[Projection]) -> T.StructType:
     )
 
 
-def field_types(projection: type[Any]) -> dict[str, Any]:
+def field_types(projection: type[object]) -> dict[str, object]:
     """The types of a class's fields, as far as they can be said."""
     try:
         return typing.get_type_hints(projection)
@@ -56,7 +57,7 @@ def field_types(projection: type[Any]) -> dict[str, Any]:
         }
 
 
-def spark_type(annotation: Any) -> T.DataType:
+def spark_type(annotation: object) -> T.DataType:
     """The Spark type of a field; text (JSON) for what has no type of its own there."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
@@ -73,18 +74,15 @@ def spark_type(annotation: Any) -> T.DataType:
     if isinstance(annotation, type) and (
         dataclasses.is_dataclass(annotation) or issubclass(annotation, msgspec.Struct)
     ):
-        names = [field.name for field in _fields(annotation)]
         hints = field_types(annotation)
-        return T.StructType([T.StructField(name, spark_type(hints.get(name, Any))) for name in names])
+        return T.StructType([T.StructField(name, spark_type(hints.get(name))) for name in _names(annotation)])
     return T.StringType()
 
 
-def _is_struct(cls: type[Any]) -> bool:
-    return issubclass(cls, msgspec.Struct)
-
-
-def _fields(cls: Any) -> Sequence[Any]:
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else msgspec.structs.fields(cls)
+def _names(cls: type[object]) -> list[str]:
+    if issubclass(cls, msgspec.Struct):
+        return [field.name for field in msgspec.structs.fields(cls)]
+    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
 
 
 class StateRows:
@@ -96,7 +94,7 @@ class StateRows:
         assert isinstance(state, T.StructType)
         self._convert = [(field.name, _converter(field.dataType)) for field in state.fields]
 
-    def batch(self, keys: list[str], generations: list[int], states: list[Any]) -> pa.RecordBatch:
+    def batch(self, keys: list[str], generations: list[int], states: list[object]) -> pa.RecordBatch:
         columns = []
         kind = self.schema.field("state").type
         for at, (name, convert) in enumerate(self._convert):
@@ -111,7 +109,7 @@ class StateRows:
         )
 
 
-def _converter(kind: T.DataType) -> Any:
+def _converter(kind: T.DataType) -> _Convert | None:
     """What makes a value one that Arrow takes for a type; None where it is one already."""
     if isinstance(kind, T.StringType):
         return _as_text
@@ -125,14 +123,14 @@ def _converter(kind: T.DataType) -> Any:
     return None
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return _json(value).decode()
 
 
-def _each(convert: Any) -> Any:
-    def apply(values: Any) -> Any:
+def _each(convert: _Convert | None) -> _Convert:
+    def apply(values: Iterable[object] | None) -> list[object] | None:
         if values is None:
             return None
         return list(values) if convert is None else [convert(value) for value in values]
@@ -140,8 +138,8 @@ def _each(convert: Any) -> Any:
     return apply
 
 
-def _pairs(convert: Any) -> Any:
-    def apply(values: Any) -> Any:
+def _pairs(convert: _Convert | None) -> _Convert:
+    def apply(values: Mapping[object, object] | None) -> list[tuple[object, object]] | None:
         if values is None:
             return None
         return [(key, value if convert is None else convert(value)) for key, value in values.items()]
@@ -149,8 +147,8 @@ def _pairs(convert: Any) -> Any:
     return apply
 
 
-def _members(members: list[tuple[str, Any]]) -> Any:
-    def apply(value: Any) -> Any:
+def _members(members: list[tuple[str, _Convert | None]]) -> _Convert:
+    def apply(value: object) -> dict[str, object] | None:
         if value is None:
             return None
         found = {name: getattr(value, name) for name, _ in members}

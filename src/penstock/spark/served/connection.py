@@ -70,9 +70,12 @@ def describe(place: JournalPlace, *, known: bool = False) -> JournalDocument:
     return patiently(lambda: client_of(place).call(DESCRIBE_JOURNAL), patience)
 
 
-def check_may_write(place: JournalPlace, doing: str) -> JournalDocument:
-    """What is served at a place; ConfigError when nothing can be written there with this token."""
-    about = describe(place)
+def check_may_write(place: JournalPlace, doing: str, *, known: bool = False) -> JournalDocument:
+    """What is served at a place; ConfigError when nothing can be written there with this token.
+
+    `known`: a server was there when the work was planned, or may have been.
+    """
+    about = describe(place, known=known)
     if about.read_only:
         raise ConfigError(f"{place.url} serves its journal for reading only, and {doing} writes to it")
     if ROLES.index(about.role) < ROLES.index("write"):

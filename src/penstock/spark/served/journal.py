@@ -1,15 +1,17 @@
 """A served journal as the source reads it: plans from a few small answers, blocks as they are stored.
 
-A task asks for the next blocks while it decodes the ones before.
+A task asks for the next blocks, in ranges that the server has cut, while it decodes the ones before.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice, pairwise
 
 from penstock.errors import PositionTrimmed
 from penstock.journal.storage.block import Block
@@ -36,6 +38,10 @@ from penstock.transfer.stored import blocks_of
 
 _MOST_NAMED = 100
 """Topics named in one request; of more, all ends are asked for."""
+AHEAD = 2
+"""Answers that are on their way while one is decoded."""
+_PIECE_BYTES = 3 << 20
+"""What is asked for at once: less than the server sends in one answer."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -72,13 +78,38 @@ class ServedJournal:
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         if after >= through:
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="penstock-fetch") as pool:
-            coming = pool.submit(self._fetch, topic, after, through, strict)
-            while after < through:
-                message, after = coming.result()
-                if after < through:
-                    coming = pool.submit(self._fetch, topic, after, through, strict)
+        message, after = self._fetch(topic, after, through, strict)
+        if after >= through:  # most batches of a stream are one answer
+            yield blocks_of(message, topic)
+            return
+        with ThreadPoolExecutor(AHEAD, thread_name_prefix="penstock-fetch") as pool:
+            ranges = pairwise(self._bounds(topic, after, through))
+            coming = deque(pool.submit(self._fetch_all, topic, *some, strict) for some in islice(ranges, AHEAD))
+            try:
                 yield blocks_of(message, topic)
+                while coming:
+                    messages = coming.popleft().result()
+                    coming.extend(pool.submit(self._fetch_all, topic, *some, strict) for some in islice(ranges, 1))
+                    yield from (blocks_of(message, topic) for message in messages)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bounds(self, topic: str, after: int, through: int) -> list[int]:
+        """Where a range is cut so that each piece is an answer, and several can be asked for at once."""
+        size = patiently(lambda: self._client.call(READ_CUTS, topic, query=CutsQuery(after, through))).size
+        pieces = size // _PIECE_BYTES + 1
+        if pieces == 1:
+            return [after, through]
+        query = CutsQuery(after, through, min(pieces, 100_000))
+        return patiently(lambda: self._client.call(READ_CUTS, topic, query=query)).bounds
+
+    def _fetch_all(self, topic: str, after: int, through: int, strict: bool) -> list[bytes]:
+        """A piece, in as many answers as the server makes of it."""
+        messages = []
+        while after < through:
+            message, after = self._fetch(topic, after, through, strict)
+            messages.append(message)
+        return messages
 
     def _fetch(self, topic: str, after: int, through: int, strict: bool) -> tuple[bytes, int]:
         """Some blocks from a position on, and how far they reach."""
@@ -137,6 +168,7 @@ class _ServedTopic:
         self.name = name
         self.trimmed = ends.trimmed
         self.latest = ends.latest
+        self.number = ends.number
 
     def position_before(self, ms: int) -> int:
         query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())

@@ -7,23 +7,16 @@ or by its batches. So connections that break and a server that starts again chan
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
 from penstock.errors import PenstockError
-from penstock.journal.storage.block import Wire, encode_wire
+from penstock.journal.storage.wire import Wire
 from penstock.protocol.bulk import COMMIT_STAGED, DROP_STAGED, STAGE_BLOCKS, CommitRequest, DropQuery, StageQuery
 from penstock.spark.served.connection import client_of, patiently
-from penstock.spark.sink.staging import StagedShare
+from penstock.spark.sink.staging import Publication, StagedShare, pieces_of
 from penstock.spark.source.place import JournalPlace
-
-PIECE_BYTES = 4 << 20
-"""Bytes of blocks that a task sends at a time, about."""
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass
@@ -51,18 +44,16 @@ class ServedStaging:
         client = client_of(self.place)
         name = uuid.uuid4().hex
         asked = StageQuery(self.job)
-        for number, piece in enumerate(_pieces(blocks, share)):
+        for number, piece in enumerate(pieces_of(blocks, share)):
             share.batch = name
-            send = partial(client.call, STAGE_BLOCKS, name, str(number), query=asked, body=_encode(piece))
+            send = partial(client.call, STAGE_BLOCKS, name, str(number), query=asked, body=piece)
             patiently(send)
         return share
 
-    def publish(
-        self, shares: Sequence[StagedShare], journal: str | None, mark: str | None, version: int, queue: str | None
-    ) -> None:
+    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
         """Publishes what tasks have staged, in one transaction of the server."""
         batches = [share.batch for share in shares if isinstance(share, ServedShare) and share.batch is not None]
-        request = CommitRequest(journal or "", batches, mark, version, queue)
+        request = CommitRequest(wanted.journal or "", batches, wanted.mark, wanted.version, wanted.queue)
         patiently(partial(client_of(self.place).call, COMMIT_STAGED, body=request))
 
     def sweep(self, through: int) -> None:
@@ -75,19 +66,3 @@ class ServedStaging:
             client_of(self.place).call(DROP_STAGED, query=DropQuery(self.job))
         except PenstockError:
             return
-
-
-def _pieces(blocks: Iterable[tuple[str, Wire]], share: ServedShare) -> Iterator[list[tuple[str, bytes]]]:
-    """The blocks, as many at a time as one request takes."""
-    piece: list[tuple[str, bytes]] = []
-    size = 0
-    for topic, wire in blocks:
-        share.events += wire.count
-        share.keyed = share.keyed or wire.key is not None
-        piece.append((topic, encode_wire(wire)))
-        size += len(piece[-1][1])
-        if size >= PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece

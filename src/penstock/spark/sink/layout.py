@@ -8,12 +8,14 @@ headers       map of text to text
 occurred_at   a time; the time of writing where it is null
 cause         the id of the event this one follows from, or a struct of its id and correlation_id
 correlation_id, causation_id   text, as read from a topic; with a cause, causation_id is the cause's own and not used
+correlation                    the same as correlation_id, by the name that `append` gives it
 seq, id, recorded_at           not used: the journal gives new ones
+dedup, expect, priority, delay, not_before, max_attempts   see `options`
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import pyarrow as pa
@@ -24,11 +26,12 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError
 from penstock.spark.payload.encoding import json_text
 from penstock.spark.payload.forms import check_form
+from penstock.spark.sink.options import DELIVERY, OPTIONS, RowWishes, option_words
 from penstock.spark.source.causes import correlations
 from penstock.spark.source.options import WriteOptions
 from penstock.spark.source.place import JournalPlace
 
-_TEXT = ("topic", "kind", "key", "scope", "correlation_id", "causation_id")
+_TEXT = ("topic", "kind", "key", "scope", "correlation_id", "causation_id", "correlation")
 _IGNORED = ("seq", "id", "recorded_at")
 _KNOWN = (
     "kind",
@@ -41,6 +44,8 @@ _KNOWN = (
     "cause",
     "correlation_id",
     "causation_id",
+    "correlation",
+    *OPTIONS,
 )
 _TIME = pa.timestamp("us", "UTC")
 
@@ -70,7 +75,8 @@ class SinkLayout(msgspec.Struct, frozen=True):
                 'Put the rest into the payload: struct(…).alias("payload")'
             )
         for field in schema.fields:
-            check_form(field.name, field.dataType)
+            if field.name not in OPTIONS:
+                check_form(field.name, field.dataType)
         found = to_arrow_schema(schema, timezone="UTC")
         for name in found.names:
             _check_type(name, found.field(name).type)
@@ -80,6 +86,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
             raise ConfigError('the frame has no column "kind"; add it, or set option("kind", …) for all rows')
         if "topic" not in found.names and options.topic is None:
             raise ConfigError('say where to write: option("topic", …), option("queue", …), or a column "topic"')
+        _check_together(found.names, options)
         columns = frozenset(found.names) - set(_IGNORED)
         if options.topic is not None:
             columns -= {"topic"}
@@ -89,7 +96,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
         count = batch.num_rows
         given = {name: _narrow(batch.column(name)) for name in batch.schema.names if name in self.columns}
-        made: dict[str, Any] = {
+        made: dict[str, pa.Array] = {
             "topic": given["topic"] if self.topic is None else _repeated(self.topic, count),
             "kind": self._kinds(given, count),
         }
@@ -105,17 +112,18 @@ class SinkLayout(msgspec.Struct, frozen=True):
             if name in given:
                 made[name] = given[name]
         self._link(given, made)
+        made.update(RowWishes(given, made["kind"], given.get("key"), count).columns())
         return pa.RecordBatch.from_pydict(made)
 
-    def _kinds(self, given: dict[str, Any], count: int) -> Any:
+    def _kinds(self, given: dict[str, pa.Array], count: int) -> pa.Array:
         if "kind" not in given:
             return _repeated(self.kind or "", count)
         column = given["kind"]
         return column.fill_null(self.kind) if column.null_count and self.kind else column
 
-    def _link(self, given: dict[str, Any], made: dict[str, Any]) -> None:
+    def _link(self, given: dict[str, pa.Array], made: dict[str, pa.Array]) -> None:
         """Causes: an effect has its cause's correlation id, or the cause's own id when that has none."""
-        correlation = given.get("correlation_id")
+        correlation = given.get("correlation_id", given.get("correlation"))
         cause = given.get("cause")
         if cause is None:
             if "causation_id" in given:
@@ -134,7 +142,24 @@ class SinkLayout(msgspec.Struct, frozen=True):
         made["correlation"] = pc.coalesce(*known)
 
 
-def _check_type(name: str, kind: Any) -> None:
+def _check_together(names: Sequence[str], options: WriteOptions) -> None:
+    """ConfigError for columns that do not go with each other, or not with where the rows go."""
+    if "correlation" in names and "correlation_id" in names:
+        raise ConfigError("the columns 'correlation' and 'correlation_id' say the same thing: keep one of them")
+    wanted = next((name for name in DELIVERY if name in names), None)
+    if wanted is not None and not options.queue:
+        raise ConfigError(
+            f"the column {wanted!r} says how a message is delivered, which only a queue understands: "
+            'write with option("queue", …), or leave the column out'
+        )
+
+
+def _check_type(name: str, kind: pa.DataType) -> None:
+    if name in OPTIONS:
+        words = option_words(name, kind)
+        if words is not None:
+            raise ConfigError(f"the column {name!r} must be {words}, not {kind}")
+        return
     fits = True
     wanted = "text"
     if name in _TEXT:
@@ -155,11 +180,11 @@ def _check_type(name: str, kind: Any) -> None:
         raise ConfigError(f"the column {name!r} must be {wanted}, not {kind}")
 
 
-def _repeated(value: str, count: int) -> Any:
+def _repeated(value: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.string()), count)
 
 
-def _narrow(column: Any) -> Any:
+def _narrow(column: pa.Array) -> pa.Array:
     """The column with 32-bit offsets; Spark can be told to send text and bytes with 64-bit ones."""
     if pa.types.is_large_string(column.type):
         return column.cast(pa.string())

@@ -17,14 +17,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from penstock.entity.staging.declared import load_gates, names_in, with_installed
 from penstock.errors import ConfigError, PenstockError
-from penstock.journal.storage.block import Wire
 from penstock.journal.storage.from_arrow import BLOCK_PAYLOAD, blocks
+from penstock.journal.storage.wire import Wire
 from penstock.limits import MAX_KEY_BYTES
 from penstock.spark.sink.layout import SinkLayout
-from penstock.spark.sink.staging import StagedShare, Staging, StagingFolder, staging_root
+from penstock.spark.sink.staging import Publication, StagedShare, Staging, StagingFolder, staging_root
 from penstock.spark.source.options import WriteOptions, write_options
 from penstock.spark.source.stores import journal_id
+from penstock.transfer.objects import StagingArea, own_area
 
 _GATHER_ROWS = 65_536
 
@@ -60,20 +62,67 @@ def mark_name(*parts: str) -> str:
 
 
 def _staging(options: WriteOptions, owner: str) -> Staging:
-    if options.place.served:
+    place, given = options.place, options.staging
+    area = given if given is not None and "://" in given else own_area(place.url) if not place.served else None
+    if area is not None:
+        from penstock.spark.sink.objects import ObjectStaging
+
+        return ObjectStaging(place, StagingArea(area), owner)
+    if place.served:
         from penstock.spark.served.writing import ServedStaging
 
-        return ServedStaging(options.place, owner)
-    return StagingFolder(options.place.url, staging_root(options.place.url, options.staging), owner)
+        return ServedStaging(place, owner)
+    return StagingFolder(place.url, staging_root(place.url, given), owner)
+
+
+def _planned(options: WriteOptions, staging: Staging, *, again: bool) -> tuple[str | None, tuple[str, ...]]:
+    """The id of the journal that is written, None when there is none yet, and the gates that the commit itself asks.
+
+    ConfigError when it cannot be written so. `again`: it may have been planned before, by another process.
+    """
+    place = options.place
+    if place.server is None:
+        return journal_id(place.url), _own_gates(options)
+    from penstock.spark.served.connection import check_may_write, check_same
+    from penstock.spark.sink.objects import ObjectStaging
+
+    about = check_may_write(place.server, "this query", known=again)
+    if place.writer is not None:
+        check_same(place.server, about.id, journal_id(place.url))
+    if isinstance(staging, ObjectStaging) and staging.area.url not in about.staging:
+        raise ConfigError(
+            f"{place.server.url} fetches nothing from {staging.area.url}, where this query would leave its blocks, but "
+            f"from {', '.join(about.staging) or 'nowhere'}: start it with `penstock serve --staging {staging.area.url}`"
+        )
+    unknown = next((name for name in options.gates if name not in names_in(about.gates)), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"{place.server.url} does not ask the gate {unknown}, and gates are asked where a journal is written: "
+            f"start it with `penstock serve --gates {unknown}`"
+        )
+    return about.id, ()
+
+
+def _own_gates(options: WriteOptions) -> tuple[str, ...]:
+    """The names of all gates that see rows of a write to a local journal; ConfigError when one cannot be had."""
+    target = options.topic
+    found = load_gates(with_installed(options.gates))
+    for name in options.gates:
+        if target is not None and target not in found[name].topics:
+            raise ConfigError(f"the gate {name} sees {', '.join(found[name].topics)}, and this writes to {target}")
+    return tuple(name for name, one in found.items() if target is None or target in one.topics)
 
 
 class _TopicWriter:
     """What batch and stream writers share."""
 
-    def __init__(self, options: WriteOptions, layout: SinkLayout, owner: str) -> None:
+    again = False
+    """Whether writers are made anew for every batch of a query: then a server that starts again is waited for."""
+
+    def __init__(self, options: WriteOptions, layout: SinkLayout, staging: Staging) -> None:
         self.options = options
         self.layout = layout
-        self.staging = _staging(options, owner)
+        self.staging = staging
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> Self:
@@ -82,19 +131,15 @@ class _TopicWriter:
             raise ConfigError(
                 'a journal only grows: use mode("append"), or outputMode "append" or "update" for a stream'
             )
-        options = write_options(given)
-        if options.place.served:
-            from penstock.spark.served.connection import check_may_write
-
-            found: str | None = check_may_write(options.place, "this query").id
-        else:
-            found = journal_id(options.place.url)
-        options = msgspec.structs.replace(options, journal=found)
-        return cls(options, SinkLayout.of(schema, options), uuid.uuid4().hex)
+        options, owner = write_options(given), uuid.uuid4().hex
+        staging = _staging(options, owner)
+        journal, gates = _planned(options, staging, again=cls.again)
+        options = msgspec.structs.replace(options, journal=journal, gates=gates)
+        return cls(options, SinkLayout.of(schema, options), staging)
 
     def _publish(self, staging: Staging, shares: Sequence[StagedShare], mark: str | None, version: int) -> None:
         queue = self.options.topic if self.options.queue else None
-        staging.publish(shares, self.options.journal, mark, version, queue)
+        staging.publish(shares, Publication(self.options.journal, mark, version, queue, self.options.gates))
 
 
 class BatchWriter(_TopicWriter, DataSourceArrowWriter):
@@ -118,10 +163,12 @@ class BatchWriter(_TopicWriter, DataSourceArrowWriter):
 class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
     """Writes a stream's batches, each once, whatever is killed when."""
 
-    def __init__(self, options: WriteOptions, layout: SinkLayout, owner: str) -> None:
+    again = True
+
+    def __init__(self, options: WriteOptions, layout: SinkLayout, staging: Staging) -> None:
         if options.app is not None:
             raise ConfigError("txnAppId and txnVersion are for batch writes; a stream is known by its checkpoint")
-        super().__init__(options, layout, owner)
+        super().__init__(options, layout, staging)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()

@@ -17,18 +17,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.engine.url import parse_url
-from penstock.errors import ConfigError, StorageError
-from penstock.journal.storage.block import Wire, decode_wire, encode_wire
-from penstock.spark.source.stores import REMOTE, writing
+from penstock.errors import StorageError
+from penstock.journal.storage.pending import decode_pending
+from penstock.journal.storage.wire import Wire, encode_wire
+from penstock.spark.source.stores import writing
+from penstock.transfer.objects import encode_piece
 from penstock.transfer.publishing import Blocks, publish_blocks
 
+PIECE_BYTES = 4 << 20
+"""Bytes of blocks that a task sends to a server, or puts into an object, at a time, about."""
 _INLINE_BYTES = 1 << 20
 """Up to this size a task's blocks travel in its message."""
 _FORGOTTEN = 7 * 24 * 3600.0
-"""Seconds after which a folder nobody wrote to belongs to a job that was killed and never came back."""
+"""Seconds after which a folder that is not written to belongs to a job that was killed and never came back."""
 
 
 @dataclass
@@ -39,6 +44,18 @@ class StagedShare(WriterCommitMessage):
     events: int = 0
     keyed: bool = False
     """Whether any event has a key."""
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """What a commit is to do with what tasks have staged."""
+
+    journal: str | None
+    """The id of the journal it was planned for; None when there was none yet."""
+    mark: str | None
+    version: int
+    queue: str | None
+    gates: tuple[str, ...]
+    """The names of gates that see its rows, where the commit is this process's own."""
 
 
 class Staging(Protocol):
@@ -52,9 +69,7 @@ class Staging(Protocol):
         """Keeps a task's blocks until the commit."""
         ...
 
-    def publish(
-        self, shares: Sequence[StagedShare], journal: str | None, mark: str | None, version: int, queue: str | None
-    ) -> None:
+    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
         """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
         ...
 
@@ -86,7 +101,7 @@ class StagedBlocks(StagedShare):
     def wires(self) -> Iterator[tuple[str, Wire]]:
         """The topics and blocks, in order."""
         for topic, block in self.blocks:
-            yield topic, decode_wire(block)
+            yield topic, decode_pending(block)
         if self.file is None:
             return
         try:
@@ -95,13 +110,29 @@ class StagedBlocks(StagedShare):
                     block = file.read(length)
                     if len(block) != length:
                         raise StorageError(f"the staged file {self.file} is shorter than its task left it: run again")
-                    yield topic, decode_wire(block)
+                    yield topic, decode_pending(block)
         except FileNotFoundError as error:
             raise StorageError(
                 f"what a task on {self.host} staged in {self.file} is not there for the commit on "
                 f"{os.uname().nodename}: a journal lies on one machine. Use a master on this machine, a staging folder "
                 "that all machines share, or write to a buffer"
             ) from error
+
+
+def pieces_of(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[bytes]:
+    """The blocks, as many at a time as make one request or object; what they hold is counted in the share."""
+    piece: list[tuple[str, bytes]] = []
+    size = 0
+    for topic, wire in blocks:
+        share.events += wire.count
+        share.keyed = share.keyed or wire.key is not None
+        piece.append((topic, encode_wire(wire)))
+        size += len(piece[-1][1])
+        if size >= PIECE_BYTES:
+            yield encode_piece(piece)
+            piece, size = [], 0
+    if piece:
+        yield encode_piece(piece)
 
 
 class StagingFolder:
@@ -116,9 +147,7 @@ class StagingFolder:
         """The folder of another query."""
         return StagingFolder(self.url, str(self.root), job)
 
-    def publish(
-        self, shares: Sequence[StagedShare], journal: str | None, mark: str | None, version: int, queue: str | None
-    ) -> None:
+    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
         """Appends what tasks have staged; nothing when the mark says that it was done before."""
         staged = [share for share in shares if isinstance(share, StagedBlocks)]
         blocks = Blocks(
@@ -127,8 +156,8 @@ class StagingFolder:
             sum(share.events for share in staged),
             any(share.keyed for share in staged),
         )
-        with writing(self.url, journal) as opened:
-            publish_blocks(opened, blocks, mark, version, queue)
+        with writing(self.url, wanted.journal, wanted.gates) as opened:
+            publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
 
     def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> StagedBlocks:
         """Keeps a task's blocks until the commit."""
@@ -196,10 +225,4 @@ def staging_root(url: str, given: str | None) -> str:
     """The folder under which tasks stage what they write to a journal."""
     if given is not None:
         return os.path.abspath(given)  # noqa: PTH100
-    scheme, path = parse_url(url)
-    if scheme in REMOTE:
-        raise ConfigError(
-            f"a write to {scheme}:{path} needs a folder that the driver and every task see, for what is too large to "
-            'travel in a message: option("staging", "/shared/folder")'
-        )
-    return path + ".staging"
+    return parse_url(url)[1] + ".staging"

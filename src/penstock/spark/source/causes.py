@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,7 +9,7 @@ from penstock.spark.source.journals import open_source
 from penstock.spark.source.place import JournalPlace
 
 
-def correlations(place: JournalPlace, ids: Any, journal: str | None = None) -> Any:
+def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:
     """The correlation id of each event named by its id, as a column; null where there is none, or no such event."""
     distinct = [id for id in pc.unique(ids).to_pylist() if id is not None]
     found = open_source(place, journal).correlations(distinct) if distinct else {}

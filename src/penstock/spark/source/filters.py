@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,
@@ -41,9 +42,9 @@ class Condition(msgspec.Struct, frozen=True):
 
     column: str
     compare: str
-    value: Any
+    value: Any  # a scalar of the column's type, or a list of them
 
-    def mask(self, column: Any) -> Any:
+    def mask(self, column: pa.Array) -> pa.BooleanArray:
         if self.compare == "is_in":
             return pc.is_in(column, value_set=pa.array(self.value, column.type))
         if self.compare == "is_valid":
@@ -108,7 +109,7 @@ class RowFilter(msgspec.Struct, frozen=True):
                 return False
         return True
 
-    def mask(self, columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def mask(self, columns: Mapping[str, pa.Array]) -> NDArray[np.bool_]:
         """Which rows pass."""
         passing = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
         for condition in self.conditions:
@@ -161,7 +162,7 @@ def _condition(one: Filter) -> Condition | None:
     return Condition(column, compare, value)
 
 
-def _value(column: str, value: Any) -> Any:
+def _value(column: str, value: object) -> int | str | datetime | None:
     """The value as the column's type, or None when it is of another one."""
     if column == "seq":
         return value if is_whole(value) else None

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from penstock.api import LocalJournal
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.journal.commit.catalog import load_state
@@ -17,6 +16,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
+from penstock.local.journal import LocalJournal
 from penstock.spark.source.options import ReadOptions
 from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.stores import reading, writing
@@ -34,6 +34,8 @@ class PlannedTopic(Protocol):
     trimmed: int
     """Positions up to here were removed."""
     latest: int
+    number: int
+    """Another one when the topic was dropped and made again."""
 
     def position_before(self, ms: int) -> int:
         """The last position recorded before a time; 0 for none."""
@@ -109,25 +111,25 @@ def open_source(place: JournalPlace, id: str | None = None) -> SourceJournal:
         from penstock.spark.served.journal import served_journal
 
         return served_journal(place, id)
-    return LocalSource(reading(place.url, id), place.url)
+    return LocalSource(reading(place.url, id), place)
 
 
 def check_rights(options: ReadOptions) -> None:
     """ConfigError when a read changes something at a server (a cursor, bad records) that its token may not."""
-    if options.place.served and (options.consumer is not None or options.bad_records is not None):
+    if options.place.server is not None and (options.consumer is not None or options.bad_records is not None):
         from penstock.spark.served.connection import check_may_write
 
         doing = "the cursor of option consumer" if options.consumer is not None else "option badRecords"
-        check_may_write(options.place, doing)
+        check_may_write(options.place.server, doing)
 
 
 class LocalSource:
     """A journal whose store this process opens itself."""
 
-    def __init__(self, journal: LocalJournal, url: str) -> None:
+    def __init__(self, journal: LocalJournal, place: JournalPlace) -> None:
         self._engine = journal._engine
-        self._url = url
-        self.id = journal._record.id
+        self._place = place
+        self.id = journal.id
 
     def changes(self) -> int | None:
         return self._engine.changes()
@@ -164,13 +166,19 @@ class LocalSource:
             return correlations_of(snap, ids)
 
     def follow(self, consumer: str, offsets: Mapping[str, int], *, back: bool) -> None:
+        if self._place.server is not None:
+            from penstock.spark.served.journal import served_journal
+
+            served_journal(self._place.server, self.id).follow(consumer, offsets, back=back)
+            return
+
         def move(commit: Commit) -> None:
             for name, position in offsets.items():
                 if commit.latest(name) >= position:
                     move_cursor(commit, name, consumer, position, back=back)
 
-        with writing(self._url) as journal:
-            journal.run(move, relaxed=True)
+        with writing(self._place.url) as journal:
+            journal._core.run(move, relaxed=True)
 
 
 class _SnapshotState:
@@ -195,6 +203,7 @@ class _SnapshotTopic:
         self.name = view.name
         self.trimmed = load_state(view.snap, view.number, view.name).trimmed
         self.latest = view.latest()
+        self.number = view.number
 
     def position_before(self, ms: int) -> int:
         return self._view.position_before(ms)

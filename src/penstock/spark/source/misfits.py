@@ -50,16 +50,29 @@ class BadRecords(msgspec.Struct, frozen=True):
         drafts = [self._draft(event, reason) for event, reason in events]
         with self._journal() as journal:
             if self.name in journal.queues():
-                journal.queue(self.name).push_many(drafts)
+                queue = journal.queue(self.name)
+                if queue.policy.throttle is not None or queue.policy.debounce is not None:
+                    raise self._keeps_one("queue", "has a throttle or a debounce")
+                queue.push_many(drafts)
             else:
-                journal.topic(self.name).append_many(drafts)
+                topic = journal.topic(self.name)
+                if topic.settings.by_key:
+                    raise self._keeps_one("topic", "keeps the newest event of every key")
+                topic.append_many(drafts)
+
+    def _keeps_one(self, what: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"badRecords: {what} {self.name!r} {why}, so that of several records with one key only one would be there: "
+            "name another queue or topic"
+        )
 
     def _journal(self) -> AbstractContextManager[Journal]:
-        if not self.place.served:
+        server = self.place.server
+        if server is None:
             return writing(self.place.url)
         from penstock.remote import connect
 
-        return connect(self.place.url, token=None if self.place.token is None else self.place.token.reveal())
+        return connect(server.url, token=None if server.token is None else server.token.reveal())
 
     def _draft(self, event: Event, reason: str) -> Draft:
         place = f"{event.topic}\0{event.seq}\0{self.schema}"

@@ -12,14 +12,19 @@ from typing import Literal
 import msgspec
 
 from penstock.clock import to_ms
+from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.entity.staging.declared import check_gate_names
 from penstock.errors import ConfigError
-from penstock.names import check_consumer, check_kind, check_name
+from penstock.names import check_consumer, check_kind, check_name, shown_url
 from penstock.payloads.ddl import SchemaText, fields
 from penstock.spark.source.place import JournalPlace, absolute_url, is_served, place_of
+from penstock.spark.source.values import listed, number, switch
+from penstock.transfer.objects import check_area
 from penstock.units import parse_duration
 
 _READ = (
     "url",
+    "writer",
     "token",
     "compression",
     "topic",
@@ -44,7 +49,7 @@ _READ = (
     "badRecords",
     "hold",
 )
-_WRITE = ("url", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging")
+_WRITE = ("url", "writer", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging", "gates")
 EVENT_COLUMNS = (
     "seq",
     "topic",
@@ -112,11 +117,13 @@ class WriteOptions(msgspec.Struct, frozen=True):
     app: str | None = None
     version: int | None = None
     staging: str | None = None
+    gates: tuple[str, ...] = ()
+    """The names of gates; once the write is planned, of all that see rows of it."""
     journal: str | None = None
     """The journal's id, once it is known."""
 
 
-def settled(options: Mapping[str, str]) -> dict[str, str]:
+def resolved(options: Mapping[str, str]) -> dict[str, str]:
     """Options as the driver knows them, for processes with other folders and environments: the url made absolute."""
     given = {_ALIASES.get(name.lower(), name.lower()): value for name, value in options.items()}
     if "provider" in given:
@@ -134,7 +141,7 @@ def settled(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Checks the settled options of a read; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
     given = _known(options, _READ, "read")
     topics, pattern = _topics(given)
     for pair in (("startingoffsets", "startingtimestamp"), ("endingoffsets", "endingtimestamp")):
@@ -167,9 +174,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         "binary" if payload_format == "binary" else "string",
         schema,
         columns == "struct",
-        *_misfits(given),
-        tuple(check_kind(kind) for kind in _listed(given, "kinds")),
-        _listed(given, "keys"),
+        *_misfits(given, topics, pattern),
+        tuple(check_kind(kind) for kind in listed(given, "kinds")),
+        listed(given, "keys"),
         *_least(given),
         given.get("hold"),
         frozenset(given),
@@ -194,7 +201,7 @@ def check_stream(options: ReadOptions) -> None:
             raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
 
 
-def _misfits(given: Mapping[str, str]) -> tuple[Mode, str | None]:
+def _misfits(given: Mapping[str, str], topics: tuple[str, ...], pattern: str | None) -> tuple[Mode, str | None]:
     """What becomes of payloads that do not fit."""
     bad = given.get("badrecords")
     mode = given.get("mode", "FAILFAST" if bad is None else "DROPMALFORMED").upper()
@@ -203,6 +210,10 @@ def _misfits(given: Mapping[str, str]) -> tuple[Mode, str | None]:
             raise ConfigError(f"{_spelling(name)} is for payloads that a payloadSchema does not fit; there is none")
     if bad is not None:
         check_name(bad, "badRecords")
+        if bad in topics or (pattern is not None and re.fullmatch(pattern, bad)):
+            raise ConfigError(
+                f"badRecords: this query reads {bad!r}, where its records would not fit again; name another"
+            )
         if mode == "FAILFAST":
             raise ConfigError("badRecords takes the rows that do not fit, and mode=FAILFAST ends the query for them")
     match mode:
@@ -210,17 +221,6 @@ def _misfits(given: Mapping[str, str]) -> tuple[Mode, str | None]:
             return mode, bad
         case _:
             raise ConfigError(f"mode is FAILFAST, PERMISSIVE or DROPMALFORMED, not {given['mode']!r}")
-
-
-def _listed(given: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Several texts: with commas, or as a JSON array when they have commas in them."""
-    text = given.get(name, "").strip()
-    if not text.startswith("["):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    try:
-        return tuple(msgspec.json.decode(text, type=list[str]))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f'{name} is a list like a,b or ["a", "b"]; {text!r} is not: {error}') from error
 
 
 def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
@@ -238,7 +238,7 @@ def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Checks the settled options of a write; ConfigError says which one cannot be used and why."""
+    """Checks the resolved options of a write; ConfigError says which one cannot be used and why."""
     given = _known(options, _WRITE, "write")
     if "topic" in given and "queue" in given:
         raise ConfigError("give topic or queue, not both: a queue's events are the topic of the same name")
@@ -251,8 +251,6 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     if app is not None:
         check_consumer(app, "txnAppId")
     kind = given.get("kind")
-    if "staging" in given and is_served(given["url"]):
-        raise ConfigError("staging is a folder for a journal without a server; a server keeps what tasks stage itself")
     return WriteOptions(
         place_of(given),
         target,
@@ -260,8 +258,24 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         None if kind is None else check_kind(kind),
         app,
         version,
-        given.get("staging"),
+        _staging(given),
+        check_gate_names(listed(given, "gates")),
     )
+
+
+def _staging(given: Mapping[str, str]) -> str | None:
+    """Where tasks leave what they write: a place in an object store, or, for a journal of this machine, a folder."""
+    staging, url = given.get("staging"), given["url"]
+    if staging is None:
+        return None
+    if "://" in staging:
+        return check_area(staging)
+    if is_served(url) or parse_url(url)[0] in OBJECT_SCHEMES:
+        raise ConfigError(
+            f"staging is a place in an object store (s3://bucket/staging) for {shown_url(url)}; a folder is for a "
+            "journal of this machine"
+        )
+    return staging
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
@@ -338,28 +352,6 @@ def _offset(text: str, name: str) -> Offset:
         f'{_spelling(name)} is "earliest", "latest", a position, or JSON like {{"orders": 42}} for several topics; '
         f"not {text!r}"
     )
-
-
-def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
-    """A whole number among settled options, None when it was not given; the name is spelled as in the docs."""
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, not {text!r}")
-    return value
-
-
-def switch(given: Mapping[str, str], name: str) -> bool:
-    """A switch among settled options, on when it was not given; the name is spelled as in the docs."""
-    text = given.get(name.lower(), "true")
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f'{name} is "true" or "false", not {text!r}')
-    return text.lower() == "true"
 
 
 def _time(given: Mapping[str, str], name: str) -> int | None:

@@ -69,6 +69,10 @@ class Topics:
         """How far each topic goes now."""
         return {name: view.latest for name, view in self.views.items()}
 
+    def numbers(self) -> dict[str, int]:
+        """The number of each topic: another one when it was dropped and made again."""
+        return {name: view.number for name, view in self.views.items()}
+
     def _start(self, name: str, view: PlannedTopic) -> int:
         if self.options.start_ms is not None:
             return max(view.position_before(self.options.start_ms), view.trimmed)

@@ -2,17 +2,18 @@
 
 Spark does not tell a Python source which columns a query needs, so a schema given by the user decides: a column that
 was left out is not built. Whatever is no column of an event is looked for in the payload. Offsets and filters choose
-rows first: a payload that nobody asked for cannot be a misfit.
+rows first: a payload that was not asked for cannot be a misfit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
@@ -21,6 +22,7 @@ from penstock.events import Event
 from penstock.journal.storage.block import Block
 from penstock.journal.storage.to_arrow import PayloadType, arrow_schema, joined, record_batch
 from penstock.payloads.parsing import ParsedColumns, PayloadParser
+from penstock.spark.payload.crashes import decoding
 from penstock.spark.payload.forms import check_form
 from penstock.spark.source.filters import NO_FILTER, RowFilter
 from penstock.spark.source.journals import SourceJournal
@@ -88,7 +90,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
             check_form(field.name, field.dataType)
         schema = to_arrow_schema(wanted, timezone="UTC")
         own: list[str] = []
-        parsed: list[Any] = []
+        parsed: list[pa.Field] = []
         for field in schema:
             if struct and field.name == "payload":
                 if not pa.types.is_struct(field.type):
@@ -135,7 +137,8 @@ class SourceLayout(msgspec.Struct, frozen=True):
             binary = None
             if block.wire.binary is not None:
                 binary = np.frombuffer(block.wire.binary, dtype=np.uint8)[rows] != 0
-            parsed = self.parser.parse(payloads, binary)
+            parse = partial(self.parser.parse, payloads, binary)
+            parsed = decoding(block.topic, block.seq(rows[0]), block.seq(rows[-1]), parse)
             if self.struct:
                 mask = None if parsed.absent is None else pa.array(parsed.absent)
                 columns["payload"] = pa.StructArray.from_arrays(
@@ -149,17 +152,22 @@ class SourceLayout(msgspec.Struct, frozen=True):
         batch = pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
         return batch if fit is None else batch.filter(fit)
 
-    def _kept(self, block: Block, start: int, stop: int, filter: RowFilter) -> Any:
+    def _kept(self, block: Block, start: int, stop: int, filter: RowFilter) -> NDArray[np.bool_] | None:
         """Which of the rows pass the filter; None when all do."""
         if not filter.conditions:
             return None
-        looked = record_batch(block, "binary", filter.columns)
-        keep = filter.mask({name: looked.column(name).slice(start, stop - start) for name in filter.columns})
+        columns = record_batch(block, "binary", filter.columns)
+        keep = filter.mask({name: columns.column(name).slice(start, stop - start) for name in filter.columns})
         return None if keep.all() else keep
 
     def _judged(
-        self, block: Block, rows: Sequence[int], payloads: Any, parsed: ParsedColumns, columns: dict[str, Any]
-    ) -> Any:
+        self,
+        block: Block,
+        rows: Sequence[int],
+        payloads: pa.BinaryArray,
+        parsed: ParsedColumns,
+        columns: dict[str, pa.Array],
+    ) -> pa.BooleanArray | None:
         """What happens to rows that do not fit; the mask of those that stay, None when all do."""
         if not parsed.misfits:
             return None
@@ -179,7 +187,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
         return pa.array(fit)
 
 
-def _chosen(column: Any, block: Block, start: int, stop: int, keep: Any) -> Any:
+def _chosen(column: pa.Array, block: Block, start: int, stop: int, keep: NDArray[np.bool_] | None) -> pa.Array:
     if stop - start < block.count:
         column = column.slice(start, stop - start)
     return column if keep is None else column.filter(pa.array(keep))

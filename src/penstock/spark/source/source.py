@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import option_filter, take_filters
 from penstock.spark.source.journals import check_rights, open_source
-from penstock.spark.source.options import ReadOptions, read_options, settled
+from penstock.spark.source.options import ReadOptions, read_options, resolved
 from penstock.spark.source.ranges import Range, Topics, cut, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range, source_schema
 from penstock.spark.source.stores import check_reach
@@ -33,7 +33,7 @@ class PenstockSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.given = settled(options)
+        self.given = resolved(options)
         check_reach(self.given["url"])
 
     @classmethod

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.api import LocalJournal, open_local
+from penstock.api import open_local
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
-from penstock.errors import ConfigError
+from penstock.entity.staging.declared import add_gates, load_gates
+from penstock.errors import ConfigError, Locked, NoStore
 from penstock.limits import SPARK_HOLD_SECONDS
+from penstock.local.journal import LocalJournal
 from penstock.spark.source.place import is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 
@@ -29,6 +32,9 @@ REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
 """Schemes of journals that every machine can reach."""
 _KEPT = 8
 """Journals a worker process keeps open."""
+TURN_SECONDS = 20.0
+"""How long a commit waits until another one lets go of a journal in an object store: longer than opening takes."""
+_TURN_PAUSE = 0.1
 
 
 class _OpenJournal(NamedTuple):
@@ -76,19 +82,37 @@ def _options(url: str) -> ObjectOptions | None:
 
 
 @contextmanager
-def writing(url: str, id: str | None = None) -> Iterator[LocalJournal]:
+def writing(url: str, id: str | None = None, gates: Sequence[str] = ()) -> Iterator[LocalJournal]:
     """The journal, open for one change; let go of at once, since other processes may want an engine that allows one.
 
-    `id`: as for `reading`.
+    `id`: as for `reading`. `gates`: the names of those that see what is written.
 
-    Of SQLite a reader stays open in this process: where nobody else has the file open, letting go of it completely
+    Of SQLite a reader stays open in this process: where no other process has the file open, letting go of it completely
     makes SQLite put its log away, which costs a batch more than the change itself (26 ms instead of 10 ms).
     """
-    with open_local(url) as journal:
+    with _opened_to_write(url) as journal:
         _check_same(journal, url, id)
+        if gates:
+            add_gates(journal._entities.gates, load_gates(gates))
         yield journal
         if parse_url(url)[0] == "sqlite":
             reading(url)
+
+
+def _opened_to_write(url: str) -> LocalJournal:
+    """Waits for its turn in an object store, which commits of other queries, or of a killed driver, hold shortly."""
+    deadline = time.monotonic() + TURN_SECONDS
+    while True:
+        try:
+            return open_local(url)
+        except Locked as error:
+            if parse_url(url)[0] not in OBJECT_SCHEMES:
+                raise
+            if time.monotonic() > deadline:
+                raise Locked(
+                    f'{error}. From Spark, name a server that writes it: option("writer", "https://…")'
+                ) from error
+        time.sleep(_TURN_PAUSE)
 
 
 def journal_id(url: str) -> str | None:
@@ -96,7 +120,10 @@ def journal_id(url: str) -> str | None:
     scheme, path = parse_url(url)
     if scheme not in REMOTE and not os.path.exists(path):  # noqa: PTH110
         return None
-    return reading(url)._record.id or None
+    try:
+        return reading(url).id or None
+    except NoStore:  # a bucket, or a folder with nothing but what tasks have staged
+        return None
 
 
 def check_reach(url: str, master: str | None = None) -> None:
@@ -118,7 +145,7 @@ def check_reach(url: str, master: str | None = None) -> None:
 
 
 def _check_same(journal: LocalJournal, url: str, id: str | None) -> None:
-    if id is not None and journal._record.id != id:
+    if id is not None and journal.id != id:
         raise ConfigError(
             f"on {socket.gethostname()} there is another journal at {url} than where this query was planned: it was "
             "replaced meanwhile, or this machine has a file of the same name; tasks on several machines need the url "

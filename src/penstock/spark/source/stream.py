@@ -2,14 +2,22 @@
 
 Spark asks for the newest offset with the end of the last batch that its checkpoint holds as complete, also while
 nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes.
+
+In a checkpoint an offset has the positions by topic, as `topic#` the number of each topic that was read, and as `#` a
+checksum of the id of the journal in which they have these numbers:
+
+    {"orders": 250, "orders#": 3, "#": 2898456003}
+
+A topic that is dropped and made again has another number, so that a query does not go on in it as if it were the same.
+In a copy of the journal numbers say nothing; positions do.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,6 +31,11 @@ from penstock.spark.source.options import ReadOptions, check_stream
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range
 
+_NUMBER = "#"
+"""Behind a topic's name, in an offset: no topic has it in its name."""
+_JOURNAL = ""
+"""Among the numbers of topics, in the place of a name: the journal's."""
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a journal's topics batch after batch; offsets are positions by topic."""
@@ -32,7 +45,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
-        self._latest: tuple[int | None, Offsets] | None = None
+        self._latest: tuple[int | None, Offsets, Offsets] | None = None
+        """The store's changes when it was looked into, how far its topics went, and their numbers."""
         self._served: SourceJournal | None = None
         self._followed: Offsets = {}
         self._initial: Offsets | None = None
@@ -68,21 +82,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        self._follow(start)
+        begin, numbers = split_offset(start)
+        latest, now = self._now()
+        self._check_numbers(numbers, now)
+        self._follow(begin)
         if not self._anchored:
             self._anchored = True
             return _sorted(start)
         if self.options.hold is not None and os.path.exists(self.options.hold):  # noqa: PTH110
             return _sorted(start)
-        end = self._now() if self._target is None else self._target
-        self._check_ahead(start, end)
-        end = {name: max(position, start.get(name, 0)) for name, position in end.items()}
-        if self._too_few(start, end):
+        end = latest if self._target is None else self._target
+        self._check_ahead(begin, end)
+        end = {name: max(position, begin.get(name, 0)) for name, position in end.items()}
+        if self._too_few(begin, end):
             return _sorted(start)
         self._read_at = time.monotonic()
         if isinstance(limit, ReadMaxRows):
-            end = limited(start, end, limit.max_rows)
+            end = limited(begin, end, limit.max_rows)
+        read = [name for name, position in end.items() if position > begin.get(name, 0) and name in now]
+        if read:
+            end |= {f"{name}{_NUMBER}": now[name] for name in (_JOURNAL, *read)}
         return _sorted({**start, **end})
+
+    def _check_numbers(self, known: Offsets, now: Offsets) -> None:
+        if not self.options.fail_on_data_loss or known.get(_JOURNAL) != now[_JOURNAL]:
+            return
+        for name, number in known.items():
+            if now.get(name, number) != number:
+                raise ConfigError(
+                    f"topic {name!r} in {self.options.place.url} was dropped and made again since this query read it: "
+                    "its positions are those of other events. Start with a new checkpoint, or set "
+                    "failOnDataLoss=false to go on behind the position that was reached"
+                )
 
     def _too_few(self, start: Offsets, end: Offsets) -> bool:
         """Whether a batch waits for more; trigger(availableNow=True) takes what there is."""
@@ -93,19 +124,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting < least and time.monotonic() - self._read_at < self.options.max_delay
 
     def reportLatestOffset(self) -> dict[str, int]:
-        return _sorted(self._now())
+        return _sorted(self._now()[0])
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._now()
+        self._target = self._now()[0]
 
-    def _now(self) -> Offsets:
-        """How far the topics go; asked for every few milliseconds, so that an unchanged store is not looked into."""
+    def _now(self) -> tuple[Offsets, Offsets]:
+        """How far the topics go, and their numbers; asked for every few milliseconds, so that an unchanged store is not
+        looked into."""
         journal = self._opened()
         changes = journal.changes()
         if self._latest is None or changes is None or self._latest[0] != changes:
             with journal.state() as found:
-                self._latest = changes, Topics(found, self.options).latest()
-        return self._latest[1]
+                topics = Topics(found, self.options)
+                self._latest = changes, topics.latest(), _numbers(journal, topics)
+        return self._latest[1:]
 
     def _opened(self) -> SourceJournal:
         """The journal; at a server, the one that this query began with."""
@@ -129,8 +162,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journal = self._opened()
         with journal.state() as found:
             topics = Topics(found, self.options)
-            ends = {name: position for name, position in end.items() if name in topics.views}
-            ranges = cut(topics, narrowed(topics, start, ends, self._filter))
+            positions, numbers = split_offset(end)
+            self._check_numbers(numbers, _numbers(journal, topics))
+            ends = {name: position for name, position in positions.items() if name in topics.views}
+            ranges = cut(topics, narrowed(topics, split_offset(start)[0], ends, self._filter))
         return signed(ranges, journal.id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -163,6 +198,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._followed = dict(offsets)
 
 
-def _sorted(offsets: Offsets) -> dict[str, Any]:
+def split_offset(offset: Mapping[str, int]) -> tuple[Offsets, dict[str, int]]:
+    """The positions of an offset by topic, and the numbers of the topics that were read."""
+    positions = {name: value for name, value in offset.items() if not name.endswith(_NUMBER)}
+    numbers = {name[:-1]: value for name, value in offset.items() if name.endswith(_NUMBER)}
+    return positions, numbers
+
+
+def _numbers(journal: SourceJournal, topics: Topics) -> Offsets:
+    return {_JOURNAL: zlib.crc32(journal.id.encode()), **topics.numbers()}
+
+
+def _sorted(offsets: Offsets) -> dict[str, int]:
     """Spark compares offsets as JSON text: the same offsets must have the same text."""
     return {name: offsets[name] for name in sorted(offsets)}

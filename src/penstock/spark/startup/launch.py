@@ -95,6 +95,20 @@ logger.util.filter.abort.type = RegexFilter
 logger.util.filter.abort.regex = Aborting task.*
 logger.util.filter.abort.onMatch = DENY
 logger.util.filter.abort.onMismatch = NEUTRAL
+# A task that ends just after its session was stopped has no session to report to.
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = error
+logger.scheduler.filter.late.type = RegexFilter
+logger.scheduler.filter.late.regex = Exception in statusUpdate.*
+logger.scheduler.filter.late.onMatch = DENY
+logger.scheduler.filter.late.onMismatch = NEUTRAL
+# Likewise one whose session was stopped has lost its blocks; where a listener fails for a reason, so does its task.
+logger.context.name = org.apache.spark.TaskContextImpl
+logger.context.level = error
+logger.context.filter.late.type = RegexFilter
+logger.context.filter.late.regex = Error in TaskCompletionListener.*
+logger.context.filter.late.onMatch = DENY
+logger.context.filter.late.onMismatch = NEUTRAL
 """
 
 _STREAM_SERVER = "pyspark.sql.streaming.python_streaming_source_runner"

@@ -2,8 +2,8 @@
 
 Spark writes shuffle files, spilled blocks and sockets under `spark.local.dir` and `java.io.tmpdir`. Both point here.
 A process that is killed cannot clean up, so each folder is held by a lock that the kernel lets go of when its
-owner is gone; every start removes the folders nobody holds. (A lock, not the pid alone: pids are reused, and mean
-nothing to another container that shares the temporary folder.)
+owner is gone; every start removes the folders that no process holds. (A lock, not the pid alone: pids are reused, and
+mean nothing to another container that shares the temporary folder.)
 """
 
 from __future__ import annotations

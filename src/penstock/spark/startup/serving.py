@@ -1,16 +1,45 @@
-"""The process in which Spark asks a streaming source for its offsets: pyspark's own, made quiet.
+"""The process in which Spark asks a streaming source for its offsets: pyspark's own, made quiet and prompt.
 
 Spark ends it by hanging up when the query stops, and pyspark prints tracebacks when that finds it in the middle of a
 sentence. Here it simply ends; what goes wrong in the source reaches Spark over the socket, as before.
+
+Spark waits ten seconds for it to connect, and then fails the query. pyspark connects when it has imported itself, numpy
+and pyarrow, which takes longer on a busy machine. Here the connection comes first.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
 
-from pyspark.sql.streaming.python_streaming_source_runner import main
-from pyspark.worker_util import get_sock_file_to_executor
+
+@contextmanager
+def _connected() -> Iterator[IO[bytes]]:
+    """The connection to Spark, over which it is told this process's number first."""
+    path = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
+    if path is None:  # a port and a secret: pyspark knows how
+        from pyspark.worker_util import get_sock_file_to_executor
+
+        with get_sock_file_to_executor(timeout=None) as connection:
+            yield connection
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(path)
+        with sock.makefile("rwb") as connection:
+            connection.write(os.getpid().to_bytes(4))
+            connection.flush()
+            yield connection  # type: ignore[misc]  # a file of bytes in all but its declared type
+
+
+def _serve() -> None:
+    with suppress(BrokenPipeError, ConnectionResetError), _connected() as connection:
+        from pyspark.sql.streaming.python_streaming_source_runner import main
+
+        main(connection, connection)
+
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, ConnectionResetError), get_sock_file_to_executor(timeout=None) as connection:
-        main(connection, connection)
+    _serve()

@@ -65,6 +65,8 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
     """penstock's own settings for this master."""
     anywhere = {
         "spark.ui.showConsoleProgress": "false",
+        # A worker that crashes leaves a traceback in the task's error: see `penstock.spark.payload.crashes`.
+        "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         # State on disk with a cache, not in the driver's heap; a checkpoint that was made otherwise stays as it is.
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,

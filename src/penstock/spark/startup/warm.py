@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.spark.startup import java as javas
@@ -104,7 +104,7 @@ def _rehearsal_source() -> type:
         def initialOffset(self) -> dict[str, int]:
             return {"seq": 0}
 
-        def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
+        def latestOffset(self, start: object = None, limit: object = None) -> dict[str, int]:
             return {"seq": 10}
 
         def prepareForTriggerAvailableNow(self) -> None:
@@ -113,7 +113,7 @@ def _rehearsal_source() -> type:
         def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[api.InputPartition]:
             return [api.InputPartition((start["seq"], end["seq"]))]
 
-        def read(self, partition: api.InputPartition) -> Iterator[Any]:
+        def read(self, partition: api.InputPartition) -> Iterator[object]:
             import datetime
 
             import pyarrow as pa
@@ -124,15 +124,15 @@ def _rehearsal_source() -> type:
             yield pa.record_batch([pa.array(ids), pa.array([moment] * len(ids), schema.field("at").type)], schema)
 
     class Writer(api.DataSourceStreamArrowWriter):
-        def write(self, iterator: Iterator[Any]) -> api.WriterCommitMessage:
+        def write(self, iterator: Iterator[object]) -> api.WriterCommitMessage:
             for _ in iterator:
                 pass
             return api.WriterCommitMessage()
 
-        def commit(self, messages: Any, batchId: int) -> None:
+        def commit(self, messages: object, batchId: int) -> None:
             pass
 
-        def abort(self, messages: Any, batchId: int) -> None:
+        def abort(self, messages: object, batchId: int) -> None:
             pass
 
     class Source(api.DataSource):
@@ -143,10 +143,10 @@ def _rehearsal_source() -> type:
         def schema(self) -> str:
             return "id long, at timestamp"
 
-        def streamReader(self, schema: Any) -> Reader:
+        def streamReader(self, schema: object) -> Reader:
             return Reader()
 
-        def streamWriter(self, schema: Any, overwrite: bool) -> Writer:
+        def streamWriter(self, schema: object, overwrite: bool) -> Writer:
             return Writer()
 
     return Source
