@@ -6,13 +6,18 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from nightly import is_nightly
+from late import be_late
+from nightly import RANDOM, is_nightly, rooms_of
 
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run: what passed before a change and fails after it fails because of it. New ones are tried
+# by `make nightly`, with the profile "random".
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile(RANDOM, settings.get_profile("penstock"), derandomize=False)
 # --hypothesis-profile=first shows a failure as it was found, without minutes of looking for a smaller one.
 settings.register_profile("first", settings.get_profile("penstock"), phases=[Phase.reuse, Phase.generate])
 settings.register_profile("fast", settings.get_profile("penstock"), max_examples=10)
@@ -22,6 +27,8 @@ settings.load_profile("penstock")
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         settings.load_profile("fast")
+    if (seed := config.getoption("--late")) is not None:
+        be_late(seed)
     # A run in the background of a shell ignores Ctrl-C, and so would every process it starts: tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,23 +38,57 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PENSTOCK_SPARK_ARCHIVE"] = "use"
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--late")
+    return None if seed is None else f"threads begin late: --late {seed}"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="under a minute: SQLite only; no Spark, browser, emulator, kill or model"
     )
     parser.addoption("--nightly", action="store_true", help="also what is left to the nightly run: see nightly.py")
+    parser.addoption("--late", type=int, metavar="SEED", help="threads begin late, drawn from the seed: see late.py")
 
 
 _SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http", "slatedb")
-_SLOW_FILES = ("test_page", "test_examples", "test_stores", "test_safety", "test_azure", "test_dist")
+_SLOW_FILES = (
+    "test_page",
+    "test_examples",
+    "test_stores",
+    "test_safety",
+    "test_azure",
+    "test_dist",
+    "test_interrupts_everywhere",
+    "test_lake_",
+    "test_seal_api",
+    "test_demo",
+    "test_object_storage",
+    "test_arguments",
+    "test_openapi",
+    "test_serving",
+    "test_completion",
+    "test_buffer_cli",
+    "test_file_store",
+)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Rooms of which no test is wanted are not even read: that takes as long as running a room."""
+    return True if config.getoption("--fast") and _is_slow(collection_path) else None
+
+
+def _is_slow(path: Path) -> bool:
+    """Whether a folder or a file of tests is one that `--fast` leaves out."""
+    return path.name in _SLOW_ROOMS or path.stem.startswith(_SLOW_FILES)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = items
-    if config.getoption("--fast"):
-        wanted = [item for item in items if _is_fast(item)]
-    elif not config.getoption("--nightly"):
+    if not config.getoption("--nightly"):
         wanted = [item for item in items if not item.get_closest_marker("nightly")]
+    if config.getoption("--fast"):
+        wanted = [item for item in wanted if _is_fast(item)]
     kept = set(wanted)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = wanted
@@ -56,9 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_fast(item: pytest.Item) -> bool:
     if any(item.get_closest_marker(name) for name in ("spark", "program", "slow")):
         return False
-    rooms = item.path.relative_to(item.config.rootpath / "tests").parts[:-1]
-    if any(room in _SLOW_ROOMS for room in rooms) or item.path.stem.startswith(_SLOW_FILES):
-        return False
+    if _is_slow(item.path) or any(_is_slow(Path(room)) for room in rooms_of(item)):
+        return False  # asked for by name, else not even read
     call = getattr(item, "callspec", None)
     values = list(call.params.values()) if call is not None else []
     schemes = {getattr(value, "scheme", "sqlite") for value in values}
@@ -75,7 +115,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.nightly)
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
-    elif {"spark", "torture"} & set(item.path.parts) or "spark" in item.name or "docs/pipelines.md" in item.name:
+    elif {"spark", "torture"} & set(rooms_of(item)) or "spark" in item.name or "docs/pipelines.md" in item.name:
         item.add_marker(pytest.mark.program)
 
 

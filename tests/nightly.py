@@ -9,7 +9,10 @@ both emulators. The rest of the contracts stand on the engine contract, with fiv
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
+RANDOM = "random"
+"""The profile of hypothesis that tries other examples in every run, and ten times as many."""
 _ON_SLATEDB = {
     "test_open",
     "test_topic_append",
@@ -39,12 +42,22 @@ _IN_EMULATORS = {
 """Of the engine contract, what runs in the emulators of S3 and Azure with every push."""
 
 
+def examples(count: int) -> int:
+    """How many examples a model is tried with, where every push has `count`."""
+    return count * 10 if settings.get_current_profile_name() == RANDOM else count
+
+
+def rooms_of(item: pytest.Item) -> tuple[str, ...]:
+    """The folders of a test below `tests`: a checkout's own path says nothing of it, be it named `spark`."""
+    return item.path.relative_to(item.config.rootpath / "tests").parts[:-1]
+
+
 def is_nightly(item: pytest.Item) -> bool:
     """Whether a test is left to the nightly run."""
     call = getattr(item, "callspec", None)
     if call is None:
         return False
-    rooms, file = item.path.parent.parts, item.path.stem
+    rooms, file = rooms_of(item), item.path.stem
     if "contract" in rooms and rooms[-1] != "engine":
         kind = call.params.get("place")
         return getattr(kind, "scheme", "") == "slatedb" and file not in _ON_SLATEDB

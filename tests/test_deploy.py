@@ -65,6 +65,10 @@ def test_a_query_asks_for_metrics_that_are_exposed(title: str, names: set[str]) 
     assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
 
 
+def test_every_metric_carries_the_prefix(names: set[str]) -> None:
+    assert len(names) > 30 and [name for name in names if not name.startswith("penstock_")] == []
+
+
 def test_every_yaml_file_is_one() -> None:
     files = [*DEPLOY.rglob("*.yaml"), *ROOT.glob(".github/workflows/*.yml"), ROOT / ".pre-commit-config.yaml"]
     assert len(files) >= 8

@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Draft, Event, Receipt
+from penstock.documents.events import event_document
 from penstock.errors import ConfigError, PoisonMessage
 from penstock.events import format_id, parse_id
-from penstock.journal.storage.block import Columns, build_block, read_block
+from penstock.journal.storage.block import build_block, read_block
+from penstock.journal.storage.wire import Columns
+from penstock.queue.state.blocks import DamagedBlock
+from penstock.remote.events import DocumentRows
 
 
 def make(count: int = 3, **columns: Any) -> list[Event]:
@@ -42,6 +46,18 @@ def test_events_are_equal_when_they_are_the_same_event() -> None:
     one, other = make(), make()
     assert one == other and one[0] != one[1] and one[0] != "event" and one[0] != None  # noqa: E711
     assert len({*one, *other}) == 3 and hash(one[0]) == hash(other[0])
+
+
+def test_events_of_every_kind_of_rows_have_every_field() -> None:
+    def fields(event: Event) -> dict[str, object]:
+        return {**event.as_dict(), "raw": event.raw, "binary": event.binary, "link": event.link}
+
+    stored = make(2, key=["a", None], chain=[b"\1" * 32, bytes(32)])
+    assert [event.link for event in stored] == [(b"\1" * 32).hex(), None]
+    documents = DocumentRows("t", list(map(event_document, stored)))
+    assert [fields(Event(documents, row)) for row in (0, 1)] == list(map(fields, stored))
+    damaged = Event(DamagedBlock(b"1", "t", 10, 11, "torn"), 0)
+    assert fields(damaged).keys() == fields(stored[0]).keys() and damaged.link is None
 
 
 def test_an_event_prints_what_it_is() -> None:

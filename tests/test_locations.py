@@ -43,7 +43,7 @@ URLS = [
 def lake(url: str) -> object:
     segment = Segment(1, 1, 1, url, "t/part.parquet", 1, 0)
     open_lake(url)
-    return segment.place
+    return segment.shown(segment.path)
 
 
 def produce(url: str) -> object:
@@ -86,6 +86,7 @@ PLACES: dict[str, Callable[[str], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("place", PLACES)
 def test_no_place_that_names_a_location_shows_its_credentials(

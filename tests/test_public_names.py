@@ -65,6 +65,7 @@ NAMES = [
     "describe",
     "errors",
     "event",
+    "gate",
     "on",
     "open",
     "sign_root",

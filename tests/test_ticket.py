@@ -172,7 +172,7 @@ def test_many_settled_tickets_are_woken_together() -> None:
 
         def resolve() -> None:
             for n, ticket in enumerate(tickets):
-                ticket.settle(n, None)
+                ticket.set_outcome(n, None)
             wake(tickets)
 
         await asyncio.to_thread(resolve)

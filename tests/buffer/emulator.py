@@ -58,6 +58,16 @@ class Emulator:
             "virtual_hosted_style_request": "false",
         }
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same options, as variables that every process of a test may find."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
     def bucket(self) -> str:
         """The url of a new bucket."""
         self._buckets += 1

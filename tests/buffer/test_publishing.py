@@ -129,7 +129,7 @@ def test_more_names_than_are_kept_forget_those_not_heard_of_for_longest(memory: 
     for name in ("one", "two", "three"):
         publisher(memory).publish([stage(memory, name.encode())], Mark(name, 1))
         consumer = buffer.consumer(clock=clock)
-        consumer.ack_through(consumer.look().next_sequence - 1)
+        consumer.ack_through(consumer.read_manifest().next_sequence - 1)
         clock.advance(1)
     found = ManifestObject(memory, PLACE.manifest, SystemClock(), BufferCounters(Registry()).for_role("producer"))
     assert [found.latest_mark(name) for name in ("one", "two", "three")] == [None, 1, 1]

@@ -21,29 +21,29 @@ from .faults import FaultyStore
 
 def test_a_slab_comes_back_when_the_last_view_is_gone():
     slabs = Slabs(1 << 20)
-    slab = slabs.take(1000)
+    slab = slabs.allocate(1000)
     slab[:5] = b"hello"
     view = slabs.lend(slab, 5)
     part = view[1:3]
     del view
     gc.collect()
-    assert slabs.take(1000) is not slab
+    assert slabs.allocate(1000) is not slab
     assert bytes(part) == b"el"
     del part
     gc.collect()
-    assert slabs.take(1000) is slab
+    assert slabs.allocate(1000) is slab
 
 
 def test_a_lent_slab_cannot_be_written_through():
     slabs = Slabs(1 << 20)
-    assert slabs.lend(slabs.take(10), 10).readonly
+    assert slabs.lend(slabs.allocate(10), 10).readonly
 
 
 def test_no_more_is_kept_than_agreed():
     slabs = Slabs(3 << 20)
     for _ in range(5):
         slabs.give_back(memoryview(bytearray(1 << 20)))
-    kept = [slabs.take(1 << 20) for _ in range(5)]
+    kept = [slabs.allocate(1 << 20) for _ in range(5)]
     assert slabs._free_bytes == 0
     assert len(kept) == 5
 
@@ -51,17 +51,17 @@ def test_no_more_is_kept_than_agreed():
 def test_a_slab_that_is_too_small_is_left():
     slabs = Slabs(1 << 20)
     slabs.give_back(memoryview(bytearray(10)))
-    assert len(slabs.take(100)) >= 100
-    assert len(slabs.take(10)) == 10
+    assert len(slabs.allocate(100)) >= 100
+    assert len(slabs.allocate(10)) == 10
 
 
 def test_memory_for_a_batch_fits_the_next_one_and_is_not_much_larger():
     slabs = Slabs(1 << 30)
     for size in (1, 70_000, (1 << 20) + 10_407, (16 << 20) + 10_407, 512 << 20):
-        slab = slabs.take(size)
+        slab = slabs.allocate(size)
         assert size <= len(slab) <= max(64 << 10, size + size // 8 + (64 << 10))
         slabs.give_back(slab)
-        assert slabs.take(size - size // 100) is slab
+        assert slabs.allocate(size - size // 100) is slab
 
 
 def test_without_numpy_the_buffer_works_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +145,7 @@ def test_slabs_are_safe_between_threads():
 
     def work(number: int):
         for _ in range(300):
-            slab = slabs.take(4096)
+            slab = slabs.allocate(4096)
             slab[:4096] = bytes([number]) * 4096
             if slab[:4096] != bytes([number]) * 4096:
                 wrong.append(number)

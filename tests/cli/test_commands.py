@@ -144,6 +144,7 @@ def test_every_extra_of_the_package_is_known_by_what_it_brings() -> None:
         ("obstore", "buffer", ["buffer", "produce", "s3://bucket/x"]),
         ("ulid", "buffer", ["buffer", "status", "memory://x"]),
         ("pyspark", "spark", ["run", "pipeline.py"]),
+        ("slatedb", "object", ["demo", "--failover"]),
     ],
 )
 def test_the_right_extra_is_named_when_a_package_is_missing(
@@ -184,7 +185,8 @@ def test_commands_that_need_no_spark_do_not_import_it() -> None:
     """Nor what a terminal, a server or Arrow would need: a command should begin at once."""
     program = (
         "import sys; from penstock.cli.main import run; run(['--url', 'memory:', 'topics']);"
-        "heavy = {'pyspark', 'pyarrow', 'rich', 'starlette', 'numpy', 'asyncio'} & set(sys.modules);"
+        "heavy = {'pyspark', 'pyarrow', 'rich', 'starlette', 'numpy', 'asyncio', 'hashlib', 'concurrent'};"
+        "heavy &= set(sys.modules);"
         "sys.exit(', '.join(sorted(heavy)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -3,8 +3,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 import penstock
 from cli.commandline import Cli
+from penstock.api import local
 
 
 def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders: str) -> None:
@@ -19,6 +22,7 @@ def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders
     assert cli("seek", "orders", "billing", "--to-time", "1h", "--json").document["position"] == 0
     assert cli("seek", "orders", "billing", "--to-start", "--json").document["lag"] == 10
     assert "10 events lie ahead" in cli("seek", "orders", "billing", "--to-start").out
+    assert "1 event lies ahead" in cli("seek", "orders", "billing", "9").out
 
 
 def test_seek_needs_exactly_one_destination(cli: Cli, orders: str) -> None:
@@ -52,6 +56,7 @@ def test_forget_drops_a_cursor(cli: Cli, orders: str) -> None:
 
 
 def test_a_topic_is_dropped_after_asking(cli: Cli, orders: str) -> None:
+    assert "there is a topic: `penstock drop orders --topic`" in cli("drop", "orders", "--yes", code=3).err
     cli("seek", "orders", "billing", "4")
     assert "with 10 events? This cannot be undone." in cli("drop", "orders", "--topic", input="", code=2).err
     assert "'billing' at 4" in cli("drop", "orders", "--topic", "--yes", code=1).err
@@ -118,6 +123,39 @@ def test_info_says_what_the_journal_is(cli: Cli, orders: str, url: str) -> None:
 def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
     cli("backup", str(tmp_path / "copy.db"))
     assert len(cli("read", "orders", "--url", str(tmp_path / "copy.db"), "--json").documents) == 10
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file", "slatedb"])
+def test_a_backup_is_restored_on_every_engine(cli: Cli, orders: str, url: str, tmp_path: Path, scheme: str) -> None:
+    cli("push", "mail", '{"to": "ann"}')
+    before = cli("read", "orders", "--json").out
+    cli("copy", url, f"{scheme}:{tmp_path / 'first'}")
+    cli("backup", str(tmp_path / "monday"), "--url", f"{scheme}:{tmp_path / 'first'}")
+    backup, again = f"{scheme}:{tmp_path / 'monday'}", f"{scheme}:{tmp_path / 'again'}"
+    said = cli("restore", backup, "--url", again, "--json").document
+    assert (said["topics"], said["queues"], said["events"]) == (2, 1, 11) and "damaged" not in said
+    assert cli("read", "orders", "--json", "--url", again).out == before
+    assert cli("peek", "mail", "--url", again, "--json").document["payload"] == {"to": "ann"}
+    refused = cli("restore", backup, "--url", again, code=2)
+    assert "holds a journal already" in refused.err
+    assert "no store" in cli("restore", f"{scheme}:{tmp_path / 'nowhere'}", "--url", f"{again}2", code=2).err.lower()
+
+
+def test_restoring_a_damaged_backup_says_what_is_damaged(cli: Cli, orders: str, tmp_path: Path) -> None:
+    backup = tmp_path / "monday.db"
+    cli("backup", str(backup))
+    damage_a_block(backup)
+    said = cli("restore", str(backup), "--url", str(tmp_path / "again.db"), "--json", code=1)
+    assert "Corrupt" in said.document["damaged"]["orders"]
+
+
+def damage_a_block(path: Path) -> None:
+    """Changes one byte of a block's value, which SQLite takes for any other."""
+    with penstock.open(path) as journal:
+        engine = local(journal, "a test")._engine
+        with engine.write() as tx:
+            key, value = next(row for row in tx.scan(b"b", b"c") if len(row[1]) > 50)
+            tx.put(key, value[:20] + bytes([value[20] ^ 255]) + value[21:])
 
 
 def test_a_proof_is_given_and_checked_without_the_journal(cli: Cli, orders: str, tmp_path: Path) -> None:

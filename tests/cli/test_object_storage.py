@@ -14,8 +14,10 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
+from penstock.api import local
 from penstock.cli import failure
 from penstock.cli.main import run
+from server.serving import READ, TOKENS, serving
 
 
 @pytest.fixture
@@ -61,6 +63,17 @@ def test_check_knows_the_lease_the_size_and_the_objects(cli: Cli, url: str) -> N
     assert json.loads(cli("info", "--json").out)["objects"] >= 3
 
 
+def test_check_of_a_served_journal_knows_how_long_its_writer_has_a_commit_in_memory_only(
+    cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with penstock.open(url) as journal, serving(journal) as served:
+        journal.topic("t").append("k", 1)
+        monkeypatch.setattr(local(journal, "a test")._engine, "unstored_seconds", lambda: 7.0)
+        said = cli("check", "--unstored", "5s:60s", "--json", "--url", served.url, code=None)
+        assert said.code == 1 and json.loads(said.out)["unstored"] == 7.0
+        assert f"process {os.getpid()}" in json.loads(said.out)["written_by"]
+
+
 def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -> None:
     words = [sys.executable, "-m", "penstock.cli", "serve", "--url", url, "--port", "0", "--json"]
     first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -85,6 +98,16 @@ def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -
         for process in started:
             process.kill()
             process.communicate()
+
+
+def test_a_server_tells_a_reading_command_of_changes(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("t").append("k", 1)
+        with serving(journal, tokens=TOKENS) as served:
+            said = cli("read", "t", "--json", "--told-by", served.url, "--token", READ)
+            assert json.loads(said.out)["payload"] == 1
+            refused = cli("read", "t", "--told-by", served.url, "--token", "wrong-token-0123456789", code=None)
+            assert refused.code != 0 and "token" in refused.err
 
 
 def test_the_demonstration_of_a_failover_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:

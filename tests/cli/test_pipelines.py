@@ -9,7 +9,7 @@ from pathlib import Path
 import penstock
 from cli.commandline import Cli
 from penstock.clock import ManualClock
-from penstock.observe.collect import gauges
+from penstock.observe.gauges import gauges
 from penstock.observe.pipelines import FlowStatus, report, status
 from penstock.spark.pipeline.alone import alone
 
@@ -69,7 +69,7 @@ def test_run_refuses_what_cannot_be_run(cli: Cli, orders: str, tmp_path: Path) -
     assert "did you mean 'orders'?" in cli("run", str(file), "--once", code=2).err
     assert "not both" in cli("run", str(file), "--once", "--continuous", code=2).err
     assert "no flow 'x'" in cli("run", str(file), "--flow", "x", code=2).err
-    assert "Nobody is here to be asked" in cli("run", str(file), "--reset", input="", code=2).err
+    assert "There is no terminal to ask at" in cli("run", str(file), "--reset", input="", code=2).err
     assert "spark.NAME=VALUE" in cli("run", str(file), "--conf", "x", code=2).err
 
 

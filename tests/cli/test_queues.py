@@ -86,7 +86,9 @@ def test_take_asks_at_a_terminal(cli: Cli, emails: str, monkeypatch: pytest.Monk
     assert '"n": 0' in said.out and "yours until" in said.err
     # The first was extended and acknowledged, the second given back (one attempt: dead), the third released at the end.
     rows = {row["queue"]: row for row in cli("queues", "--json").documents}
-    assert (rows["emails"]["ready"], rows["emails"]["in_flight"], rows["emails.dead"]["ready"]) == (1, 0, 1)
+    assert (rows["emails"]["ready"], rows["emails"]["in_flight"], rows["emails"]["dead"]) == (1, 0, 1)
+    dead = rows["emails.dead"]
+    assert (dead["ready"], dead["dead"], dead["oldest"]) == (0, 1, None), "a dead letter is not ready"
 
 
 def test_a_delivery_is_settled_by_its_token(cli: Cli, emails: str) -> None:
@@ -101,6 +103,22 @@ def test_a_delivery_is_settled_by_its_token(cli: Cli, emails: str) -> None:
     said = cli("settle", "emails", first["token"], "--json", code=1)
     assert json.loads(said.err)["error"] == "StaleDelivery"
     assert "StaleDelivery" in cli("settle", "emails", "nonsense", "--json", code=1).err
+
+
+def test_dead_letters_with_forged_headers_are_shown_as_far_as_they_can_be_read(cli: Cli, emails: str) -> None:
+    forged = {
+        "dead-queue": "emails", "dead-attempts": "²", "dead-last-delivered-at": "yesterday", "dead-seq": "x",
+        "dead-reason": "because", "dead-priority": "½", "dead-failed-attempts": '[{"x":' + "[" * 3000,
+    }  # fmt: skip
+    headers = [word for name, value in forged.items() for word in ("--header", f"{name}={value}")]
+    cli("push", "emails.dead", "1", *headers)
+    for queue in ("emails", "emails.dead"):
+        letter = cli("dead", queue, "--json").document
+        assert (letter["attempts"], letter["reason"], letter["at"]) == (0, "because", None)
+        assert letter["event"]["headers"] == forged
+        for more in ((), ("--traceback",), ("--attempts",)):
+            assert cli("dead", queue, *more).out
+    assert cli("redrive", "emails.dead", "--json").document["redriven"] == 1
 
 
 def test_dead_letters_show_their_reason_and_go_back(cli: Cli, emails: str) -> None:
@@ -126,6 +144,29 @@ def test_dead_letters_show_where_they_failed(cli: Cli, emails: str, url: str) ->
     assert "KeyError" in said and "test_queues.py" in said and "no traceback" in said and "\x1b" not in said
     (_, _, letter) = cli("dead", "emails", "--json").documents
     assert letter["traceback"].startswith("Traceback") and letter["error"].startswith("KeyError")
+
+
+def test_failed_attempts_are_shown_one_by_one(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        queue = journal.queue("jobs", max_attempts=2)
+        queue.push_many(["a", "b"])
+        for n in range(3):
+            delivery = queue.take(consumer=f"worker-{n}\x1b[31m")
+            assert delivery is not None
+            delivery.nack(error=f"OSError: gone {n}")
+    said = cli("messages", "jobs", "--attempts").out
+    assert "jobs#1: failed" in said and "jobs#2: ready" in said and "\x1b" not in said
+    assert all(text in said for text in ("OSError: gone 0", "OSError: gone 2", "worker-1", "failed"))
+    assert "OSError: gone 1" in cli("failed", "jobs", "--attempts").out
+    [failure] = cli("failed", "jobs", "--json").documents
+    assert [(one["number"], one["ended"], one["error"]) for one in failure["failed_attempts"]] == [
+        (1, "failed", "OSError: gone 0"),
+        (2, "failed", "OSError: gone 1"),
+    ]
+    listed = cli("messages", "jobs", "--json").documents
+    assert [len(one["failed_attempts"]) for one in listed] == [2, 1]
+    cli("push", "jobs", '"c"')
+    assert "none has failed" in cli("messages", "jobs", "--attempts", "--after", "2").err
 
 
 def test_a_rate_makes_a_redrive_take_its_time(cli: Cli, emails: str) -> None:

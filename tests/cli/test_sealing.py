@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 
 import penstock
 from cli.commandline import Cli
+from server.serving import serving
 
 
 def test_seal_moves_history_into_files_and_reads_go_on(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:
@@ -62,3 +63,25 @@ def test_what_cannot_be_sealed_says_so(cli: Cli, orders: str, url: str, tmp_path
     with penstock.open(url) as journal:
         journal.topic("orders").configure(by_key=True)
     assert "newest event of every key" in cli("seal", "orders", "--lake", lake, code=2).err
+
+
+def test_a_served_journal_is_sealed_by_its_server(cli: Cli, orders: str, url: str, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    before = cli("read", "orders", "--json").out
+    with penstock.open(url) as journal, serving(journal, lakes=[lake]) as served:
+        there = ("--url", served.url)
+        done = cli("seal", "orders", "--lake", lake, "--through", "6", "--json", *there)
+        assert (done.document["events"], done.document["through"]) == (6, 6)
+        assert "6 of 6 events sealed" in done.err
+        assert cli("seal", "orders", "--lake", lake, "--older-than", "1h", "--json", *there).document["events"] == 0
+        refused = cli("seal", "orders", "--lake", str(tmp_path), *there, code=2)
+        listed = cli("lake", "--json", *there).document
+        assert (listed["topic"], listed["lake"], listed["files"], listed["events"]) == ("orders", lake, 1, 6)
+        assert listed["bytes"] == sum(one.stat().st_size for one in Path(lake).rglob("*.parquet"))
+        assert listed["readers"]["Spark"] == f'spark.read.parquet("{lake}/orders")'
+        assert "read_parquet(" in cli("lake", "orders", *there).out and cli("lake", "order", *there, code=3).err
+        assert "start it with --lake" in refused.err
+        assert "no topic" in cli("seal", "order", "--lake", lake, *there, code=3).err
+    (file,) = Path(lake).rglob("*.parquet")
+    assert pq.read_table(file)["seq"].to_pylist() == list(range(1, 7))
+    assert cli("read", "orders", "--json").out == before

@@ -23,6 +23,7 @@ def read_until(terminal: int, sign: bytes, seconds: float = 60.0) -> bytes:
     return shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [b"q", b"Q", b"\x03"])
 def test_q_leaves_top_and_the_terminal_is_as_it_was(orders: str, url: str, key: bytes) -> None:
     terminal, inside = pty.openpty()

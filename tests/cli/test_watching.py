@@ -10,6 +10,7 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.observe.pipelines import FlowStatus, report
+from penstock.observe.sample import Finding, Sample
 from server.serving import serving
 
 
@@ -53,9 +54,9 @@ def test_top_refuses_to_look_without_pause(cli: Cli, busy: str) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        ((), 1, "WARNING - 1 messages of emails failed"),
+        ((), 1, "WARNING - 1 message of emails failed"),
         (("--failed", "1"), 0, "OK - all is well"),
-        (("--failed", "0"), 2, "CRITICAL - 1 messages of emails failed"),
+        (("--failed", "0"), 2, "CRITICAL - 1 message of emails failed"),
         (("--failed", "1", "--lag", "2:5"), 1, "WARNING - billing is 3 behind in orders"),
         (("--failed", "1", "--lag", "1:2"), 2, "CRITICAL - billing is 3 behind in orders"),
         (("--failed", "1", "--lag", "1:2", "--topic", "emails"), 0, "OK"),
@@ -78,7 +79,7 @@ def test_check_warns_of_dead_letters_and_of_pipelines_that_failed(cli: Cli, url:
         delivery = queue.take()
         assert delivery is not None
         delivery.nack(error="no")
-    assert "WARNING - 1 dead letters from emails" in cli("check", code=1).out
+    assert "WARNING - 1 dead letter from emails" in cli("check", code=1).out
     assert "OK" in cli("check", "--dead", "1", "--age", "0ms", code=0).out
     assert "CRITICAL" in cli("check", "--dead", "0", code=2).out
     assert "dead 1" in cli("top", "--once", "--interval", "50ms").out
@@ -146,3 +147,14 @@ def test_check_tells_a_dead_consumer_from_a_slow_one(cli: Cli, url: str) -> None
     said = cli("check", "--idle", "0:1h", code=1).out
     assert "slow is behind in orders and has not moved for" in said and "done" not in said
     assert cli("check", "--idle", "1h").out.startswith("PENSTOCK OK")
+
+
+def test_check_warns_of_a_lag_that_grows_unless_it_has_a_threshold(
+    cli: Cli, busy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A server's sampler looks for minutes; what it found is what check gets from it.
+    says = "billing falls behind in orders: 2,000 events, 500 a few minutes ago"
+    found = Sample(0.0, {}, {}, 0.0, 0, 0, 0, findings=[Finding("lag", "orders", says, 2000, "billing")])
+    monkeypatch.setattr("penstock.cli.commands.operate.check.sampler_of", lambda journal: lambda: found)
+    assert f"WARNING - {says}" in cli("check", code=1).out
+    assert "OK" in cli("check", "--lag", "10000").out

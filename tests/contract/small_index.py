@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from penstock.journal.index import builder, indexer, merge, rows
+from penstock.journal.index import builder, contents, indexer, merge, rows
 
 SIZES = [
     (indexer, "INDEX_RUN_EVENTS", 16),
-    (indexer, "INDEX_FAN_IN", 3),
-    (indexer, "INDEX_STEP_BYTES", 1500),
+    (contents, "INDEX_RUN_EVENTS", 16),
+    (contents, "INDEX_FAN_IN", 3),
+    (contents, "INDEX_STEP_BYTES", 1500),
     (builder, "INDEX_STEP_BYTES", 1500),
     (rows, "INDEX_CHUNK_BYTES", 600),
     (rows, "INDEX_LARGE_CHUNK_BYTES", 1500),

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import Corrupt
 from penstock.journal.index.rows import build_rows, chunks_of, mark_of, rows_of, rows_of_chunk
-from penstock.journal.storage.block import (
-    Block,
-    Columns,
-    build_block,
-    read_block,
-)
+from penstock.journal.storage.block import Block, build_block, read_block
 from penstock.journal.storage.columns import (
     join_codes,
     join_ints,
@@ -32,6 +27,7 @@ from penstock.journal.storage.columns import (
     unpack_signed,
 )
 from penstock.journal.storage.joining import join_blocks, merge, select
+from penstock.journal.storage.wire import Columns
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 few_texts = st.sampled_from(["a", "b", "é", "🎉", ""])
@@ -156,6 +152,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Block, list[Stored]]]:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(histories())
 def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stored]]]) -> None:
@@ -168,6 +165,7 @@ def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stor
     check(read_block(merge(halves), "t"), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(histories(), st.data())
 def test_a_selection_keeps_the_events_it_selects(
@@ -193,6 +191,7 @@ def test_a_selection_keeps_the_events_it_selects(
         check(read_block(merged.extract(row), "t"), [expected[row]])
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(histories())
 def test_sorted_rows_cut_into_chunks_are_the_same_events_by_entity(
@@ -225,7 +224,7 @@ def test_sorted_rows_cut_into_chunks_are_the_same_events_by_entity(
 
 @given(st.lists(batches(), min_size=1, max_size=5), st.data())
 def test_columns_join_cut_and_pick(parts: list[list[Row]], data: st.DataObject) -> None:
-    whole = columns_of(parts[0]).take(0, len(parts[0]))
+    whole = columns_of(parts[0]).slice(0, len(parts[0]))
     for part in parts[1:]:
         whole.extend(columns_of(part))
     rows = [row for part in parts for row in part]
@@ -233,7 +232,7 @@ def test_columns_join_cut_and_pick(parts: list[list[Row]], data: st.DataObject) 
     check(read_block(build_block(whole, 1, 5, 5 << 80), "t"), expected)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
-    cut = read_block(build_block(whole.take(start, stop), 1 + start, 5, (5 << 80) + start), "t")
+    cut = read_block(build_block(whole.slice(start, stop), 1 + start, 5, (5 << 80) + start), "t")
     check(cut, expected[start:stop])
     wanted = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
     picked = build_block(whole.pick(wanted), 1, 5, 5 << 80)
@@ -296,7 +295,7 @@ def test_columns_that_do_not_fit_their_count_are_found_when_they_are_read() -> N
 
     import msgspec
 
-    from penstock.journal.storage.block import Wire
+    from penstock.journal.storage.wire import Wire
 
     fields = msgspec.msgpack.decode(sample()[:-4])
     names = Wire.__struct_fields__

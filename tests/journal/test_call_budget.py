@@ -13,6 +13,8 @@ with `expect=` of an entity that the writer knows (99 for a new one, 152 for one
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -155,3 +157,65 @@ def test_project_with_one_new_event(journal: Journal) -> None:
         topic.append("deposited", {"amount": 1}, key="k")
 
     check(usual_calls(lambda _: topic.project(Balance, "k"), prepare), calls=70, modules=22)
+
+
+def test_flow_control_that_is_not_used_is_not_called(journal: Journal) -> None:
+    """Rates, lanes, breakers, windows: a queue without them runs none of their code when it pushes, takes and acks."""
+    queue = journal.queue("q")
+    queue.push_many(range(4 * TRIES))
+    called = {
+        "push": usual_calls(lambda _: queue.push(1)),
+        "take": usual_calls(lambda _: queue.take()),
+        "ack": usual_calls(lambda delivery: delivery.ack(), queue.take),
+    }
+    for calls in called.values():
+        assert [one for one in calls if one.startswith("queue/flow/")] == []
+    limited = journal.queue("limited", rate="1000/s", breaker="5/m")
+    limited.push_many(range(4 * TRIES))
+    assert any(one.startswith("queue/flow/") for one in usual_calls(lambda _: limited.take()))
+
+
+def test_what_flow_control_costs_where_it_is_not_used(journal: Journal) -> None:
+    """At most 3 % of the instructions that a take and an ack execute in this package ask whether it is used."""
+    queue = journal.queue("q")
+    queue.push_many(range(10))
+
+    def take_and_ack() -> None:
+        delivery = queue.take()
+        assert delivery is not None
+        delivery.ack()
+
+    take_and_ack()
+    executed = instructions_of(take_and_ack)
+    asking = {place: count for place, count in executed.items() if place[0].startswith("queue/") and FLOW(place[2])}
+    assert sum(executed.values()) > 1000 and asking, "the words are found where the code asks"
+    assert sum(asking.values()) <= 0.03 * sum(executed.values()), asking
+
+
+FLOW = re.compile("rate|limit|breaker|fair|lane|debounce|throttle|max_in_flight|paused|flow|shaped").search
+
+
+def instructions_of(work: Callable[[], Any]) -> Counter[tuple[str, int, str]]:
+    """How many instructions of the package some work executes: by file, line and the line's text."""
+    executed: Counter[tuple[str, int]] = Counter()
+
+    def count_up(frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode" and frame.f_lineno:
+            executed[frame.f_code.co_filename, frame.f_lineno] += 1
+        return count_up
+
+    def enter(frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        return count_up
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return Counter(
+        {(file[len(PACKAGE) + 1 :], line, linecache.getline(file, line)): n for (file, line), n in executed.items()}
+    )

@@ -9,23 +9,26 @@ import pytest
 
 import penstock
 from penstock import Draft
-from penstock.api import LocalJournal
 from penstock.journal.index import rows as index_rows
-from penstock.journal.index.rows import STEP_ROWS, Row, in_order
-from penstock.journal.storage.block import Block, Columns
+from penstock.journal.index.rows import STEP_ROWS, Row, in_order, parts_of
+from penstock.journal.storage.block import Block
+from penstock.journal.storage.wire import Columns
+from penstock.local.journal import LocalJournal
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5000], [700, 1, 0, 256, 257], [40] * 60])
 def test_sorted_parts_are_merged_in_order_a_few_at_a_time(sizes: list[int]) -> None:
     chance = random.Random(3)
-    parts: list[list[Row]] = [
+    rows: list[list[Row]] = [
         sorted((chance.randrange(2000).to_bytes(4) + n.to_bytes(4) + at.to_bytes(4),) for at in range(size))
         for n, size in enumerate(sizes)
     ]
-    wanted = sorted(row for part in parts for row in part)
+    wanted = sorted(row for part in rows for row in part)
+    parts = [pages for part in rows for pages in parts_of(part)]
+    assert max((sum(map(len, pages)) for pages in parts), default=0) <= index_rows.SORT_ROWS
     windows = list(in_order(parts))
     assert [row for window in windows for row in window] == wanted
-    assert max((len(window) for window in windows), default=0) <= 4 * STEP_ROWS + 32 * len(sizes)
+    assert max((len(window) for window in windows), default=0) <= 4 * STEP_ROWS + 32 * len(parts)
 
 
 def test_building_and_merging_runs_pauses_after_every_few_hundred_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +49,9 @@ def test_building_and_merging_runs_pauses_after_every_few_hundred_rows(monkeypat
             since_pause = 0
 
         monkeypatch.setattr(index_rows, "columns_of", counted)
-        monkeypatch.setattr(journal._indexer, "_breathe", pause)
+        monkeypatch.setattr(journal._core.indexer, "_breathe", pause)
         for _ in range(9):
             topic.append_many([Draft("e", number, key=f"k{number % 300}") for number in range(3000)])
-            journal._indexer.index("orders", thorough=True)
+            journal._core.indexer.index("orders", thorough=True)
         assert STEP_ROWS <= most <= 2 * STEP_ROWS
         assert len(list(topic.read(key="k7"))) == 90

@@ -103,14 +103,14 @@ def test_a_frame_is_inside_the_functions_that_led_to_it() -> None:
 def test_an_interrupt_inside_a_commit_comes_after_it_and_the_event_is_kept() -> None:
     with penstock.open("memory:") as journal:
         topic = journal.topic("t")
-        batch = topic._prepare("k", 1, {})
+        batch = topic._log.prepare("k", 1, {})
 
         def interrupted(commit: Commit) -> None:
             signal.raise_signal(signal.SIGINT)
             commit.append("t", batch)
 
         with pytest.raises(KeyboardInterrupt):
-            journal.run(interrupted)
+            journal._core.run(interrupted)
         assert topic.latest == 1 and topic.append("k").seq == 2
 
 

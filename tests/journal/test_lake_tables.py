@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +23,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 import penstock
 from penstock import ManualClock
 from penstock.api import local
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.journal.commit.request import WriteRequest
 from penstock.journal.sealed import sealing
+from penstock.journal.sealed.segments import load_segments, save_segment
+from penstock.journal.sealed.tables import delta
 from penstock.journal.sealed.tables.delta import DeltaLakeTable
 from penstock.journal.sealed.tables.table import Owner
 from penstock.spark import seal
@@ -68,6 +74,44 @@ def iceberg(lake: Path) -> Any:
     return catalog.load_table(("penstock", "orders"))
 
 
+PANDAS = """
+import os
+import sys
+
+lake, format = sys.argv[1:]
+if format == "delta":
+    from deltalake import DeltaTable
+
+    frame = DeltaTable(f"{lake}/orders").to_pandas(columns=["seq", "total"])
+elif format == "iceberg":
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    catalog = SqlCatalog("penstock", uri=f"sqlite:///{lake}/_iceberg.db", warehouse=f"file://{lake}")
+    frame = catalog.load_table(("penstock", "orders")).scan().to_pandas()
+else:
+    import pandas
+
+    frame = pandas.read_parquet(f"{lake}/orders", columns=["seq", "total"])
+print(len(frame), frame["seq"].sum(), frame["total"].sum(), flush=True)
+os._exit(0)  # threads of the readers' libraries may end the interpreter's own end with an abort
+"""
+
+
+def with_pandas(lake: Path, format: str) -> tuple[int, int, float]:
+    """The same by pandas, in a process of its own: it lies beside the environment (see scripts/setup.py)."""
+    aside = Path(sys.prefix) / "declarative"
+    done = subprocess.run(
+        [sys.executable, "-c", PANDAS, str(lake), format],
+        env={**os.environ, "PYTHONPATH": str(aside)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows, seqs, total = done.stdout.split()
+    return int(rows), int(seqs), float(total)
+
+
 def answers(lake: Path, format: str) -> dict[str, tuple[int, int, float]]:
     """Rows, the sum of positions and the sum of a typed column, as every reader sees them."""
     files = f"{lake}/orders/date=*/*.parquet"
@@ -96,7 +140,7 @@ def test_every_reader_gives_the_same_counts_and_sums(journal: penstock.Journal, 
     assert (report.events, report.files, report.format, report.unfit) == (100, 2, format, 0)
     seal(journal, "orders", lake=str(lake), through=300)  # goes on with what the first one said
     expected = (300, sum(range(1, 301)), sum(n * 1.5 for n in range(300)))
-    assert set(answers(lake, format).values()) == {expected}
+    assert {*answers(lake, format).values(), with_pandas(lake, format)} == {expected}
     assert len(journal.topic("orders")) == 400
     assert [event.payload["count"] for event in journal.topic("orders").read(after=98, limit=4)] == [98, 99, 100, 101]
 
@@ -212,7 +256,7 @@ def test_two_commits_of_a_delta_table_at_once_conflict(journal: penstock.Journal
     lake = tmp_path / "lake"
     fill(journal, 200)
     seal(journal, "orders", lake=str(lake), through=100, format="delta")
-    owner = Owner(local(journal, "a test")._record.id, "orders", str(lake))
+    owner = Owner(local(journal, "a test").id, "orders", str(lake))
     first, second = DeltaLakeTable(owner), DeltaLakeTable(owner)
     (path,) = first.paths()
     schema = pq.ParquetFile(next((lake / "orders").glob("date=*/*.parquet"))).schema_arrow
@@ -265,3 +309,74 @@ def test_columns_are_added_and_never_changed(journal: penstock.Journal, tmp_path
     seal(journal, "orders", lake=str(lake), through=40, columns="total DOUBLE, customer STRING")
     table = DeltaTable(str(lake / "orders")).to_pyarrow_table(columns=["seq", "customer"]).sort_by("seq")
     assert table.column("customer").to_pylist()[18:22] == [None, None, "c6", "c0"]
+
+
+def test_a_log_whose_last_entry_but_one_a_power_cut_took_is_said_again(
+    journal: penstock.Journal, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    fill(journal)
+    seal(journal, "orders", lake=str(lake), through=20, format="delta", columns="customer STRING")
+    seal(journal, "orders", lake=str(lake), through=40, columns="customer STRING, total DOUBLE")
+    entries = sorted((lake / "orders" / "_delta_log").glob("*.json"))
+    assert len(entries) == 3  # the table, its new column, the files that have it
+    entries[1].unlink()
+    seal(journal, "orders", lake=str(lake), through=60)
+    assert DeltaTable(f"{lake}/orders").to_pyarrow_table(columns=["seq", "total"]).num_rows == 60
+    assert entries[2].with_suffix(".torn").exists()
+
+
+def test_an_entry_of_the_log_is_on_disk_before_the_next_one_is_written(
+    journal: penstock.Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = tmp_path / "lake"
+    fill(journal)
+    seal(journal, "orders", lake=str(lake), through=20, format="delta", columns="customer STRING")
+    synced: list[tuple[str, int]] = []
+
+    def sync(path: Path) -> None:
+        synced.append((path.name, len(list(path.parent.glob("*.json")))))
+
+    monkeypatch.setattr(delta, "sync_path", sync)
+    seal(journal, "orders", lake=str(lake), through=40, columns="customer STRING, total DOUBLE")
+    first = dict(reversed(synced))
+    assert first[f"{1:020}.json"] == 2 and first[f"{2:020}.json"] == 3
+
+
+@pytest.mark.parametrize("partition_by", ["", "customer"])
+def test_a_file_sealed_before_there_were_checksums_of_row_groups_says_what_to_do(
+    journal: penstock.Journal, tmp_path: Path, partition_by: str
+) -> None:
+    fill(journal)
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=50, columns=COLUMNS, partition_by=partition_by)
+    core = local(journal, "sealing")._core
+
+    def forget_pieces(commit: Any) -> None:
+        number = commit.head("orders").number
+        for segment in list(load_segments(commit.tx, number)):
+            parts = tuple(msgspec.structs.replace(part, pieces=()) for part in segment.parts)
+            save_segment(commit.tx, number, msgspec.structs.replace(segment, parts=parts, pieces=()))
+
+    core.writer.run(WriteRequest(forget_pieces))
+    with pytest.raises(ConfigError, match=r"events 1 to 50 of topic 'orders' .* earlier version.* export the topic"):
+        list(journal.topic("orders").read())
+    assert [event.seq for event in journal.topic("orders").read(after=50)] == list(range(51, 101))
+
+
+def test_a_record_that_knows_other_row_groups_than_the_file_has_is_corrupt(
+    journal: penstock.Journal, tmp_path: Path
+) -> None:
+    fill(journal)
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=50)
+
+    def cut_pieces(commit: Any) -> None:
+        number = commit.head("orders").number
+        for segment in list(load_segments(commit.tx, number)):
+            [_, footer] = segment.pieces
+            save_segment(
+                commit.tx, number, msgspec.structs.replace(segment, pieces=(segment.pieces[0],) * 2 + (footer,))
+            )
+
+    local(journal, "sealing")._core.writer.run(WriteRequest(cut_pieces))
+    with pytest.raises(Corrupt, match="it has 1 row groups, and the journal knows 2"):
+        list(journal.topic("orders").read())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -13,7 +14,8 @@ import pytest
 import penstock
 from penstock import Draft, Journal
 from penstock.errors import Conflict
-from penstock.journal.index import indexer, lookup, memtable
+from penstock.journal.index import contents, indexer, lookup, memtable, rows
+from penstock.journal.storage.block import Block
 
 
 @pytest.fixture
@@ -91,16 +93,18 @@ def test_a_snapshot_sees_nothing_that_was_committed_after_it(journal: Journal) -
     assert [event.seq for event in reading] == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_load_waits_for_its_index_and_never_for_ever(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 200_000
     monkeypatch.setattr(indexer, "INDEX_MEMORY_BYTES", bound)
-    monkeypatch.setattr(indexer, "INDEX_RUN_BYTES", bound // 4)
-    topic, index = journal.topic("t"), journal._index
+    for module in (contents, indexer):
+        monkeypatch.setattr(module, "INDEX_RUN_BYTES", bound // 4)
+    topic, index = journal.topic("t"), journal._core.index
     batch = [Draft("k", "x" * 50, key=f"entity {n}") for n in range(500)]
     size = 500 * 130
     topic.append_many(batch)
     assert topic.generation("entity 3") == 4  # from here on there is a memtable
-    with journal._indexer._turn:  # nothing can be indexed in this block
+    with journal._core.indexer._turn:  # nothing can be indexed in this block
         for _ in range(4):
             topic.append_many(batch)
         assert index.memtables["t"].size > bound
@@ -132,5 +136,86 @@ def test_a_topic_that_is_not_indexed_keeps_little_in_memory_and_is_not_held_up(
     for round in range(20):
         topic.append_many([Draft("k", "x" * 50, key=f"entity {n}") for n in range(500)])
         assert topic.generation("entity 3") == 500 * round + 4
-        kept = journal._index.memtables.get("t")
+        kept = journal._core.index.memtables.get("t")
         assert kept is None or kept.size <= 300_000
+
+
+def test_what_retention_removed_is_let_go_in_memory_too(journal: Journal) -> None:
+    """A topic that keeps less than makes a run has never a run: its memtable must not hold all there ever was."""
+    topic, core = journal.topic("t"), journal._core
+    topic.configure(max_events=100)
+    for _ in range(60):
+        topic.append_many([Draft("k", "x" * 100, key="ab"[row % 2]) for row in range(50)])
+        core.housekeeper.maintain("t")
+        assert len(core.index.memtables.get("t", ())) <= 4 * 100
+        assert len(seqs(journal, "a")) == len([event for event in topic.read() if event.key == "a"])
+    assert seqs(journal, "b")[-1] == topic.latest == 3000
+    assert "t" in core.index.memtables and core.index.memtables["t"].size < 100_000
+
+
+def test_a_memtable_is_not_cut_by_what_was_removed_from_an_earlier_topic_of_its_name(journal: Journal) -> None:
+    topic, index = journal.topic("t"), journal._core.index
+    topic.append_many([Draft("k", n, key="a") for n in range(5)])
+    assert seqs(journal, "a") == [1, 2, 3, 4, 5]
+    number = index.memtables["t"].epoch[0]
+    index.cut("t", number + 1, 5)
+    assert len(index.memtables["t"]) == 5
+    index.cut("t", number, 3)
+    assert index.memtables["t"].base == 3
+
+
+def test_the_garbage_collector_does_not_follow_what_is_indexed_in_memory(journal: Journal) -> None:
+    """It would walk over every event again and again during a load, and look-ups wait until it has."""
+    topic, index = journal.topic("t"), journal._core.index
+    topic.append("k", key="a")
+    assert seqs(journal, "a") == [1]
+    for _ in range(4):
+        topic.append_many([Draft("k", n, key=f"entity {n}", correlation=f"c {n % 7}") for n in range(1000)])
+    assert seqs(journal, "entity 5") == [7, 1007, 2007, 3007]
+    assert len(list(topic.correlated("c 6"))) == 4 * 142
+    parts = index.memtables["t"]._parts
+    followed = [part for part in parts for held in (part.by_key, part.by_correlation()) if gc.is_tracked(held)]
+    assert sum(part.count for part in parts) == 4001 and followed == []
+    with journal._core.engine.read() as snap:
+        blocks: list[Block] = list(lookup.TopicView.open(snap, "t").blocks(0, 10**9))  # type: ignore[union-attr]
+    parts_of_rows = [part for block in blocks for part in rows.parts_of(rows.rows_of(block, keyless=False))]
+    pages = [page for part in parts_of_rows for page in part]
+    for _ in range(2):  # the first lets go of rows, the second of the pages that hold them
+        gc.collect()
+    assert sum(map(len, pages)) == 4001 and not any(map(gc.is_tracked, pages))
+    assert not gc.is_tracked(rows.entities_of(pages[0]))
+
+
+def test_forgetting_what_runs_cover_indexes_nothing_anew(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memtable, "INDEX_RUN_EVENTS", 100)
+    topic, index = journal.topic("t"), journal._core.index
+    topic.append("k", key="a")
+    assert seqs(journal, "a") == [1]
+    for _ in range(20):
+        topic.append_many([Draft("k", n, key="ab"[n % 2]) for n in range(50)])
+    before, number = index.memtables["t"], index.memtables["t"].epoch[0]
+    reading = topic.read(key="a", reverse=True)
+    newest = next(reading).seq
+    monkeypatch.setattr(memtable, "_note", None)
+    index.cut("t", number, 520)
+    after = index.memtables["t"]
+    assert after is not before and after.base == 520 and len(after) == 1001 - 520
+    assert sum(part.count for part in after._parts) <= 1001 - 520 + 100 and after.size < before.size
+    monkeypatch.undo()
+    assert [newest, *(event.seq for event in reading)] == [*range(1000, 0, -2), 1]  # begun before
+    assert set(range(522, 1001, 2)) <= set(seqs(journal, "a")) <= set(range(2, 1001, 2))
+    # A writer that still holds the old one adds nothing to what both of them hold.
+    assert before.add_committed("t", 1001, [], None, (b"", 0, b"")) and not before.extend(1001, [], None, None)
+    topic.append("k", key="a")
+    assert seqs(journal, "a")[-2:] == [1000, 1002] and len(index.memtables["t"]._parts) < 20
+
+
+def test_a_large_entity_is_read_in_small_steps_from_memory(journal: Journal) -> None:
+    topic = journal.topic("t")
+    topic.append("k", key="a")
+    assert seqs(journal, "a") == [1]
+    topic.append_many([Draft("k", n, key="a") for n in range(3000)])
+    found = journal._core.index.memtables["t"]
+    assert [event.seq for event in next(iter(found.of_key("a", 0, 10**9, reverse=True)))] == list(range(3001, 2745, -1))
+    assert [event.seq for event in topic.read(key="a", after=1000, limit=700)] == list(range(1001, 1701))
+    assert [event.seq for event in topic.read(key="a", limit=700, reverse=True)] == list(range(3001, 2301, -1))

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from nightly import examples
 from penstock.engine.contract import Durability, Engine, ReadTx, WriteTx
 from penstock.engine.memory import sorted_map
 from penstock.engine.memory.sorted_map import Frozen, SortedMap
@@ -212,17 +213,16 @@ def test_an_engine_behaves_like_a_dict_with_snapshots_crashes_and_reopenings(sch
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=10 if scheme == "slatedb" else 25,  # every opening makes a dozen objects
+            max_examples=examples(10 if scheme == "slatedb" else 25),  # every opening makes a dozen objects
             stateful_step_count=30,
             deadline=None,
             database=None,
-            derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=150, deadline=None, database=None)
 @given(st.data())
 def test_a_sorted_map_and_its_snapshots_behave_like_dicts(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import penstock
+from nightly import examples
 from penstock import Draft, Event, Fence, Journal, ManualClock, Projection, Ticket
 from penstock import on as handles
 from penstock.errors import Conflict, FenceActive, FenceCancelled
@@ -229,7 +230,7 @@ class Entities(RuleBasedStateMachine):
 
     @rule(name=names)
     def index(self, name: str) -> None:
-        self.journal._indexer.index(name)
+        self.journal._core.indexer.index(name)
 
     @rule()
     def maintain(self) -> None:
@@ -273,7 +274,7 @@ def test_in_memory() -> None:
                 self._url = f"memory:entity-model-{next(_stores)}"
             return self._url
 
-    _run(InMemory, examples=40)
+    _run(InMemory, count=40)
 
 
 def test_in_sqlite() -> None:
@@ -286,13 +287,13 @@ def test_in_sqlite() -> None:
                     self._url = str(Path(folder) / f"{next(_stores)}.db")
                 return self._url
 
-        _run(InSqlite, examples=12)
+        _run(InSqlite, count=12)
 
 
-def _run(machine: type[Entities], *, examples: int) -> None:
+def _run(machine: type[Entities], *, count: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(count), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from journal_model import Known, Refused, TopicModel
 
 import penstock
+from nightly import examples
 from penstock import Draft, Journal, ManualClock, Receipt, Topic
 from penstock.errors import Conflict, PositionTrimmed
 from penstock.journal.commit import recent as tail
@@ -70,7 +71,7 @@ class JournalMachine(RuleBasedStateMachine):
         with mock.patch.object(Housekeeper, "begin"):  # a thread of its own would come at another step each time
             journal = penstock.open(self.url, clock=self.clock, durability="process")
         # Housekeeping happens when the machine says so: the model must know of it.
-        journal._housekeeper.request = lambda topic: None  # type: ignore[method-assign]
+        journal._core.housekeeper.request = lambda topic: None  # type: ignore[method-assign]
         return journal
 
     def teardown(self) -> None:
@@ -367,9 +368,9 @@ def _machine(scheme: str) -> type[RuleBasedStateMachine]:
     return type(f"{scheme.title()}Machine", (JournalMachine,), {"scheme": scheme})
 
 
-def _case(scheme: str, examples: int) -> Any:
+def _case(scheme: str, count: int) -> Any:
     case = _machine(scheme).TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=examples(count), stateful_step_count=40, deadline=None)
     return case
 
 

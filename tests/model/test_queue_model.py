@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,8 +26,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from queue_model import BREAKER_PAUSE, FRONT, Holding, Message, Model, Status
 
 import penstock
+from nightly import examples
 from penstock import Delivery, ManualClock, Queue, Retry
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery
 from penstock.journal.upkeep.housekeeper import Housekeeper
@@ -36,255 +37,14 @@ from penstock.queue.operations import choice
 
 GROUPS = ("default", "audit", "mail")
 LEASE = 30
-FRONT = (1 << 31) - 1
-
-
-# ── the model ────────────────────────────────────────────────────────────────────────────────────────────────────────
-@dataclass
-class Message:
-    payload: int
-    key: str | None = None
-    priority: int = 0
-    budget: int | None = None
-    at: int = 0
-
-
-@dataclass
-class Status:
-    """What one group knows of one message."""
-
-    state: str = "ready"
-    due: int = 0
-    attempts: int = 0
-    sure: bool = True
-    """Whether `attempts` is known; a merge of several groups' counts leaves it open."""
-
-
-@dataclass
-class Holding:
-    """A delivery under way."""
-
-    view: str
-    seq: int
-    attempts: int
-    deadline: int
-    touched: int
-    label: str
-    mode: str
-    returns: bool = True
-
-
-View = dict[int, Status]
-
-
-@dataclass
-class Model:
-    policy: dict[str, Any]
-    mode: str
-    now: int
-    latest: int = 0
-    messages: dict[int, Message] = field(default_factory=dict)
-    views: dict[str, View] = field(default_factory=dict)
-    """Per group; the one called "" has everything in work mode, and in fanout what no group wanted."""
-    begins: dict[str, int] = field(default_factory=dict)
-    """Registered groups, in that order, and the position after which each begins."""
-    held: dict[str, Holding] = field(default_factory=dict)
-    dead: dict[int, str | None] = field(default_factory=dict)
-    """Payloads of dead letters, and the group that gave each up."""
-    dedups: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The first message of each dedup key, and when that was."""
-    moved: list[int] = field(default_factory=list)
-    """Payloads that lie in another queue by now."""
-    paused: set[str] = field(default_factory=set)
-    """Groups that get nothing; the empty name stands for all of them."""
-
-    def __post_init__(self) -> None:
-        self.views[""] = {}
-
-    def is_paused(self, group: str) -> bool:
-        return "" in self.paused or group in self.paused
-
-    # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def current(self) -> list[str]:
-        return list(self.begins) if self.mode == "fanout" and self.begins else [""]
-
-    def name_of(self, group: str) -> str:
-        """The view that a take for a group is about."""
-        if group not in self.begins and (self.mode == "fanout" or group != "default"):
-            self.add_group(group, 0)
-        return group if self.mode == "fanout" else ""
-
-    def add_group(self, group: str, after: int) -> None:
-        others = list(self.begins)
-        self.begins[group] = after
-        if self.mode == "work":
-            return
-        kept = self.views[""]
-        wanted = {seq: status for seq, status in kept.items() if seq > after}
-        self.views[""] = {seq: status for seq, status in kept.items() if seq <= after}
-        if not others:
-            self.views[group] = wanted
-            return
-        fresh: View = {}
-        for seq in self.messages:
-            known = [self.views[other][seq] for other in others if seq in self.views[other]]
-            flying = any(one.seq == seq and one.view in others for one in self.held.values())
-            if seq > after and (known or flying):
-                untried = not flying and all(one.attempts == 0 and one.state == "ready" for one in known)
-                fresh[seq] = Status(due=max(one.due for one in known) if untried else 0)
-        self.views[group] = fresh | wanted
-
-    def change_mode(self, mode: str) -> None:
-        if mode == self.mode:
-            return
-        self.mode = mode
-        if not self.begins:
-            return
-        if mode == "fanout":
-            for group, after in self.begins.items():
-                own = {one.seq: one for one in self.held.values() if one.view == group}
-                for seq, one in own.items():
-                    one.returns = one.returns or seq in self.views[""]
-                self.views[group] = {
-                    seq: Status(status.state, status.due, status.attempts, status.sure)
-                    for seq, status in self.views[""].items()
-                    if seq > after and seq not in own
-                }
-            first = min(self.begins.values())
-            self.views[""] = {seq: status for seq, status in self.views[""].items() if seq <= first}
-            return
-        rank = {"ready": 0, "failed": 1}
-        merged: View = {}
-        for seq in self.messages:
-            known = [self.views[group][seq] for group in self.begins if seq in self.views[group]]
-            if known:
-                best = min(known, key=lambda one: (rank[one.state], one.due))
-                sure = len({one.attempts for one in known}) == 1 and best.sure and len(known) == len(self.begins)
-                merged[seq] = Status(best.state, best.due, best.attempts, sure)
-            elif seq in self.views[""]:
-                merged[seq] = self.views[""][seq]
-        heirs: set[int] = set()
-        for group in self.begins:
-            for one in self.held.values():
-                if one.view == group:
-                    one.returns = one.seq not in merged and one.seq not in heirs
-                    if one.returns:
-                        heirs.add(one.seq)
-        self.views = {"": merged, **{group: {} for group in self.begins}}
-
-    # ── delivering ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def push(self, message: Message, due: int, group: str | None = None) -> int:
-        """A new message for everybody; a dead letter that goes back is for the group that gave it up."""
-        self.latest += 1
-        message.at = self.now
-        self.messages[self.latest] = message
-        for name in [group] if group and self.mode == "fanout" else self.current():
-            self.views[name][self.latest] = Status(due=due if due > self.now else 0)
-        return self.latest
-
-    def homes(self, one: Holding) -> list[str]:
-        """Where a message goes that is not acknowledged."""
-        current = self.current()
-        if one.view in current or self.mode == "work":
-            return (current if self.mode == "work" else [one.view]) if one.returns else []
-        return [name for name in current if self.begins.get(name, 0) < one.seq] or [""]
-
-    def reclaim(self, name: str) -> None:
-        """A take finds what has expired: its own group's, and deliveries from before a change of mode."""
-        current = self.current()
-        for token, one in sorted(self.held.items(), key=lambda item: item[1].seq):
-            if one.deadline <= self.now and (one.view == name or one.view not in current):
-                self.fail(token, one.deadline, None, dead=False)
-
-    def eligible(self, name: str) -> list[int]:
-        """What may be taken now, in order."""
-        view = self.views[name]
-        found = []
-        flying = {
-            self.messages[one.seq].key for one in self.held.values() if name in self.homes(one) or one.view == name
-        }
-        keys = {message.key for message in self.messages.values() if message.key is not None}
-        first: dict[str, int | None] = {}
-        for key in keys:
-            mine = [seq for seq, one in sorted(view.items()) if self.messages[seq].key == key and one.state == "ready"]
-            tried = [seq for seq in mine if view[seq].attempts]
-            first[key] = None if key in flying else next(iter(tried or mine), None)
-        for seq, one in view.items():
-            key = self.messages[seq].key
-            if one.state == "ready" and one.due <= self.now and (key is None or first[key] == seq):
-                found.append(seq)
-        return sorted(found, key=lambda seq: (-self.messages[seq].priority, seq))
-
-    def take(self, name: str, limit: int, newest: bool) -> list[int]:
-        """What a take should find, in that order."""
-        order = self.eligible(name)
-        if newest:
-            order.reverse()
-        cap = self.policy.get("max_in_flight")
-        if cap is not None:
-            limit = min(limit, cap - sum(one.view == name for one in self.held.values()))
-        return order[: max(0, limit)]
-
-    def hold(self, name: str, seq: int, delivery: Delivery, lease: float, label: str) -> None:
-        status = self.views[name].pop(seq)
-        attempts = status.attempts + 1 if status.sure else delivery.attempt
-        self.held[delivery.token] = Holding(
-            name, seq, attempts, self.now + round(lease * 1000), self.now, label, self.mode
-        )
-
-    def fail(self, token: str, since: int, delay: float | None, *, dead: bool) -> None:
-        one = self.held.pop(token)
-        message = self.messages[one.seq]
-        homes = self.homes(one)
-        if dead or one.attempts >= (message.budget or self.policy["max_attempts"]):
-            if homes and self.policy["dead_letter"]:
-                self.dead[message.payload] = one.view or None
-            elif homes:
-                for name in homes:
-                    self.views[name][one.seq] = Status("failed", 0, one.attempts)
-            return
-        retry = self.policy["retry"]
-        wait = delay if delay is not None else 0 if retry is None else retry.delay(one.attempts)
-        due = since + round(wait * 1000)
-        for name in homes:
-            self.views[name][one.seq] = Status("ready", due if due > self.now else 0, one.attempts)
-
-    def release(self, token: str) -> None:
-        one = self.held.pop(token)
-        for name in self.homes(one):
-            self.views[name][one.seq] = Status("ready", 0, one.attempts - 1)
-
-    def expire(self) -> None:
-        """What has outlived its ttl, and nobody holds, is gone."""
-        ttl = self.policy.get("ttl")
-        for view in self.views.values() if ttl else ():
-            for seq, one in list(view.items()):
-                if one.state == "ready" and self.messages[seq].at <= self.now - ttl * 1000:
-                    del view[seq]
-
-    def free(self) -> list[int]:
-        """What nobody holds and nobody has given up."""
-        held = {one.seq for one in self.held.values()}
-        failed = {seq for view in self.views.values() for seq, one in view.items() if one.state == "failed"}
-        return [seq for seq in self.unsettled() if seq not in held and seq not in failed]
-
-    # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def counts(self, name: str) -> tuple[int, int, int, int]:
-        view = self.views[name].values()
-        ready = sum(one.state == "ready" and one.due <= self.now for one in view)
-        delayed = sum(one.state == "ready" and one.due > self.now for one in view)
-        old = self.mode == "work"
-        flying = sum(one.view == name or (old and one.view != "") for one in self.held.values())
-        return ready, flying, delayed, sum(one.state == "failed" for one in view)
-
-    def unsettled(self) -> list[int]:
-        seqs = {seq for view in self.views.values() for seq in view}
-        return sorted(seqs | {one.seq for one in self.held.values()})
 
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 _stores = itertools.count()
-STYLES = ("plain", "priority", "keyed", "fanout", "fanout-keyed", "modes", "ttl", "fanout-ttl")
+STYLES = (
+    "plain", "priority", "keyed", "fanout", "fanout-keyed", "modes", "ttl", "fanout-ttl", "fair", "fair-keyed",
+    "throttle-keyed", "debounce-keyed", "fanout-debounce-keyed",
+)  # fmt: skip
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -301,14 +61,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.journals = [self.open(), self.open()]
         self.handed: list[Delivery] = []
-        self.settled: list[Delivery] = []
+        self.crashed: list[penstock.Journal] = []
+        self.tokens: dict[int, str] = {}
         self.numbers = itertools.count()
 
     def open(self) -> penstock.Journal:
         with mock.patch.object(Housekeeper, "begin"):
             journal = penstock.open(self.url, clock=self.clock, durability="process")
         # What a thread does in passing would come at another step each time; the rules do it themselves.
-        journal._housekeeper.request = lambda topic: None  # type: ignore[attr-defined]
+        journal._core.housekeeper.request = lambda topic: None  # type: ignore[attr-defined]
         return journal
 
     @initialize(
@@ -318,6 +79,11 @@ class QueueMachine(RuleBasedStateMachine):
         retry=st.sampled_from([None, Retry.immediate(), Retry.fixed(5), Retry.linear(3), Retry.schedule(0, 7)]),
         max_in_flight=st.sampled_from([None, None, 3]),
         max_size=st.sampled_from([None, None, 12]),
+        rate=st.sampled_from([None, None, "3/10s"]),
+        per_key=st.sampled_from([None, None, 1, 2]),
+        at_once=st.sampled_from([1, 1, 2, 3]),
+        breaker=st.sampled_from([None, None, "2/20s"]),
+        retention=st.sampled_from(["hold", "dead_letter"]),
     )
     def begin(
         self,
@@ -327,6 +93,11 @@ class QueueMachine(RuleBasedStateMachine):
         retry: Retry | None,
         max_in_flight: int | None,
         max_size: int | None,
+        rate: str | None,
+        per_key: int | None,
+        at_once: int,
+        breaker: str | None,
+        retention: str,
     ) -> None:
         mode = "fanout" if style.startswith("fanout") else "work"
         self.policy: dict[str, Any] = {
@@ -338,14 +109,33 @@ class QueueMachine(RuleBasedStateMachine):
             "max_size": max_size if style == "plain" else None,
             "priority": style == "priority",
             "dedup_window": 20,
+            "rate": rate,
+            "breaker": breaker,
+            "breaker_pause": BREAKER_PAUSE / 1000,
+            "retention": retention if dead_letter else "hold",
         }
         if style.endswith("ttl"):
-            self.policy |= {"ttl": 25, "dead_letter": None}
+            self.policy |= {"ttl": 25, "dead_letter": None, "retention": "hold"}
+        if style.endswith("keyed"):
+            self.policy |= {"max_in_flight_per_key": at_once}
+            if mode == "work":
+                self.policy |= {"rate_per_key": per_key}
+        if style.startswith("fair"):
+            self.policy |= {"fair_by": "key" if style == "fair-keyed" else "tenant"}
+        if style == "throttle-keyed":
+            self.policy |= {"throttle": 6}
+        if "debounce" in style:
+            self.policy |= {"debounce": 5, "debounce_limit": 8}
         self.style = style
         self.keyed = style.endswith("keyed")
-        self.journals[0].queue("jobs", **self.policy)
+        self.make(0)
         self.journals[0].queue("aside", priority=style == "priority")
         self.model = Model(self.policy, mode, self.clock.now_ms())
+
+    def make(self, which: int, **changed: Any) -> None:
+        count = self.policy.get("rate_per_key")
+        written = {"rate_per_key": f"{count}/10s"} if count else {}
+        self.journals[which].queue("jobs", **(self.policy | written | changed))
 
     def queue(self, which: int) -> Queue:
         return self.journals[which].queue("jobs")
@@ -362,6 +152,8 @@ class QueueMachine(RuleBasedStateMachine):
         budget=st.sampled_from([None, None, 1, 4]),
         front=st.sampled_from([False, False, False, True]),
         in_transaction=st.booleans(),
+        tenant=st.sampled_from(["a", "a", "b"]),
+        reply=st.booleans(),
     )
     def push(
         self,
@@ -373,6 +165,8 @@ class QueueMachine(RuleBasedStateMachine):
         budget: int | None,
         front: bool,
         in_transaction: bool,
+        tenant: str,
+        reply: bool,
     ) -> None:
         options: dict[str, Any] = {"max_attempts": budget}
         if self.keyed and key is not None:
@@ -381,8 +175,15 @@ class QueueMachine(RuleBasedStateMachine):
             options["delay"] = delay
         if self.policy["priority"]:
             options["priority"] = priority
-        if front and "key" not in options:
+        fair = self.policy.get("fair_by")
+        if front and "key" not in options and not fair:
             options["priority"] = "front"
+        if fair == "tenant":
+            options["headers"] = {"tenant": tenant}
+        lane = "" if not fair else tenant if fair == "tenant" else options.get("key", "")
+        reply = reply and self.policy["mode"] == "work" and self.style != "modes"
+        if reply:
+            count, in_transaction = 1, False
         payloads = [next(self.numbers) for _ in range(count)]
         queue = self.queue(which)
         limit = self.policy["max_size"]
@@ -390,16 +191,26 @@ class QueueMachine(RuleBasedStateMachine):
             with pytest.raises(QueueFull):
                 queue.push_many(payloads, **options)
             return
-        if in_transaction:
+        if reply:
+            try:
+                ticket = queue.push(payloads[0], reply=True, **options)
+                receipts = [ticket.receipt]
+                if not ticket.receipt.duplicate:
+                    self.tokens[payloads[0]] = ticket._token
+            except ConfigError as error:
+                assert "wants no reply or is gone" in str(error) and "throttle" in self.policy
+                return
+        elif in_transaction:
             with queue.journal.transaction() as tx:
                 receipts = tx.push_many("jobs", payloads, **options)
         else:
             receipts = queue.push_many(payloads, **options)
         for payload, receipt in zip(payloads, receipts, strict=True):
             rank = FRONT if options.get("priority") == "front" else options.get("priority", 0)
-            message = Message(payload, options.get("key"), rank, budget)
+            message = Message(payload, options.get("key"), rank, budget, lane=lane, replies=reply)
             due = self.clock.now_ms() + options.get("delay", 0) * 1000
-            assert receipt.seq == self.model.push(message, due)
+            seq = self.model.submit(message, due)
+            assert (receipt.seq, receipt.duplicate) == seq
 
     @rule(which=which, key=st.sampled_from(["x", "y"]))
     def push_once(self, which: int, key: str) -> None:
@@ -434,8 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue(which).move(self.journals[which].queue("aside"), limit=limit) == len(chosen)
         for seq in chosen:
             self.model.moved.append(self.model.messages[seq].payload)
-            for view in self.model.views.values():
-                view.pop(seq, None)
+            self.model.remove(seq)
 
     @rule(which=which, how=st.sampled_from(["keys", "events", "age"]))
     def forget(self, which: int, how: str) -> None:
@@ -443,16 +253,25 @@ class QueueMachine(RuleBasedStateMachine):
         topic = self.journals[which].topic("jobs")
         if how == "keys":
             topic.compact_keys()
-        else:
-            topic.configure(**{"max_events": 2} if how == "events" else {"max_age": 3})
-            self.journals[which].maintain()
+            return
+        topic.configure(**{"max_events": 2} if how == "events" else {"max_age": 3})
+        self.journals[which].maintain()
+        topic.configure(max_events=None, max_age=None)
+        if self.policy["retention"] == "dead_letter" and self.policy["dead_letter"]:
+            self.model.retire(how)
 
     @rule(which=which)
     def fence(self, which: int) -> None:
-        """While an exclusive fence is open nothing can be pushed; what is there stays as it is."""
+        """What was under way is there when a fence is; then this process pushes nothing until it ends."""
+        busy = [] if self.policy["max_size"] else [next(self.numbers) for _ in range(3)]
+        tickets = [self.queue(which).submit(number) for number in busy]
         fence = self.journals[which].fence()
+        for number, ticket in zip(busy, tickets, strict=True):
+            assert ticket.done()
+            assert ticket.result().seq == self.model.push(Message(number), 0)
         with pytest.raises(FenceActive):
             self.queue(which).push(-1)
+        assert self.journals[which].topic("jobs").latest == self.model.latest
         fence.cancel()
 
     @rule(which=which, chance=st.integers(0, 9))
@@ -460,12 +279,17 @@ class QueueMachine(RuleBasedStateMachine):
         if chance:
             return
         model = self.model
-        assert self.queue(which).drop() == len(model.unsettled())
-        self.journals[1 - which].queue("jobs", **(self.policy | {"mode": model.mode}))
+        gone = model.unsettled()
+        assert self.queue(which).drop() == len(gone)
+        model.take_away(gone, "removed")
+        self.make(1 - which, mode=model.mode)
         model.held.clear()
         model.begins.clear()
         model.paused.clear()
         model.views = {"": {}}
+        for limits in (model.delivered, model.by_key, model.breakers, model.throttled, model.debounced, model.lanes):
+            limits.clear()
+        model.present = 0
 
     @rule(which=which, group=st.sampled_from([None, None, 0, 1]), resume=st.booleans())
     def pause(self, which: int, group: int | None, resume: bool) -> None:
@@ -496,11 +320,12 @@ class QueueMachine(RuleBasedStateMachine):
         lease=st.sampled_from([None, None, 10, 100]),
     )
     def take(self, which: int, limit: int, group: int, newest: bool, lease: int | None) -> None:
-        newest = newest and not self.keyed
+        newest = newest and not self.keyed and not self.policy.get("fair_by")
         name = self.model.name_of(self.group(group))
         expected: list[int] = []
         if not self.model.is_paused(self.group(group)):
             self.model.reclaim(name)
+            self.model.expire()
             expected = self.model.take(name, limit, newest)
         found = self.queue(which).take_many(limit, group=self.group(group), newest=newest, lease=lease)
         assert [delivery.seq for delivery in found] == expected
@@ -535,7 +360,15 @@ class QueueMachine(RuleBasedStateMachine):
                 assert delivery.seq == one.seq and delivery.attempt == one.attempts + 1
                 del model.held[token]
                 model.held[delivery.token] = Holding(
-                    name, one.seq, one.attempts + 1, model.now + LEASE * 1000, model.now, label, model.mode, one.returns
+                    name,
+                    one.seq,
+                    one.attempts + 1,
+                    model.now + LEASE * 1000,
+                    model.now,
+                    label,
+                    model.mode,
+                    one.returns,
+                    one.turn,
                 )
         assert len(found) == len(taken)
         self.handed.extend(found)
@@ -548,7 +381,7 @@ class QueueMachine(RuleBasedStateMachine):
     pick = st.integers(0, 10_000)
 
     @precondition(lambda self: self.handed)
-    @rule(pick=pick, how=st.sampled_from(["ack", "ack", "with", "transaction"]))
+    @rule(pick=pick, how=st.sampled_from(["ack", "result", "with", "transaction"]))
     def ack(self, pick: int, how: str) -> None:
         delivery = self.handed[pick % len(self.handed)]
         live = delivery.token in self.model.held
@@ -556,6 +389,8 @@ class QueueMachine(RuleBasedStateMachine):
         def settle() -> None:
             if how == "ack":
                 delivery.ack()
+            elif how == "result":
+                delivery.ack(result=pick)
             elif how == "with":
                 with delivery:
                     delivery.ack()
@@ -565,7 +400,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         if live:
             settle()
-            del self.model.held[delivery.token]
+            self.model.ack(delivery.token, pick if how == "result" else None)
         else:
             with pytest.raises(StaleDelivery):
                 settle()
@@ -579,7 +414,7 @@ class QueueMachine(RuleBasedStateMachine):
         live = {one.token for one in chosen} & self.model.held.keys()
         assert queue.ack_many([*handles, "nonsense", "a" * 24]) == len(live)
         for token in live:
-            del self.model.held[token]
+            self.model.ack(token)
 
     @precondition(lambda self: self.handed)
     @rule(
@@ -647,15 +482,19 @@ class QueueMachine(RuleBasedStateMachine):
         self.clock.advance(by)
         self.model.now = self.clock.now_ms()
 
-    @rule(which=which)
-    def reopen(self, which: int) -> None:
-        """What one process held, another may settle by token; its handles die with it."""
-        self.journals[which].close()
+    @rule(which=which, crash=st.booleans())
+    def reopen(self, which: int, crash: bool) -> None:
+        """What one process held, another may settle by token; its handles die with it. A crash closes nothing."""
+        gone = self.journals[which]
+        if crash:
+            self.crashed.append(gone)
+        else:
+            gone.close()
         self.journals[which] = self.open()
-        self.handed = [delivery for delivery in self.handed if not delivery.queue.journal.closed]
-        for token in self.model.held.keys() - {delivery.token for delivery in self.handed}:
+        self.handed = [delivery for delivery in self.handed if delivery.queue.journal is not gone]
+        for token in sorted(self.model.held.keys() - {delivery.token for delivery in self.handed}):
             assert self.queue(which).ack_many([token]) == 1
-            del self.model.held[token]
+            self.model.ack(token)
 
     @rule(which=which)
     def compact(self, which: int) -> None:
@@ -679,9 +518,11 @@ class QueueMachine(RuleBasedStateMachine):
                     view[seq] = Status()
         by_payload = {message.payload: message for message in model.messages.values()}
         for payload in letters:
-            group = model.dead.pop(payload)
+            letter = next(one for one in model.dead if one[0] == payload)
+            model.dead.remove(letter)
             first = by_payload[payload]
-            model.push(Message(payload, first.key, first.priority, first.budget), 0, group)
+            again = Message(payload, first.key, first.priority, first.budget, lane=first.lane, replies=first.replies)
+            model.push(again, 0, letter[1])
 
     @precondition(lambda self: self.style.startswith("fanout") or self.style == "modes")
     @rule(which=which, group=st.integers(0, 2), back=st.integers(0, 3))
@@ -702,10 +543,32 @@ class QueueMachine(RuleBasedStateMachine):
     def purge(self, which: int, chance: int) -> None:
         if chance:
             return
-        assert self.queue(which).purge() == len(self.model.unsettled())
+        gone = self.model.unsettled()
+        assert self.queue(which).purge() == len(gone)
+        self.model.take_away(gone, "removed")
         self.model.held.clear()
         for view in self.model.views.values():
             view.clear()
+        self.model.lanes.clear()
+        self.model.present = 0
+
+    @rule(which=which, picks=st.lists(st.integers(0, 10_000), min_size=1, max_size=3))
+    def run_now(self, which: int, picks: list[int]) -> None:
+        waiting = sorted({seq for view in self.model.views.values() for seq, one in view.items() if one.due})
+        chosen = [waiting[pick % len(waiting)] for pick in picks] if waiting else []
+        self.queue(which).run_now(chosen)
+        for seq in dict.fromkeys(chosen):
+            self.model.hasten(seq)
+
+    @rule(which=which, picks=st.lists(st.integers(0, 10_000), min_size=1, max_size=3))
+    def discard(self, which: int, picks: list[int]) -> None:
+        chosen = {pick % (self.model.latest + 1) for pick in picks}
+        held = {one.seq for one in self.model.held.values()}
+        gone = [seq for seq in chosen if seq in self.model.unsettled() and seq not in held]
+        assert self.queue(which).discard(sorted(chosen)) == len(gone)
+        self.model.take_away(gone, "discarded")
+        for seq in sorted(gone):
+            self.model.remove(seq)
 
     # ── what must agree ──────────────────────────────────────────────────────────────────────────────────────────────
     @invariant()
@@ -720,6 +583,10 @@ class QueueMachine(RuleBasedStateMachine):
             assert [event.seq for event in queue] == model.unsettled()
             listed = queue.messages(limit=10_000)
             assert sorted({one.seq for one in listed}) == model.unsettled()
+            for one in listed:
+                tried = [attempt.number for attempt in one.failed_attempts]
+                assert tried == sorted(set(tried)) and all(1 <= number <= one.attempts for number in tried)
+                assert all(attempt.delivered_at <= attempt.ended_at for attempt in one.failed_attempts)
             flying = sorted(one.seq for one in listed if one.state == "in_flight")
             assert flying == sorted(one.seq for one in model.held.values())
             assert {one.group or "" for one in queue.pauses()} == model.paused
@@ -739,16 +606,32 @@ class QueueMachine(RuleBasedStateMachine):
                 assert [event.seq for event in queue.failed(group)] == [
                     seq for seq, one in sorted(view.items()) if one.state == "failed"
                 ]
-                assert [event.seq for event in queue.peek(3, group=group)] == model.eligible(name)[:3]
+                next_ones = model.eligible(name)
+                if self.policy.get("fair_by") and any(view[seq].due for seq in next_ones):
+                    assert {event.seq for event in queue.peek(100, group=group)} == set(next_ones)
+                else:
+                    assert [event.seq for event in queue.peek(3, group=group)] == next_ones[:3]
+                assert stats.breaker == model.breaker_state(name)
                 given_up = [*queue.failures(group), *queue.dead_letters()]
                 for failure in given_up:
                     raised = (failure.error or "").startswith("ZeroDivisionError")
                     assert raised or failure.traceback is None, "a traceback is that of the last failure"
             graves = sorted(event.payload for event in self.journals[which].queue("grave"))
-            assert graves == sorted(model.dead)
+            assert graves == sorted(payload for payload, _ in model.dead)
+        self.replies_agree()
+
+    def replies_agree(self) -> None:
+        """Whoever waits for an outcome was told what the model says; what its ttl took, once somebody looked."""
+        told: dict[str | None, tuple[str, Any]] = {}
+        for event in self.journals[0].topic("jobs.results").read() if self.tokens else ():
+            told[event.key] = event.kind, event.payload["reason"] if event.kind == "failure" else event.payload
+        for payload, token in self.tokens.items():
+            expected = self.model.outcomes.get(payload)
+            if expected is None or expected[0] != "expired":
+                assert told.get(token) == expected
 
     def teardown(self) -> None:
-        for journal in self.journals:
+        for journal in [*self.journals, *self.crashed]:
             journal.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -769,14 +652,18 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_to
 def test_a_queue_in_memory_delivers_as_the_model_says() -> None:
     run_state_machine_as_test(
         QueueMachine,
-        settings=settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=QUIET),
+        settings=settings(
+            max_examples=examples(120), stateful_step_count=40, deadline=None, suppress_health_check=QUIET
+        ),
     )
 
 
 def test_a_queue_on_sqlite_delivers_as_the_model_says() -> None:
     run_state_machine_as_test(
         OnSqlite,
-        settings=settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=QUIET),
+        settings=settings(
+            max_examples=examples(25), stateful_step_count=40, deadline=None, suppress_health_check=QUIET
+        ),
     )
 
 

@@ -8,10 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import penstock
+from penstock.clock import ManualClock
 from penstock.observe.collect import take_sample
+from penstock.observe.gauges import gauges
 from penstock.observe.health import examine, growing
 from penstock.observe.pipelines import FlowStatus, report
 from penstock.observe.sample import QueueSample, Sample
+from penstock.observe.workers import forget, say_gave_up
 from penstock.server.sampler import Sampler
 
 
@@ -143,3 +146,44 @@ def test_the_sampler_finds_a_lag_that_grows(journal: penstock.Journal) -> None:
     orders.commit("billing", orders.latest)
     at[0] += 60
     assert sampler.sample().findings == []
+
+
+def exposed(sample: Sample) -> dict[str, int]:
+    """How many things `/metrics` says want attention, by kind, without the kinds that have none."""
+    lines = gauges(sample).prometheus_text().splitlines()
+    said = [line.split() for line in lines if line.startswith("penstock_findings{")]
+    assert len(said) == 8
+    return {name.split('"')[1]: int(float(number)) for name, number in said if float(number)}
+
+
+def test_what_is_wrong_is_counted_by_kind_until_it_is_mended(journal: penstock.Journal) -> None:
+    assert exposed(take_sample(journal)) == {}
+    give_up(journal, "emails", 3, dead_letter="emails.dead")
+    assert exposed(take_sample(journal)) == {"dead": 1}
+    give_up(journal, "images", 2)
+    assert exposed(take_sample(journal)) == {"dead": 1, "failed": 1}
+    say_gave_up(journal, "orders:billing", ValueError("no"))
+    assert exposed(take_sample(journal)) == {"dead": 1, "failed": 1, "worker": 1}
+    flow = FlowStatus(pipeline="shop", flow="revenue", state="waiting", started_at=datetime.now(UTC))
+    report(journal, [flow])
+    journal.queue("images").pause()
+    assert exposed(take_sample(journal)) == {"dead": 1, "failed": 1, "worker": 1, "pipeline": 1, "paused": 1}
+    flow.state = "running"
+    report(journal, [flow])
+    journal.queue("images").resume()
+    journal.queue("images").redrive()
+    journal.queue("emails").redrive()
+    forget(journal, "orders:billing")
+    assert exposed(take_sample(journal)) == {}
+
+
+def test_a_message_that_waits_too_long_is_named_until_it_is_taken() -> None:
+    clock = ManualClock()
+    with penstock.open("memory:", clock=clock) as journal:
+        queue = journal.queue("jobs", ttl=100)
+        queue.push("x")
+        assert exposed(take_sample(journal)) == {}
+        clock.advance(60)
+        assert exposed(take_sample(journal)) == {"oldest": 1}
+        queue.take()
+        assert exposed(take_sample(journal)) == {}

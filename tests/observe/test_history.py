@@ -97,6 +97,7 @@ def stored(journal: penstock.Journal) -> tuple[int, int]:
     return len(rows), sum(len(key) + len(value) for key, value in rows)
 
 
+@pytest.mark.slow
 def test_the_ring_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(tier.rows for tier in TIERS) * (HISTORY_ROW_BYTES + 5) < 420 << 10
     small = (Tier(60, 18), Tier(300, 28), Tier(1800, 33))
@@ -263,7 +264,7 @@ def test_the_last_minutes_are_finer_while_somebody_looks(tmp_path: Path) -> None
 def test_a_damaged_ring_begins_anew(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "j.db") as journal:
         minutes(History(journal), 3)
-        journal.run(lambda commit: commit.tx.put(keys.HISTORY + b"n", b"\xc1"))
+        journal._core.run(lambda commit: commit.tx.put(keys.HISTORY + b"n", b"\xc1"))
         history = History(journal)
         assert history.over(3600, START + 3600) == []
         now = minutes(history, 2, first=100)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Dialog, Error, Page, expect, sync_playwright
 
 import penstock
 from server.serving import Served
@@ -45,6 +46,24 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def _go_on_where_it_reloads(page: Page) -> None:
+    """A page loads itself anew after what was done; leaving it just then is told as a failure, and is tried again."""
+    first = page.goto
+
+    def goto(url: str, **options: Any) -> Any:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return first(url, **options)
+            except Error as error:
+                interrupted = "net::ERR_ABORTED" in str(error) or "interrupted by another navigation" in str(error)
+                if not interrupted or time.monotonic() > deadline:
+                    raise
+                page.wait_for_load_state()
+
+    page.goto = goto  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Opens pages whose console must stay silent: errors, warnings and policy violations fail the test."""
@@ -66,6 +85,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         context.set_default_timeout(SLOW)
         contexts.append(context)
         page = context.new_page()
+        _go_on_where_it_reloads(page)
         page.on("console", complain)
         page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
         page.on("dialog", refuse)

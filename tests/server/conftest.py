@@ -7,6 +7,7 @@ import pytest
 
 import penstock
 from server.browser import browser, open_page, shop  # noqa: F401 - fixtures
+from server.crowded import fill
 from server.serving import ADMIN, TOKENS, Served, serving
 
 
@@ -14,6 +15,15 @@ from server.serving import ADMIN, TOKENS, Served, serving
 def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
     with penstock.open(tmp_path / "served.db", durability="process") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A crowded and hostile journal, served to every test that wants one: each acts on topics and queues of its own."""
+    with penstock.open(tmp_path_factory.mktemp("crowd") / "crowd.db", durability="process") as opened:
+        fill(opened)
+        with serving(opened) as found:
+            yield found
 
 
 @pytest.fixture

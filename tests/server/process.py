@@ -15,9 +15,10 @@ from typing import Self
 class ServerProcess:
     """A served journal; `kill` ends it as the kernel does, `start` serves the same store again."""
 
-    def __init__(self, url: str | Path, tokens: str = "") -> None:
+    def __init__(self, url: str | Path, tokens: str = "", *options: str) -> None:
         self._url = str(url)
         self._tokens = tokens
+        self._options = options
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -34,6 +35,7 @@ class ServerProcess:
     def start(self) -> None:
         environ = {**os.environ, "PENSTOCK_SERVE_TOKENS": self._tokens}
         command = [sys.executable, "-m", "penstock.cli", "serve", "--url", self._url, "--port", str(self.port)]
+        command += self._options
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
         deadline = time.monotonic() + 120
         while True:
@@ -44,6 +46,16 @@ class ServerProcess:
                 return
             except OSError:
                 time.sleep(0.02)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def revive(self) -> None:
+        """Starts it again if it was killed by another hand."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
 
     def kill(self) -> None:
         if self._process is not None:

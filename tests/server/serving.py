@@ -108,7 +108,7 @@ def serving(
         listening.close()
 
 
-def wait_until(condition: Any, seconds: float = 60.0) -> Any:
+def wait_until(condition: Any, seconds: float = 600.0) -> Any:
     """Waits for something to become true, and returns it."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -124,6 +124,7 @@ CROSS_SITE = [
     {"Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "same-site"},
     {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "http://[::1"},
 ]
 
 

@@ -115,10 +115,10 @@ def test_trimming_says_how_many_events_and_which_consumer_waits(served: Served, 
     topic = journal.topic("t")
     topic.append_many([penstock.Draft("k", n) for n in range(30)])
     topic.commit("slow", 5)
-    asked = question(served, "trim", topic="t", through="20")
+    asked = question(served, "compact", topic="t", through="20")
     assert "Remove 20 events of t" in asked and "The slowest consumer is at 5" in asked
-    assert do(served, "trim", topic="t", through="20") == "5 events were removed from t"
-    assert do(served, "trim", topic="t", through="20", force="yes") == "15 events were removed from t"
+    assert do(served, "compact", topic="t", through="20") == "5 events were removed from t"
+    assert do(served, "compact", topic="t", through="20", force="yes") == "15 events were removed from t"
 
 
 def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, journal: penstock.Journal) -> None:

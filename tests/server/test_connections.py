@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, StorageError
-from server.serving import Served, serving
+from penstock import Delivery
+from penstock.errors import Closed, ConfigError, StorageError
+from penstock.remote.queues import taking
+from server.serving import Served, serving, wait_until
 
 
 def test_a_write_after_the_server_was_restarted_goes_through(journal: penstock.Journal) -> None:
@@ -40,3 +44,27 @@ def test_a_wrong_address_or_token_is_a_sentence_and_leaves_no_connection(guarded
         penstock.open(guarded.url)
     with pytest.raises(StorageError, match="does not answer"):
         penstock.open("http://127.0.0.1:9")
+
+
+def test_closing_ends_a_take_that_waits_at_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its time is up; what waits elsewhere, and what is under way without waiting, is left alone."""
+    monkeypatch.setattr(taking, "WAIT", 59.0)
+    ended: list[BaseException | Delivery | None] = []
+    with penstock.open(served.url) as other, penstock.open(served.url) as remote:
+
+        def wait(journal: Any) -> None:
+            try:
+                ended.append(journal.queue("q").take(wait=59))
+            except Closed as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=wait, args=(journal,)) for journal in (remote, other)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(remote._client._waits._connections) == len(other._client._waits._connections) == 1)
+        remote.close()
+        threads[0].join(40)
+        assert not threads[0].is_alive() and isinstance(ended[0], Closed)
+        served.journal.queue("q").push("still waited for")
+        threads[1].join(40)
+        assert isinstance(ended[1], Delivery) and ended[1].payload == "still waited for"

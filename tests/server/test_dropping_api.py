@@ -6,6 +6,7 @@ import pytest
 
 import penstock
 from penstock.errors import ReadOnly, TopicDropped, TopicInUse, UnknownTopic
+from penstock.remote.subscription import RemoteSubscription
 from server.serving import ADMIN, READ, WRITE, Served
 from server.test_acts import do, question
 
@@ -62,6 +63,36 @@ def test_a_follower_from_afar_is_told(served: Served, journal: penstock.Journal,
             topic.append("placed", "new")
             first = again.next(30)
             assert first is not None and first.payload == (0 if made_anew else "new")
+
+
+@pytest.mark.parametrize("timeout", [0, 30])
+def test_a_follower_that_had_not_connected_is_told(served: Served, journal: penstock.Journal, timeout: float) -> None:
+    topic = journal.topic("orders")
+    topic.append("placed", 1)
+    with penstock.open(served.url) as remote, remote.topic("orders").subscribe("latest") as follower:
+        journal.drop_topic("orders")
+        topic.append_many([penstock.Draft("placed", n) for n in range(10)])
+        with pytest.raises(TopicDropped):
+            follower.next(timeout)
+
+
+def test_a_stream_tells_which_topic_it_follows_and_goes_on_with_no_other(
+    served: Served, journal: penstock.Journal
+) -> None:
+    topic = journal.topic("orders")
+    assert served.ask("GET", "/v1/topics/orders").json["number"] is None
+    topic.append("placed", 1)
+    number = served.ask("GET", "/v1/topics/orders").json["number"]
+    with penstock.open(served.url) as remote, remote.topic("orders").subscribe() as follower:
+        assert follower.next(30) is not None
+        assert isinstance(follower, RemoteSubscription) and follower._number == number
+    journal.drop_topic("orders")
+    topic.append_many([penstock.Draft("placed", n) for n in range(10)])
+    answer = served.ask(
+        "GET", f"/v1/topics/orders/live?after=1&number={number}", headers={"Accept": "text/event-stream"}
+    )
+    assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
+    assert "not the one that was followed" in answer.json["detail"]
 
 
 def test_one_who_comes_back_after_a_drop_is_told(served: Served, journal: penstock.Journal) -> None:

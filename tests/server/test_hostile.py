@@ -145,6 +145,10 @@ FORGED = {
     "dead-seq": "x",
     "dead-group": "",
     "dead-reason": "because",
+    "dead-priority": "½",
+    "dead-max-attempts": "-1e9",
+    "dead-before": "{",
+    "dead-failed-attempts": '[{"x":' + "[" * 3000,
 }
 
 

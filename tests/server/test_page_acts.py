@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import penstock
 from penstock.observe.workers import say_gave_up
@@ -193,7 +193,6 @@ def test_a_worker_that_gave_up_is_named_shown_and_forgotten(
     link.click()
     expect(page.locator("#gave-up")).to_contain_text("ValueError: <b>no</b> such table")
     expect(page.locator("#gave-up")).to_contain_text(socket.gethostname())
-    page.wait_for_load_state()  # a link's page can be seen before its buttons do anything
     page.get_by_role("button", name="Forget orders:billing").click()
     say_yes(page, "Forget 1 report, that orders:billing gave up?")
     expect(page.locator("#health")).to_contain_text("All is well")
@@ -213,7 +212,6 @@ def test_messages_are_listed_by_state_run_now_edited_and_deleted(
     expect(rows).to_have_count(50)
     page.get_by_role("link", name="Next →").click()
     expect(rows).to_have_count(5)
-    page.wait_for_load_state()
     page.get_by_role("button", name="Run now #71").click()
     expect(rows).to_have_count(4)
     assert [one.seq for one in queue.messages("ready", after=70)] == [71]
@@ -238,7 +236,6 @@ def test_messages_are_listed_by_state_run_now_edited_and_deleted(
     expect(rows.first).to_contain_text("worker-1")
     page.get_by_role("link", name="The queue", exact=True).click()
     page.locator("#dead-section [name=rate]").fill("1000")
-    page.wait_for_load_state()
     page.get_by_role("button", name="Send all back").click()
     say_yes(page, "Send 5 messages back to their queue, 1,000 a second")
     wait_until(lambda: not list(queue.dead_letters()))
@@ -261,3 +258,20 @@ def test_who_may_only_read_is_offered_nothing_to_do(
         page.goto(guarded.url + path)
         expect(page.locator("#state")).to_have_text("live")
         assert page.locator("[data-act]").count() == 0, path
+
+
+def test_a_button_pressed_before_the_scripts_are_there_is_not_lost(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    journal.queue("emails").push({"to": "ada"})
+    page = open_page()
+    held: list[Route] = []
+    page.route("**/static/page.js", lambda route: held.append(route))
+    page.goto(f"{served.url}/queues/emails", wait_until="commit")
+    page.get_by_role("button", name="Drop the queue").click()
+    assert page.locator("#question").text_content() == ""
+    wait_until(lambda: page.locator("h1").count() == 1 and bool(held))
+    held[0].continue_()
+    say_yes(page, "1 message")
+    expect(page.locator("h1")).to_have_text("Overview")
+    assert journal.queues() == []

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 import penstock
 from penstock.observe.pipelines import FlowStatus, report
+from server.accessibility import SCREENS, complaints, open_live
 from server.serving import Served, serving
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text("utf-8")
 LONG = "a-name-that-goes-on-and-on." * 9
 
 
-SCREENS = [(scheme, width) for width in (390, 1440, 1920) for scheme in ("light", "dark")]
 FEW_SCREENS = [("dark", 390), ("light", 1440)]
-
-
-def complaints(page: Page) -> list[str]:
-    """What axe, which is in the page already, finds wrong with the page as it is."""
-    found: list[dict[str, Any]] = page.evaluate("axe.run({resultTypes: ['violations']}).then(said => said.violations)")
-    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 
 
 def test_axe_finds_nothing_in_light_and_dark_on_screens_of_every_size(
@@ -34,35 +27,102 @@ def test_axe_finds_nothing_in_light_and_dark_on_screens_of_every_size(
 ) -> None:
     journal.queue("emails").every(60, {"n": 1}, name="digest")
     journal.topic(LONG[:255]).append("k", LONG, key=LONG[:300])
+    journal.topic("orders").commit(LONG[:200], 3)
+    news = journal.queue("news", mode="fanout", max_attempts=1)
+    for n in range(6):
+        news.add_group(f"reader-service-europe-{n:02}")
     report(journal, [FlowStatus(pipeline="shop", flow="f", state="failed", error=LONG, started_at=datetime.now(UTC))])
     with serving(journal) as served:
         page = open_page()
         wrong = []
         for path, screens in (
             ("/", SCREENS),
-            ("/topics/orders", SCREENS),
-            ("/queues/emails", SCREENS),
+            ("/topics/orders", FEW_SCREENS),
+            ("/queues/emails", FEW_SCREENS),
+            ("/queues/news", FEW_SCREENS),
             ("/queues/emails/messages", FEW_SCREENS),
             ("/pipelines", FEW_SCREENS),
             ("/schedules", FEW_SCREENS),
             ("/health", FEW_SCREENS),
             ("/topics/orders/events/30", FEW_SCREENS),
         ):
-            page.goto(served.url + path)
-            expect(page.locator("#state")).to_have_text("live")
-            page.evaluate(AXE)
+            open_live(page, served.url + path)
             if path == "/topics/orders":
                 page.locator("#tail li .kind").first.click()
                 expect(page.locator("#inspector .json")).to_be_visible()
-            page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-            for scheme, width in screens:
-                page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-                page.set_viewport_size({"width": width, "height": 900})
-                wrong += [f"{path} {scheme} {width}: {one}" for one in complaints(page)]
-                wide = page.evaluate("document.documentElement.scrollWidth")
-                if wide > width:
-                    wrong.append(f"{path} is {wide} px wide on a screen of {width}")
+            wrong += complaints(page, screens)
         assert wrong == [], "\n".join(wrong)
+
+
+def test_names_that_differ_at_their_end_are_told_apart(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    news = journal.queue("news", mode="fanout")
+    for n in range(6):
+        news.add_group(f"reader-service-europe-{n:02}")
+        journal.topic(f"warehouse.europe-central.inventory-{n:02}").append("counted")
+    page = open_page()
+    page.goto(served.url)
+    expect(page.locator("#state")).to_have_text("live")
+    cut = "links => links.filter(a => a.scrollHeight > a.clientHeight || a.scrollWidth > a.clientWidth).length"
+    for width in (390, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        links = page.locator("#queues tbody a, #topics tbody a")
+        expect(links).to_have_count(13)
+        assert links.evaluate_all(cut) == 0, width
+        numbers = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).map(cell => cell.textContent)"
+        assert page.locator("#topics th, #topics td.number, #queues th").evaluate_all(numbers) == [], width
+
+
+def test_why_a_pipeline_failed_is_on_the_screen(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    names = {"pipeline": "warehouse.europe-central", "flow": "inventory-by-shelf-and-hour"}
+    failed = FlowStatus(**names, state="failed", error="ValueError: no such column", started_at=datetime.now(UTC))
+    report(journal, [failed])
+    page = open_page()
+    page.set_viewport_size({"width": 1440, "height": 900})
+    open_live(page, f"{served.url}/pipelines")
+    heading = page.locator("#pipelines").get_by_role("columnheader", name="Error")
+    for shown in (heading, page.locator("#pipelines td", has_text="no such column")):
+        box = shown.bounding_box()
+        assert box is not None and box["x"] + box["width"] <= 1440 and box["width"] > 200
+
+
+def test_a_queue_and_its_topic_say_which_they_are_and_name_their_units(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    journal.queue("mails", lease=60, retry=penstock.Retry.immediate(), dead_letter="mails.dead").push("x")
+    page = open_page()
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path, kind in (
+        ("/queues/mails", "Queue"),
+        ("/queues/mails.dead", "Dead-letter queue"),
+        ("/topics/mails", "Topic"),
+    ):
+        journal.queue("mails.dead")
+        open_live(page, served.url + path)
+        expect(page.locator(".kicker")).to_have_text(kind)
+        assert page.title().startswith(path.rpartition("/")[2])
+    page.goto(f"{served.url}/queues/mails")
+    policy = page.locator("#policy-section table")
+    expect(policy).to_contain_text("Lease1 min")
+    expect(policy).to_contain_text("Retryat once")
+    for word in ("60.0", "immediate()", "False", "None", "True"):
+        expect(policy).not_to_contain_text(word)
+    # On a phone the legend of a chart stands below it, and covers nothing.
+    plot, legend = (page.locator('[data-chart="states"]').locator(part).bounding_box() for part in (".plot", ".legend"))
+    assert plot is not None and legend is not None and legend["y"] >= plot["y"] + plot["height"] - 1
+
+
+def test_the_header_takes_two_lines_on_a_phone(open_page: Callable[..., Page], served: Served) -> None:
+    page = open_page()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(served.url)
+    expect(page.locator("#state")).to_have_text("live")
+    assert page.locator("header").evaluate("one => one.clientHeight") < 110
+    search, keys = page.locator("#search").bounding_box(), page.locator("#help-button").bounding_box()
+    assert search is not None and keys is not None and abs(search["y"] - keys["y"]) < search["height"] / 2
 
 
 def test_an_event_is_a_sheet_on_a_phone(open_page: Callable[..., Page], served: Served, shop: penstock.Receipt) -> None:
@@ -84,6 +144,43 @@ def test_an_event_is_a_sheet_on_a_phone(open_page: Callable[..., Page], served: 
     expect(sheet.get_by_role("region", name="Failure")).to_contain_text("Attempts1")
     sheet.get_by_role("button", name="Close").click()
     expect(sheet).to_be_hidden()
+
+
+def test_failed_attempts_are_shown_one_by_one_with_their_times(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+) -> None:
+    queue = journal.queue("mail", max_attempts=3, dead_letter="mail.dead")
+    queue.push({"to": "ann"})
+    for n in range(2):
+        with pytest.raises(OSError), queue.take(consumer=f"mailer-{n}"):  # type: ignore[union-attr]
+            raise OSError(f"<b>down</b> {n}")
+    page = open_page()
+    page.goto(f"{served.url}/queues/mail/messages")
+    page.locator("#messages tbody tr").first.locator("td").nth(8).click()
+    tried = page.locator("#inspector").get_by_role("region", name="Failed attempts")
+    expect(tried.get_by_role("listitem")).to_have_count(2)
+    expect(tried.get_by_role("listitem").nth(1)).to_contain_text("OSError: <b>down</b> 1")
+    expect(tried.get_by_role("listitem").nth(1)).to_contain_text(f"mailer-1 on {os.uname().nodename}")
+    expect(tried.locator("time")).to_have_count(2)
+    last = page.locator("#inspector").get_by_role("region", name="Error of the last attempt")
+    expect(last).to_contain_text("Traceback (most recent call last)")
+    expect(last).to_contain_text('raise OSError(f"<b>down</b> {n}")')
+    delivery = queue.take()
+    assert delivery is not None
+    delivery.nack(error="never", dead=True)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{served.url}/queues/mail")
+    page.locator("#dead tbody tr").first.locator("td").nth(3).click()
+    items = page.locator("#inspector").get_by_role("region", name="Failed attempts").get_by_role("listitem")
+    expect(items).to_have_count(3)
+    expect(items.nth(2)).to_contain_text("rejected")
+    assert page.evaluate("document.querySelector('#inspector').scrollWidth") <= 390
+    once = journal.queue("once", max_attempts=1, dead_letter="once.dead")
+    once.push("x")
+    with pytest.raises(OSError), once.take():  # type: ignore[union-attr]
+        raise OSError("gone")
+    page.goto(f"{served.url}/topics/once.dead/events/1")
+    expect(page.get_by_role("region", name="Traceback")).to_contain_text('raise OSError("gone")')
 
 
 def test_a_payload_folds_and_keeps_its_numbers(

@@ -183,6 +183,22 @@ def test_dead_letters_are_shown_and_redriven(served: Served, queue: penstock.Que
     assert served.post("/v1/queues/q/purge").json == {"removed": 3}
 
 
+def test_dead_letters_are_turned_over_by_their_place(served: Served, queue: penstock.Queue) -> None:
+    queue.push_many(range(5))
+    for delivery in queue.take_many(5):
+        delivery.nack(dead=True)
+    page = served.get("/v1/queues/q/dead", limit=2).json
+    assert page["next"] == "q.dead#2"
+    queue.redrive(limit=1)  # what goes meanwhile shifts nothing
+    page = served.get("/v1/queues/q/dead", limit=2, after=page["next"]).json
+    assert [one["event"]["payload"] for one in page["dead"]] == [2, 3]
+    page = served.get("/v1/queues/q/dead", limit=2, after=page["next"]).json
+    assert [one["event"]["payload"] for one in page["dead"]] == [4] and page["next"] is None
+    answer = served.get("/v1/queues/q/dead", after="nowhere")
+    assert answer.status == 400 and "the next of the page before, not 'nowhere'" in answer.json["detail"]
+    assert served.get("/v1/queues/q/dead", skip=1).status == 400
+
+
 def test_failed_messages_are_shown_with_their_error(served: Served, journal: penstock.Journal) -> None:
     queue = journal.queue("plain", max_attempts=1)
     queue.push(1)

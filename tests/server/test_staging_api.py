@@ -12,8 +12,10 @@ import pytest
 import penstock
 from penstock.api import local
 from penstock.journal.bulk.staging import staged_batches
-from penstock.journal.storage.block import Columns, Wire, build_wire, encode_wire
+from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.wire import Columns, Wire, encode_wire
 from penstock.server.limits import Limits
+from penstock.transfer.objects import StagingArea
 from server.serving import READ, TOKENS, WRITE, Answer, Served, serving
 
 STAGED = {"Content-Type": "application/vnd.penstock.staged"}
@@ -174,3 +176,36 @@ def test_names_that_are_none_are_refused(served: Served, path: str) -> None:
     assert served.ask("PUT", "/v1/staging/" + "0" * 32 + "/0", b"junk", headers=STAGED).status == 400
     bad = msgspec.msgpack.encode([("no such name!", encode_wire(wire()))])
     assert served.ask("PUT", "/v1/staging/" + "0" * 32 + "/0", bad, headers=STAGED).status == 400
+
+
+# ── objects ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_objects_are_fetched_from_places_the_server_was_given_and_nowhere_else(
+    journal: penstock.Journal, batch: str, tmp_path: Path
+) -> None:
+    area = StagingArea(f"file://{tmp_path}/staging")
+    body = msgspec.msgpack.encode([("orders", encode_wire(wire()))])
+    path = area.put("job", 0, batch, 0, body)
+    (tmp_path / "secret").write_bytes(body)
+
+    def take(served: Served, **changed: Any) -> Answer:
+        wanted = {"area": area.url, "path": path, "size": len(body), **changed}
+        return served.post(f"/v1/staging/{batch}/0/object?job=job", wanted)
+
+    with serving(journal) as closed:
+        answer = take(closed)
+        assert answer.status == 400 and "only from nowhere" in answer.json["detail"]
+    with serving(journal, staging=[area.url], limits=Limits(max_body=10_000, max_staged=2_000)) as served:
+        assert served.get("/v1").json["staging"] == [area.url]
+        refused = {
+            400: [{"area": f"file://{tmp_path}"}, {"path": "../secret"}, {"path": "blocks/../../secret"}, {"size": 0}],
+            413: [{"size": 10_001}],
+            500: [{"path": f"{path}1"}, {"size": len(body) + 1}, {"size": len(body) - 1}],
+        }
+        for status, changes in refused.items():
+            for change in changes:
+                assert take(served, **change).status == status, change
+        assert take(served).json["events"] == 10 and take(served).json["events"] == 10
+        assert take(served, path=area.put("job", 0, batch, 1, b"x" * 2_000), size=2_000).status == 507
+        bad = area.put("job", 0, batch, 2, b"no blocks")
+        assert "no staged blocks" in take(served, path=bad, size=9).json["detail"]
+        assert commit(served, batch).json == {"committed": True} and numbers(journal) == list(range(10))

@@ -156,6 +156,7 @@ def test_a_stream_of_lines_gives_everything(served: Served, journal: penstock.Jo
     assert [event["seq"] for event in few.lines] == [8998, 8999, 9000]
 
 
+@pytest.mark.slow
 def test_a_stream_of_record_batches_is_arrow(served: Served, journal: penstock.Journal) -> None:
     journal.topic("big").append_many([penstock.Draft("k", {"n": n}, key="a") for n in range(70_000)])
     arrow = {"Accept": "application/vnd.apache.arrow.stream"}

@@ -1,23 +1,38 @@
-"""A real standalone cluster on this machine: a master and two workers, each a process of its own."""
+"""A real standalone cluster on this machine: a master and two workers, each a process of its own.
+
+Workers may be put into mount namespaces of their own, in which the driver's folders are empty: then nothing that only
+the driver's disk has can reach a task by accident.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.spark.startup import java as javas
 from penstock.spark.startup.launch import spark_folder
 
 
-class Cluster:
-    """A running cluster; `stop` ends all of it, executors included."""
+def why_not_hidden() -> str | None:
+    """Why a folder cannot be hidden from a process here; None when it can."""
+    tried = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /mnt"], capture_output=True, text=True, check=False
+    )
+    return None if tried.returncode == 0 else f"no mount namespaces here: {tried.stderr.strip()}"
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
+
+class Cluster:
+    """A running cluster; `stop` ends all of it, executors included. Workers see nothing in `hidden` folders."""
+
+    def __init__(self, folder: Path, workers: int = 2, hidden: Sequence[Path] = ()) -> None:
         self._folder = folder
+        self._hidden = hidden
         self._home = javas.home_for_scripts(javas.find(), folder)
         self._processes: list[subprocess.Popen[bytes]] = []
         port = _free_port()
@@ -44,15 +59,23 @@ class Cluster:
         }
         with (self._folder / f"{what.partition('.')[0]}-{number}.log").open("wb") as log:
             command = [str(spark_folder() / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
+            command += ["--host", "127.0.0.1", *arguments]
             self._processes.append(
                 subprocess.Popen(
-                    [*command, "--host", "127.0.0.1", *arguments],
+                    self._apart(command) if what == "worker.Worker" else command,
                     stdout=log,
                     stderr=log,
                     env=environ,
                     start_new_session=True,  # a worker's executors are then in its process group
                 )
             )
+
+    def _apart(self, command: list[str]) -> list[str]:
+        """The same command, in a mount namespace of its own with nothing in the hidden folders."""
+        if not self._hidden:
+            return command
+        mounts = [f"mount -t tmpfs tmpfs {shlex.quote(str(folder))}" for folder in self._hidden]
+        return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f"exec {shlex.join(command)}"])]
 
     def _wait_for(self, line: str, times: int) -> None:
         deadline = time.monotonic() + 300

@@ -9,7 +9,8 @@ folders beside each other: each waits at its stage, so that one kill meets all o
     planned    the offsets are in the checkpoint's log, nothing has been read
     reading    a task has read some of its rows
     writing    a task has staged its rows
-    publishing inside the sink's commit: in the middle of the journal's transaction, or before the manifest's put
+    publishing inside the sink's commit: in the middle of the journal's transaction, after a server has taken in a share
+               of what it is to commit, or before the manifest's put
     published  the target has the batch, the sink's commit has not returned: nothing in the commit log yet
 """
 
@@ -30,13 +31,21 @@ from penstock.buffer.manifest import ManifestObject
 from penstock.spark.buffer import sink as buffer_sink
 from penstock.spark.buffer.source import BufferSource
 from penstock.spark.buffer.stream import BufferStreamReader as BufferReader
+from penstock.spark.served.writing import ServedStaging
 from penstock.spark.sink import sink
+from penstock.spark.sink.objects import ObjectStaging
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stream import StreamReader
 from penstock.transfer import publishing
 
 STAGES = ("planned", "reading", "writing", "publishing", "published")
 _PATIENCE_SECONDS = 600
+_COMMITTING = (
+    *((publishing, "append_wires"), (publishing, "publish"), (ObjectStaging, "_take_in")),
+    (publishing.RowsInCommit, "append"),
+)
+"""What is called within a small commit, in one that was staged in steps, in one that a server makes of objects, and for
+a block whose rows have options."""
 
 
 def order_kill(folder: Path, stage: str, target: str, hits: int = 0) -> None:
@@ -153,9 +162,15 @@ class KillsAppending(KillsWriting):
 
             return replaced
 
+        def asking(staging: Any, *args: Any) -> None:
+            reach(self.kill, "publishing")
+            ask(staging, *args)
+
+        ask = ServedStaging.publish
         stack = contextlib.ExitStack()
-        for name in ("append_wires", "publish"):  # of a small commit, and of one that was staged in steps
-            stack.enter_context(_replaced(publishing, name, killing(getattr(publishing, name))))
+        for owner, name in _COMMITTING:
+            stack.enter_context(_replaced(owner, name, killing(getattr(owner, name))))
+        stack.enter_context(_replaced(ServedStaging, "publish", asking))
         return stack
 
 

@@ -1,9 +1,10 @@
-"""Four flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
+"""Five flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
 
     copying    topic  → topic
-    arriving   buffer → topic
+    arriving   buffer → queue, with columns that say how each message is delivered
     leaving    topic  → buffer
     passing    buffer → buffer
+    serving    topic  → topic, both at a server
 
 Each has a folder of its own, with its journal, its buffer, its checkpoint and its order to kill; see `killing`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,11 @@ from pyspark.sql.streaming import StreamingQuery
 import penstock
 import penstock.spark
 from penstock import Draft
+from penstock.api import open_local
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import decode_batch, parse_manifest
 from penstock.buffer.store import open_store
+from penstock.journal.bulk.staging import staged_batches
 
 PAD = "x" * 5000
 """Makes a task's share of a batch too large for its message, so that staging files are part of the test."""
@@ -97,9 +101,14 @@ class Copying(Flow):
 
     def query(self, spark: SparkSession) -> Any:
         asked = {"topic": "orders", "consumer": "copier", "maxOffsetsPerTrigger": 300, "minPartitions": 2}
-        frame = self.source(spark, "penstock-killing", url=self.url, **asked)
+        frame = self.source(spark, "penstock-killing", url=self.place, **asked)
         frame = frame.select("kind", "payload", "key", F.col("id").alias("cause"))
-        return frame.writeStream.format("penstock-killing").options(url=self.url, topic="copies")
+        return frame.writeStream.format("penstock-killing").options(url=self.place, topic="copies")
+
+    @property
+    def place(self) -> str:
+        """Where the query finds the journal."""
+        return self.url
 
     def put(self, numbers: range) -> None:
         with penstock.open(self.url) as journal:
@@ -118,6 +127,19 @@ class Copying(Flow):
             assert orders.cursor("copier") == self.fed
 
 
+class Serving(Copying):
+    """The same through a server, whose address lies in the folder."""
+
+    @property
+    def place(self) -> str:
+        return (self.folder / "server").read_text()
+
+    def check_exactly_once(self) -> None:
+        super().check_exactly_once()
+        with open_local(self.url) as journal, journal._engine.read() as snap:
+            assert not list(staged_batches(snap)), "what killed tasks have staged at the server is swept away"
+
+
 def produce(buffer: str, numbers: range) -> None:
     """Three numbers an object, so that two objects are a batch."""
     with Producer(buffer) as producer:
@@ -130,9 +152,17 @@ class Arriving(Flow):
     per_batch = 6
 
     def query(self, spark: SparkSession) -> Any:
+        with penstock.open(self.url) as journal:
+            journal.queue("events", priority=True, dedup_window=10_000)
         entries = self.source(spark, "penstock-buffer-killing", url=self.buffer, maxOffsetsPerTrigger=2)
-        events = entries.selectExpr("'arrived' as kind", "cast(entry as string) as payload")
-        return events.writeStream.format("penstock-killing").options(url=self.url, topic="events")
+        messages = entries.selectExpr("cast(entry as string) as payload").selectExpr(
+            "payload",
+            "payload as dedup",
+            "cast(payload % 3 as int) as priority",
+            "if(payload % 5 = 0, 36000.0D, 0.0D) as delay",
+            "cast(1 + payload % 2 as int) as max_attempts",
+        )
+        return messages.writeStream.format("penstock-killing").options(url=self.url, queue="events")
 
     def put(self, numbers: range) -> None:
         produce(self.buffer, numbers)
@@ -140,6 +170,26 @@ class Arriving(Flow):
     def arrived(self) -> list[int]:
         with penstock.open(self.url) as journal:
             return [event.payload for event in journal.topic("events").read()]
+
+    def check_exactly_once(self) -> None:
+        super().check_exactly_once()
+        with tempfile.TemporaryDirectory() as folder:  # taking changes the queue: what is taken is a copy's
+            with penstock.open(self.url) as journal:
+                journal.backup(Path(folder) / "copy.db")
+            with penstock.open(Path(folder) / "copy.db") as copy:
+                self.check_options(copy.queue("events"))
+
+    def check_options(self, queue: penstock.Queue) -> None:
+        listed = queue.messages(limit=10_000)
+        now = [n for n in range(self.fed) if n % 5]
+        assert {one.event.payload: one.priority for one in listed} == {n: n % 3 for n in range(self.fed)}
+        assert sorted(one.event.payload for one in listed if one.state == "delayed") == [*range(0, self.fed, 5)]
+        assert all(queue.push(n, dedup=f"{n}").duplicate for n in range(self.fed)), "their keys are known"
+        taken = queue.take_many(len(listed))
+        assert [one.payload for one in taken] == sorted(now, key=lambda n: (-(n % 3), n))
+        for delivery in taken:
+            delivery.nack()
+        assert [event.payload for event in queue.failed()] == [n for n in now if n % 2 == 0], "one attempt each"
 
 
 class Leaving(Flow):
@@ -183,7 +233,7 @@ class Passing(Leaving):
 
 
 def all_flows(folder: Path) -> list[Flow]:
-    return [kind(folder / kind.__name__.lower()) for kind in (Copying, Arriving, Leaving, Passing)]
+    return [kind(folder / kind.__name__.lower()) for kind in (Copying, Arriving, Leaving, Passing, Serving)]
 
 
 def register_sources(spark: SparkSession) -> None:
@@ -194,7 +244,7 @@ def register_sources(spark: SparkSession) -> None:
 
 def main(folder: Path) -> None:
     # Two tasks of each flow must be able to wait for the others at their stage.
-    spark = penstock.spark.session("killing", master="local[8]")
+    spark = penstock.spark.session("killing", master="local[10]")
     register_sources(spark)
     (folder / "program").write_text(str(os.getpid()))
     (folder / "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))

@@ -14,7 +14,7 @@ from buffer.emulator import Emulator
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import encode_batch, parse_manifest
 from penstock.buffer.store import open_store
-from penstock.spark.buffer.options import read_options, settled
+from penstock.spark.buffer.options import read_options, resolved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,12 +149,12 @@ def test_all_shards_of_a_buffer_are_read(spark: SparkSession, url: str):
 def test_a_bad_option_is_named(tmp_path: Path, options: dict[str, str], says: str):
     given = {name: value.replace("file:///x", f"file://{tmp_path}") for name, value in options.items()}
     with pytest.raises(ValueError, match=says) as raised:
-        read_options(settled(given))
+        read_options(resolved(given))
     assert "hidden-value" not in str(raised.value)
 
 
 def test_a_secret_shows_in_no_description_of_a_reader():
-    given = settled({"url": "s3://b/x", "secret_access_key": "hush", "access_key_id": "hush"})
+    given = resolved({"url": "s3://b/x", "secret_access_key": "hush", "access_key_id": "hush"})
     assert "hush" not in repr(read_options(given))
     assert read_options(given) == pickle.loads(pickle.dumps(read_options(given)))
 
@@ -215,7 +215,7 @@ def test_a_second_query_fences_the_first_which_says_so(spark: SparkSession, url:
     try:
         second.processAllAvailable()
         with pytest.raises(StreamingQueryException, match=r"another query or consumer took over ingest/manifest"):
-            first.awaitTermination(60)
+            first.awaitTermination(600)
         assert seen.rows == [(0, "a")]
     finally:
         second.stop()

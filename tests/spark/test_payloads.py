@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import random
+import faulthandler
+import sys
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from random_payloads import RandomPayloads
 
 import penstock
 import penstock.spark
 from penstock import Draft
+from penstock.payloads.parsing import PayloadParser
+from penstock.spark.pipeline.faults import fault_of
+from penstock.spark.source.source import PenstockSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ZONES = ("UTC", "America/New_York", "Asia/Kolkata")
-DDL = (
-    "ok BOOLEAN, n BIGINT, small TINYINT, f FLOAT, d DOUBLE, price DECIMAL(12,2), s STRING, raw BINARY, day DATE, "
-    "at TIMESTAMP, wall TIMESTAMP_NTZ, hour TIME(6), list ARRAY<TIMESTAMP>, m MAP<STRING, DATE>, "
-    "days MAP<DATE, INT>, deep STRUCT<at: TIMESTAMP, more: ARRAY<STRUCT<b: BINARY, w: TIMESTAMP_NTZ>>>"
-)
 PLACED = "2026-07-01T12:00:00Z"
 
 
@@ -61,59 +62,24 @@ def refusal(action: Any) -> str:
     return lines.pop().removeprefix("penstock.errors.")
 
 
-def some_rows(seed: int, count: int) -> list[dict[str, Any] | None]:
-    """Rows of DDL, with nulls at every level; instants are far from changes of the clocks, for Python's sake."""
-    dice = random.Random(seed)
-
-    def maybe(value: Any) -> Any:
-        return None if dice.random() < 0.2 else value
-
-    def moment() -> datetime:
-        return datetime(
-            2026, dice.choice((1, 7)), dice.randint(2, 27), dice.randint(0, 23), 5, 6, dice.randint(0, 999999)
-        )
-
-    def instant() -> datetime:
-        return moment().replace(tzinfo=UTC)
-
-    def row() -> dict[str, Any]:
-        return {
-            "ok": maybe(dice.random() < 0.5),
-            "n": maybe(dice.randint(-(1 << 63), (1 << 63) - 1)),
-            "small": maybe(dice.randint(-128, 127)),
-            "f": maybe(dice.randint(-999, 999) / 8),
-            "d": maybe(dice.random()),
-            "price": maybe(Decimal(dice.randint(-(10**11), 10**11)) / 100),
-            "s": maybe(dice.choice(["", "ü\n\t\\", 'say "x"', "\x01\u2028"])),
-            "raw": maybe(dice.randbytes(dice.randint(0, 9))),
-            "day": maybe(date(1969, 12, 31) + timedelta(dice.randint(-9999, 9999))),
-            "at": maybe(instant()),
-            "wall": maybe(moment()),
-            "hour": maybe(time(dice.randint(0, 23), 59, 1, dice.randint(0, 999999))),
-            "list": maybe([maybe(instant()) for _ in range(dice.randint(0, 3))]),
-            "m": maybe({name: maybe(date(2026, 1, 1)) for name in dice.sample(["a", "b c", '"'], 2)}),
-            "days": maybe({date(2026, 2, day): maybe(day) for day in dice.sample(range(1, 20), 2)}),
-            "deep": maybe({"at": maybe(instant()), "more": maybe([maybe({"b": b"\0\xff", "w": moment()})])}),
-        }
-
-    return [maybe(row()) for _ in range(count)]
-
-
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.nightly)], ids=["some", "many"])
 @pytest.mark.parametrize("name", ZONES)
-def test_what_a_frame_writes_it_reads_back_in_any_zone(
-    spark: SparkSession, journal: penstock.Journal, zone: Any, read: Any, tmp_path: Path, name: str
+def test_what_a_frame_of_a_random_schema_writes_it_reads_back_in_any_zone(
+    spark: SparkSession, journal: penstock.Journal, zone: Any, read: Any, tmp_path: Path, name: str, count: int
 ) -> None:
     zone(name)
-    schema = T.StructType([T.StructField("place", T.LongType()), T.StructField("payload", T.StructType.fromDDL(DDL))])
-    frame = spark.createDataFrame(list(enumerate(some_rows(7, 60))), schema).coalesce(1).orderBy("place")
-    written = frame.select(F.lit("row").alias("kind"), F.col("place").cast("string").alias("key"), "payload")
-    written.write.format("penstock").mode("append").options(url=tmp_path / "shop.db", topic="rows").save()
-    found = read(topic="rows", payloadSchema=DDL, payloadColumns="struct").select("key", "payload")
-    expected = frame.select(F.col("place").cast("string").alias("key"), "payload")
-    assert found.orderBy("key").collect() == expected.orderBy("key").collect()
-    instants = [event.payload["at"] for event in journal.topic("rows").read() if event.payload]
-    asked = [row["at"].strftime("%Y-%m-%dT%H:%M:%S.%fZ") if row["at"] else None for row in some_rows(7, 60) if row]
-    assert instants == asked  # what other readers of the journal see is the instant too
+    for seed in range(ZONES.index(name), count * len(ZONES), len(ZONES)):  # each zone has schemas of its own
+        made = RandomPayloads(seed)
+        rows, topic = made.rows(60), f"rows-{seed}"
+        schema = T.StructType([T.StructField("key", T.StringType()), T.StructField("payload", made.schema)])
+        frame = spark.createDataFrame([(f"{place:02}", row) for place, row in enumerate(rows)], schema).coalesce(1)
+        written = frame.select(F.lit("row").alias("kind"), "key", "payload")
+        written.write.format("penstock").mode("append").options(url=tmp_path / "shop.db", topic=topic).save()
+        found = read(topic=topic, payloadSchema=made.schema.toDDL(), payloadColumns="struct").select("key", "payload")
+        assert sorted(found.collect()) == frame.collect(), seed
+        instants = [event.payload["at"] for event in journal.topic(topic).read() if event.payload]
+        asked = [row["at"].strftime("%Y-%m-%dT%H:%M:%S.%fZ") if row["at"] else None for row in rows if row]
+        assert instants == asked, seed  # what other readers of the journal see is the instant too
 
 
 @pytest.mark.parametrize("name", ZONES)
@@ -160,6 +126,45 @@ def test_null_payloads_are_null_columns_wherever_they_are(journal: penstock.Jour
     assert [row.n for row in read(topic="empty", payloadSchema="n INT").collect()] == [None] * 3
     structs = read(topic="orders", payloadSchema="n INT", payloadColumns="struct").orderBy("seq").collect()
     assert [row.payload and row.payload.n for row in structs] == [None, 1, None, 4, None]
+
+
+class CrashingParser(PayloadParser):
+    """Does to the process what a fault in Arrow's JSON reader did."""
+
+    def parse(self, payloads: Any, binary: Any = None) -> Any:
+        faulthandler._sigsegv()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CrashingParser, (self.schema,)
+
+
+class CrashingSource(PenstockSource):
+    @classmethod
+    def name(cls) -> str:
+        return "penstock-crashing"
+
+    def reader(self, schema: T.StructType) -> Any:
+        made: Any = super().reader(schema)
+        parser = made.layout.parser
+        made.layout = msgspec.structs.replace(made.layout, parser=CrashingParser(parser.schema))
+        return made
+
+
+def test_a_worker_that_crashes_names_what_it_decoded_and_is_not_tried_again(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    journal.topic("orders").append_many([Draft("a", {"n": n}) for n in range(50)])
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        spark.dataSource.register(CrashingSource)
+        frame = spark.read.format("penstock-crashing").options(url=tmp_path / "shop.db", topic="orders")
+        with pytest.raises(Exception, match="Fatal Python error") as failure:
+            frame.options(payloadSchema="n INT", startingOffsets="10", endingOffsets="30").load().collect()
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    fault = fault_of(failure.value)
+    assert not fault.passing
+    assert "(Segmentation fault) while it decoded payloads of topic orders, events 11 to 30" in fault.message
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +60,43 @@ def test_a_killed_jvm_is_replaced_and_sigterm_ends_the_run_well(tmp_path: Path) 
         assert [event.payload["n"] for event in copies.read()] == list(range(1500))
         assert list(sums.read())[-1].payload["n"] == sum(range(1500))
         assert {one.state for one in status(journal)} == {"stopped"}
+
+
+@pytest.mark.slow
+def test_sigterm_in_the_middle_of_much_work_ends_between_batches_and_shows_no_java(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(PIPELINE)
+    url = str(tmp_path / "shop.db")
+    command = [sys.executable, "-m", "penstock.cli", "run", str(tmp_path / "shop.py"), "--url", url, "--ui"]
+    with penstock.open(url) as journal, (tmp_path / "log").open("wb") as log:
+        journal.topic("orders").append_many([Draft("placed", {"n": n}) for n in range(50_000)])
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: len(journal.topic("copies")) > 300 and len(journal.topic("sums")) > 3, process)
+            before = (tmp_path / "log").stat().st_size
+            address = re.search(r"Spark's pages: (http://\S+)", (tmp_path / "log").read_text())
+            assert address is not None
+            with urllib.request.urlopen(f"{address[1]}/jobs/", timeout=60) as page:
+                assert page.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(300) == 0, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+        copied = len(journal.topic("copies"))
+        assert 0 < copied < 50_000, "there was more to do"
+    said = (tmp_path / "log").read_bytes()[before:].decode()
+    for java in ("\tat ", "Exception", "java.", "org.apache.spark", "py4j", "Traceback", "WARN", "ERROR"):
+        assert java not in said, said
+    for flow in ("copies", "sums"):
+        checkpoint = tmp_path / "shop.db.checkpoints" / "shop" / flow
+        begun, ended = (batches(checkpoint / part) for part in ("offsets", "commits"))
+        assert begun == ended, "no batch was begun and not finished"
+    ended = batches(tmp_path / "shop.db.checkpoints" / "shop" / "copies" / "commits")
+    assert copied == 100 * (1 + max(map(int, ended)))
+
+
+def batches(log: Path) -> set[str]:
+    """The numbers of the batches in a checkpoint's log; Spark keeps the newest hundred."""
+    return {path.name for path in log.iterdir() if path.name.isdigit()}
 
 
 def children(pid: int) -> list[int]:

@@ -22,7 +22,7 @@ from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.spark import buffer_at, flow, queue, topic
 from penstock.spark.pipeline import running
-from penstock.spark.pipeline.alone import alone
+from penstock.spark.pipeline.alone import alone, checkpoint_root
 from penstock.spark.pipeline.flows import Flow, Pipeline
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
@@ -111,6 +111,8 @@ def test_one_run_carries_everything_through_all_flows_and_the_next_one_what_is_n
         "count": ("done", 600, 0),
     }
     check_carried_through(journal)
+    state = Path(checkpoint_root(url_of(journal))) / "t-glich" / "count" / "state"
+    assert list(state.glob("0/*/*.changelog")), "a flow that keeps state keeps it in RocksDB"
     assert journal.queue("letters", max_attempts=7).policy.max_attempts == 7
     assert journal.topic("orders").lag("t-glich/write") == 0
 
@@ -219,7 +221,7 @@ def test_a_stop_comes_between_two_batches(spark: SparkSession, journal: penstock
         thread.start()
         wait_until(lambda before=before: len(journal.topic("copies")) > before)  # type: ignore[misc]
         runner.stop()
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive()
         checkpoint = folder / "shop.db.checkpoints" / "shop" / "copies"
         begun, ended = (
@@ -320,7 +322,7 @@ def test_a_continuous_run_follows_until_it_is_stopped_and_the_next_one_goes_on(
         wait_until(lambda expected=expected: len(journal.topic("copies")) >= expected)
         add_orders(journal, 100) if expected < 300 else None
         runner.stop()
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive()
         assert told[-1].state == "stopped" and told[-1].mode == "continuous"
     assert [event.payload["n"] for event in journal.topic("copies").read()] == list(range(300))
@@ -340,7 +342,7 @@ def test_a_reset_reads_everything_again(spark: SparkSession, journal: penstock.J
     assert len(journal.topic("others")) == 10, "the other flow goes on where it was"
 
 
-def wait_until(holds: Callable[[], bool], timeout: float = 120.0) -> None:
+def wait_until(holds: Callable[[], bool], timeout: float = 600.0) -> None:
     deadline = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < deadline, "waited too long"

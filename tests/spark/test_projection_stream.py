@@ -54,7 +54,7 @@ def run(spark: SparkSession, tmp_path: Path) -> Callable[..., dict[str, tuple[in
         states = penstock.spark.project(stream, Total)
         writer = states.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / checkpoint))
         query = writer.trigger(availableNow=True).start()
-        query.awaitTermination(120)
+        query.awaitTermination(600)
         return found
 
     return run
@@ -133,7 +133,7 @@ def test_projected_states_go_to_a_topic_exactly_once(
     states = penstock.spark.project(stream, Total)
     rows = states.select(F.lit("total").alias("kind"), "key", F.col("state").alias("payload"))
     writer = rows.writeStream.format("penstock").options(url=url, topic="totals")
-    writer.option("checkpointLocation", str(tmp_path / "t")).trigger(availableNow=True).start().awaitTermination(120)
+    writer.option("checkpointLocation", str(tmp_path / "t")).trigger(availableNow=True).start().awaitTermination(600)
     found = {event.key: event.payload for event in journal.topic("totals").read()}
     assert found == {key: {"amount": amount, "count": count} for key, (_, amount, count) in expected(journal).items()}
 

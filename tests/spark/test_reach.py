@@ -22,6 +22,7 @@ from penstock.spark.source.place import absolute_url
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stores import check_reach, journal_id
 from penstock.spark.startup.settings import MASTER_VARIABLE
+from penstock.transfer.objects import own_area
 
 COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
@@ -85,12 +86,12 @@ def test_a_first_write_makes_the_journal(tmp_path: Path) -> None:
         assert len(journal.topic("orders")) == 1
 
 
-def test_a_write_to_a_bucket_needs_a_folder_that_all_see(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r's3://bucket/shop needs a folder .*option\("staging"'):
-        staging_root("s3://bucket/shop", None)
-    assert staging_root("s3://bucket/shop", str(tmp_path)) == str(tmp_path)
+def test_what_is_staged_lies_beside_a_file_and_inside_a_bucket(tmp_path: Path) -> None:
     assert absolute_url("s3://bucket/shop") == "s3://bucket/shop"
+    assert own_area("s3://bucket/shop") == "s3://bucket/shop/penstock/staging"
+    assert own_area(f"sqlite:{tmp_path}/shop.db") is None
     assert staging_root(f"sqlite:{tmp_path}/shop.db", None) == f"{tmp_path}/shop.db.staging"
+    assert staging_root(f"sqlite:{tmp_path}/shop.db", str(tmp_path / "aside")) == str(tmp_path / "aside")
 
 
 def test_a_file_is_out_of_reach_for_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

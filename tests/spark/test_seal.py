@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -249,7 +248,7 @@ def test_the_entity_index_is_built_from_sealed_history_too(
     journal.close()
     with penstock.open(tmp_path / "shop.db", clock=clock) as again:
         topic = again.topic("orders")
-        again._indexer.index("orders", thorough=True)
+        again._core.indexer.index("orders", thorough=True)
         assert [event.seq for event in topic.read(key="k1")] == of_key
         assert topic.project(Count, "k1") == count
         assert topic.append("made", 1, key="k1", dedup="once").seq == 261
@@ -374,6 +373,8 @@ def test_a_missing_or_damaged_file_is_named(journal: penstock.Journal, clock: Ma
         *(("written", "parquet"), ("verified", "parquet"), ("named", "parquet"), ("recorded", "parquet")),
         *(("recorded", "delta"), ("registering", "delta"), ("registered", "delta")),
         *(("registering", "iceberg"), ("registered", "iceberg")),
+        *(("written", "parquet by kind"), ("verified", "parquet by kind"), ("named", "parquet by kind")),
+        *(("recorded", "delta by kind"), ("registering", "delta by kind"), ("registered", "iceberg by kind")),
     ],
 )
 def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(
@@ -383,8 +384,10 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(
     registering: before the table is written; registered: after it, before the journal knows."""
     with penstock.open(tmp_path / "shop.db") as journal:
         for start in range(0, 900, 30):
-            journal.topic("orders").append_many([Draft("made", start + n, key=f"k{n % 3}") for n in range(30)])
+            drafts = [Draft("paid" if n % 4 else "made", start + n, key=f"k{n % 3}") for n in range(30)]
+            journal.topic("orders").append_many(drafts)
         before = everything(journal)
+    format, _, column = format.partition(" by ")
     program = textwrap.dedent("""
         import os, signal, sys
         import penstock
@@ -404,16 +407,17 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(
             return wrapped
 
         writing._verify = killing("written", writing._verify, True)
-        writing.settle = killing("verified", writing.settle, True)
+        writing.move_into_place = killing("verified", writing.move_into_place, True)
         sealing.save_segment = killing("named", sealing.save_segment, True)
         sealing._Sealing._record = killing("recorded", sealing._Sealing._record, False)
         sealing.bring_up_to_date = killing("registering", sealing.bring_up_to_date, True, 1)
         sealing.bring_up_to_date = killing("registered", sealing.bring_up_to_date, False, 1)
         journal = penstock.open(sys.argv[1] + "/shop.db")
-        table = sealing.TableRequest(sys.argv[3])
-        sealing.seal_topic(journal, "orders", lake=sys.argv[1] + "/lake", through=800, file_events=200, table=table)
+        table = sealing.TableRequest(sys.argv[3], partition_by=sys.argv[4])
+        lake = sys.argv[1] + "/lake"
+        sealing.seal_topic(journal._core, "orders", lake=lake, through=800, file_events=200, table=table)
     """)
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), stage, format], env=os.environ, check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), stage, format, column], check=False)
     assert done.returncode == -signal.SIGKILL
     with penstock.open(tmp_path / "shop.db") as journal:
         assert everything(journal) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 from pyspark.errors import PySparkException
 
 import penstock
+import penstock.spark.sealing as sealing
 from buffer.emulator import Emulator
 from penstock import Draft
+from penstock.api import local
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, StorageError
+from penstock.journal.sealed.sealing import seal_topic
+from penstock.journal.sealed.tables.table import TableRequest
 from penstock.spark import lake, seal
 
 if TYPE_CHECKING:
@@ -91,7 +96,7 @@ def test_a_stream_from_the_beginning_reads_sealed_history_and_goes_on(
         writer = stream.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(300)
+        assert query.awaitTermination(600)
 
     run()
     assert rows(spark.read.parquet(str(tmp_path / "out"))) == before
@@ -111,6 +116,23 @@ def test_a_lake_read_of_a_table_is_the_topic_and_plain_spark_reads_its_typed_col
     assert rows(lake(spark, journal, "orders")) == before
     plain = spark.read.parquet(f"{folder}/orders").selectExpr("count(*)", "sum(seq)", "sum(n)").first()
     assert tuple(plain) == (700, sum(range(1, 701)), sum(range(700)))
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_lake_that_a_column_parts_is_read_whole_and_by_the_column(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path, format: Any
+) -> None:
+    before = rows(read(spark, journal))
+    folder = str(tmp_path / "lake")
+    options: dict[str, Any] = {"format": format, "columns": "n BIGINT, text STRING", "partition_by": "text"}
+    seal(journal, "orders", lake=folder, through=700, file_events=300, **options)
+    seal(journal, "orders", lake=folder, through=900, file_events=100, master="local[2]")
+    assert rows(read(spark, journal)) == before
+    assert rows(lake(spark, journal, "orders")) == before
+    plain = spark.read.parquet(f"{folder}/orders").groupBy("text").agg({"n": "sum", "seq": "count"})
+    texts = {row["text"]: (row["count(seq)"], row["sum(n)"]) for row in plain.collect()}
+    wanted = {"ü" * m or None: [n for n in range(900) if n % 4 == m] for m in range(4)}
+    assert texts == {text: (len(numbers), sum(numbers)) for text, numbers in wanted.items()}
 
 
 def test_a_lake_read_is_the_topic_once_also_while_sealing_goes_on(
@@ -187,3 +209,47 @@ def test_spark_tasks_can_write_the_files(spark: SparkSession, journal: penstock.
     report = seal(journal, "orders", lake=str(tmp_path / "lake"), through=900, file_events=200, master="local[2]")
     assert (report.events, report.through) == (900, 900)
     assert rows(read(spark, journal)) == before
+
+
+def test_threads_and_spark_write_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "one.db") as journal:
+        for day in range(3):
+            drafts = [Draft("placed", {"n": n, "of": day}, key=f"k{n % 7}", headers={"h": "1"}) for n in range(700)]
+            journal.topic("orders").append_many(drafts)
+        journal.topic("orders").append("raw", b"\xff\x00")
+    shutil.copy(tmp_path / "one.db", tmp_path / "two.db")
+    found = []
+    for name, given in (("one", {"threads": True}), ("two", {})):
+        with penstock.open(tmp_path / f"{name}.db") as journal:
+            asked = {"lake": str(tmp_path / name), "through": 2101, "file_events": 500, "columns": "n INT"}
+            if given:
+                report = seal_topic(local(journal, "a test")._core, "orders", **_threads(asked))
+            else:
+                report = seal(journal, "orders", **asked)  # a session is there
+            assert (report.events, report.files) == (2101, 5)
+        files = sorted((tmp_path / name / "orders").rglob("date=*/*.parquet"))
+        found.append({path.name.rpartition("-")[0]: path.read_bytes() for path in files})
+    assert found[0] == found[1] and len(found[0]) == 5
+
+
+def _threads(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same seal without Spark."""
+    rest = {name: value for name, value in asked.items() if name != "columns"}
+    return {**rest, "table": TableRequest(None, asked["columns"], None)}
+
+
+def test_a_session_that_is_there_is_used_and_one_that_cannot_reach_is_not(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[bool] = []
+
+    def noted(*args: Any, write: Any, **options: Any) -> Any:
+        used.append(write is not None)
+        return seal_topic(*args, write=write, **options)
+
+    monkeypatch.setattr(sealing, "seal_topic", noted)
+    with penstock.open(tmp_path / "shop.db") as journal, penstock.open("memory:") as other:
+        for one in (journal, other):
+            one.topic("orders").append_many([Draft("placed", n) for n in range(10)])
+            assert seal(one, "orders", lake=str(tmp_path / str(len(used))), through=10).events == 10
+    assert used == [True, False]

@@ -10,13 +10,20 @@ import pytest
 
 import penstock
 from penstock import Draft, Projection, on
-from penstock.errors import ConfigError
+from penstock.api import local
+from penstock.entity.projection.snapshot import load_saved
+from penstock.entity.projection.streamed import FiledStates, StreamedState, StreamedStates, states_topic
+from penstock.errors import ConfigError, FlowFailed, TopicDropped
 from penstock.observe.pipelines import status
+from penstock.remote import rebuilding
+from penstock.server.bulk import states as served_states
 from penstock.spark import flow, lake, project, queue, seal, topic
 from penstock.spark.pipeline.alone import checkpoint_root
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner, run
-from server.serving import ADMIN, READ, TOKENS, Served, serving
+from penstock.spark.projection import keeping
+from penstock.spark.source.place import JournalPlace
+from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +75,9 @@ def test_a_pipeline_runs_over_a_served_journal(
     assert journal.queue("letters").stats().ready == 100
     assert journal.topic("orders").cursor("serving/copied") == 300
     assert {one.flow for one in status(journal)} == {"copied", "letters"}
+    shown = served.get("/metrics").data.decode()  # of flows that run elsewhere
+    assert 'penstock_pipeline_lag{pipeline="serving",flow="copied"} 0' in shown
+    assert 'penstock_pipeline_state{pipeline="serving",flow="letters",state="done"} 1' in shown
     assert Path(checkpoint_root(served.url)).parent == tmp_path / "work" and Path(checkpoint_root(served.url)).exists()
 
 
@@ -106,18 +116,140 @@ def test_a_frame_of_a_served_topic_is_projected(spark: SparkSession, journal: pe
     assert found == {f"k{k}": sum(n for n in range(300) if n % 3 == k) for k in range(3)}
 
 
-def test_a_projected_stream_keeps_its_states_in_a_journal_that_tasks_open(
-    spark: SparkSession, journal: penstock.Journal, served: Served, tmp_path: Path
-) -> None:
-    stream = spark.readStream.format("penstock").options(url=served.url, topic="orders").load()
-    with pytest.raises(ConfigError, match=r"not in a served one .*journal=…"):
-        project(stream, Total)
-    states = project(stream, Total, journal=str(tmp_path / "states.db"))
+def follow(states: Any, tmp_path: Path, checkpoint: str = "checkpoint") -> dict[str, int]:
+    """The newest state of every key that a projected stream gives for what is there."""
     seen: dict[str, int] = {}
 
     def gather(frame: Any, batch: int) -> None:
         seen.update({row.key: row.state.total for row in frame.collect()})
 
-    writer = states.writeStream.foreachBatch(gather).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination(300)
-    assert seen == {f"k{k}": sum(n for n in range(300) if n % 3 == k) for k in range(3)}
+    writer = states.writeStream.foreachBatch(gather).option("checkpointLocation", str(tmp_path / checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination(600)
+    return seen
+
+
+def totals(journal: penstock.Journal) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for event in journal.topic("orders").read():
+        found[event.key or ""] = found.get(event.key or "", 0) + event.payload["n"]
+    return found
+
+
+def test_a_projected_stream_keeps_its_states_in_the_served_journal(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    """They go on across batches and restarts, a batch that is run again changes nothing, and `project` starts there."""
+    with serving(journal, tokens=TOKENS) as served:
+        given = {"url": served.url, "token": WRITE, "topic": "orders", "maxOffsetsPerTrigger": "100"}
+        stream = spark.readStream.format("penstock").options(**given).load()
+        states: Any = project(stream, Total)
+        assert WRITE not in states._jdf.queryExecution().toString()
+        assert follow(states, tmp_path) == totals(journal)
+        with local(journal, "a test")._engine.read() as snap:
+            number = states_topic(snap, "orders")
+            saved = [load_saved(snap, number, Total.__projection__, key) for key in totals(journal)]
+        assert [one.generation for one in saved if one is not None] == [298, 299, 300]
+        newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]"))
+        newest.unlink()
+        journal.topic("orders").append("placed", {"n": 1000}, key="k1")
+        assert follow(project(stream, Total), tmp_path)["k1"] == totals(journal)["k1"]
+        state = journal.topic("orders").project(Total, "k1")
+        assert state is not None and state.total == totals(journal)["k1"]
+
+        reader = spark.readStream.format("penstock").options(**{**given, "token": READ}).load()
+        with pytest.raises(ConfigError, match=r"keeps its states, writes to .* needs a token with the role write"):
+            project(reader, Total)
+        elsewhere = (
+            spark.readStream.format("rate").load().selectExpr("'k' key", "value seq", "'x' kind", "'{}' payload")
+        )
+        with (
+            penstock.open(served.url, token=WRITE) as remote,
+            pytest.raises(ConfigError, match=r"states-Total.*give a token with the role admin"),
+        ):
+            project(elsewhere, Total, journal=remote)
+
+
+def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_place(
+    journal: penstock.Journal, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuilding, "_SAVE_BYTES", 200)
+    monkeypatch.setattr(served_states, "BLOCKS_BYTES", 300)
+    keeper = keeping.keeper_of(JournalPlace(served.url))
+    wanted = StreamedStates("orders", "Total", 1, "query")
+
+    def states(generation: int) -> list[StreamedState]:
+        return [StreamedState(f"k{n}", 7, generation, 1, b"%03d" % generation * 30) for n in range(10)]
+
+    keys = [f"k{n}" for n in range(10)]
+    empty = keeper.load(wanted, keys)
+    assert empty.states == {} and empty.filed is None
+    for generation in (20, 20, 10):  # sent again, and by a task that was slower than the one after it
+        keeper.save(wanted, empty.number, states(generation), whole=False)
+    found = keeper.load(wanted, keys)
+    assert list(found.states.values()) == states(20) and found.filed == FiledStates(1, 7)
+    opened = keeping.OpenedKeeper(f"sqlite:{tmp_path / 'shop.db'}", journal.id)
+    assert opened.load(wanted, keys) == found
+    assert keeper.load(StreamedStates("orders", "Total", 1, "other"), keys).states == {}
+
+    with pytest.raises(ConfigError, match="another journal is served here"):
+        keeping.ServedKeeper(JournalPlace(served.url), "0" * 32).save(wanted, found.number, states(30), whole=False)
+    with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
+        keeper.load(StreamedStates("nowhere", "Total", 1, "query"), keys)
+    with pytest.raises(ConfigError, match="begins at 9 and ends at 3"):
+        keeper.save(wanted, found.number, [StreamedState("k1", 7, 3, 9, b"")], whole=False)
+    journal.drop_topic("orders", force=True)
+    journal.topic("orders").append("placed", {})
+    with pytest.raises(TopicDropped):
+        keeper.save(wanted, found.number, states(30), whole=False)
+
+
+def test_another_version_of_a_projection_does_not_go_on_with_a_streams_states(
+    spark: SparkSession, journal: penstock.Journal, served: Served
+) -> None:
+    """A dry run says so, and so does the stream."""
+
+    def pipeline(kind: type[Projection]) -> Any:
+        @flow(source=topic("orders"), target=topic("totals"))
+        def totals(orders: Any) -> Any:
+            return project(orders, kind).selectExpr("'total' kind", "key", "state payload")
+
+        return [totals]
+
+    class Counted(Total, name="Total"):
+        count: int = 0
+
+    class Newer(Total, name="Total", version=2):
+        pass
+
+    def runner(kind: type[Projection], once: bool = False) -> Runner:
+        return Runner(Pipeline.of(pipeline(kind), "totals"), served.url, once=once)
+
+    assert [one.state for one in runner(Total, once=True).run()] == ["done"]
+    assert runner(Total).check() == {"totals": ["kind", "key", "payload"]}
+    for changed, said in ((Counted, "has other fields or handlers"), (Newer, "is of version 2, .* are of 1")):
+        with pytest.raises(ConfigError, match=f"{said}.*start it with a new checkpoint"):
+            runner(changed).check()
+    journal.topic("orders").append("placed", {"n": 1}, key="k1")
+    with pytest.raises(FlowFailed, match="is of version 2"):
+        runner(Newer, once=True).run()
+
+
+def test_a_dry_run_over_a_served_journal_compares_queues_and_counts_nothing_as_done(
+    spark: SparkSession, journal: penstock.Journal, served: Served
+) -> None:
+    journal.queue("letters", max_attempts=3)
+
+    @flow(source=topic("orders"), target=queue("letters", policy={"max_attempts": 5}))
+    def letters(orders: Any) -> Any:
+        return orders.select("payload")
+
+    with pytest.raises(ConfigError, match=r"flow 'letters': .*max_attempts"):
+        Runner(Pipeline.of([letters]), served.url).check()
+    assert len(journal.queue("letters")) == 0 and status(journal) == []
+
+
+def test_a_lake_of_an_open_remote_journal_is_read_with_its_token(
+    spark: SparkSession, journal: penstock.Journal
+) -> None:
+    with serving(journal, tokens=TOKENS) as served, penstock.open(served.url, token=READ) as remote:
+        assert lake(spark, remote, "orders").count() == 300

@@ -18,9 +18,11 @@ import penstock
 import penstock.spark.served.connection as connection
 from penstock import Draft
 from penstock.errors import ConfigError, Denied, PenstockError, PositionTrimmed
+from penstock.server.bulk import blocks as served_blocks
 from penstock.spark.sealing import seal
-from penstock.spark.source.options import read_options, settled
-from penstock.spark.source.place import absolute_url
+from penstock.spark.served import journal as served_journal_module
+from penstock.spark.source.options import read_options, resolved
+from penstock.spark.source.place import JournalPlace, Token, absolute_url
 from penstock.spark.source.source import PenstockSource
 from server.cutting import CuttingProxy
 from server.serving import READ, TOKENS, WRITE, Served, serving, wait_until
@@ -126,6 +128,28 @@ def test_another_journal_at_the_address_is_refused_by_tasks(tmp_path: Path) -> N
                         table(readers[0], shares)
 
 
+def test_a_range_of_many_answers_is_asked_for_ahead_and_comes_in_order(
+    journal: penstock.Journal, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_blocks, "BLOCKS_BYTES", 3000)
+    monkeypatch.setattr(served_journal_module, "_PIECE_BYTES", 2000)
+    many = journal.topic("many")
+    for first in range(0, 600, 20):
+        many.append_many([Draft("n", {"n": n, "text": "x" * 40}) for n in range(first, first + 20)])
+    place = served_journal_module.served_journal(JournalPlace(served.url, Token(READ)), None)
+
+    def seqs(after: int, through: int) -> list[int]:
+        found = (block for blocks in place.blocks("many", after, through, strict=True) for block in blocks)
+        return [block.seq(row) for block in found for row in range(block.count) if after < block.seq(row) <= through]
+
+    assert len(place._bounds("many", 0, 600)) > 8
+    assert seqs(0, 600) == list(range(1, 601))
+    assert seqs(33, 571) == list(range(34, 572))
+    reading = place.blocks("many", 0, 600, strict=True)
+    assert next(reading)[0].first == 1
+    reading.close()  # a query that has enough leaves the rest
+
+
 def test_a_stream_has_offsets_admission_and_a_cursor(journal: penstock.Journal, served: Served) -> None:
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
@@ -133,9 +157,9 @@ def test_a_stream_has_offsets_admission_and_a_cursor(journal: penstock.Journal, 
     reader: Any = source(served.url, token=WRITE, consumer="flow", maxOffsetsPerTrigger=60).streamReader(COLUMNS)
     assert reader.initialOffset() == {"orders": 0}
     end = reader.latestOffset({"orders": 0}, ReadMaxRows(60))
-    assert end == {"orders": 60}
+    assert end["orders"] == 60
     assert table(reader, reader.partitions({"orders": 0}, end)).column("seq").to_pylist() == list(range(1, 61))
-    assert reader.latestOffset(end, ReadMaxRows(60)) == {"orders": 100}
+    assert reader.latestOffset(end, ReadMaxRows(60)) == {**end, "orders": 100}
     assert journal.topic("orders").cursor("flow") == 60
 
 
@@ -193,7 +217,7 @@ def test_a_server_that_starts_again_is_waited_for(journal: penstock.Journal, tmp
     reading = threading.Thread(target=lambda: rows.append(table(reader, shares).num_rows))
     reading.start()
     with serving(journal, reuse=port):
-        reading.join(60)
+        reading.join(600)
     assert rows == [100]
 
 
@@ -208,7 +232,7 @@ def test_a_wrong_address_is_an_error_of_the_plan(tmp_path: Path, monkeypatch: py
         with pytest.raises(ConfigError, match=said):
             absolute_url(url)
     for options, said in (
-        ({"token": "t" * 20}, "token is for a journal at a server"),
+        ({"token": "t" * 20}, "token is for a server"),
         ({"compression": "gzip"}, "compression is for a journal at a server"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -226,7 +250,7 @@ def test_a_wrong_token_is_an_error_that_does_not_show_it(served: Served, journal
 
 
 def test_options_carry_a_token_and_do_not_show_it() -> None:
-    options = read_options(settled({"url": "http://host:1/", "topic": "orders", "token": READ}))
+    options = read_options(resolved({"url": "http://host:1/", "topic": "orders", "token": READ}))
     assert READ not in repr(options) and READ not in str(options.place)
     again = pickle.loads(pickle.dumps(options))
     assert again == options and again.place.token.reveal() == READ and again.place.url == "http://host:1"

@@ -332,6 +332,13 @@ def test_workers_do_not_look_for_garbage_in_imported_modules_after_every_task(sp
     assert left_out > looked_at
 
 
+def test_the_process_of_a_streaming_source_connects_before_it_imports_what_takes_long() -> None:
+    """Spark gives it ten seconds, and a busy machine may need as many to import pyspark and pyarrow."""
+    looking = "import sys, penstock.spark.startup.serving; print({'pyspark', 'pyarrow', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", looking], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_the_process_of_a_streaming_source_ends_quietly_when_spark_hangs_up(shallow_path: Path) -> None:
     path = shallow_path / "s"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -366,7 +373,7 @@ def test_the_secret_of_the_gateway_is_not_left_in_the_environment(spark: SparkSe
 
 
 LIFE = """
-import json, os, signal
+import json, logging, os, signal
 import penstock.spark
 from penstock.spark.startup import sessions
 from penstock.spark.startup.warm import _rehearsal_source
@@ -394,6 +401,7 @@ states[-1]["rows"] = python.lastProgress["numInputRows"]
 spark.stop()
 spark = penstock.spark.session(master="local[2]", spark_sql_shuffle_partitions=5)
 states.append(state(spark))
+logging.getLogger().setLevel(logging.CRITICAL)  # where py4j may tell what the kill does to it
 os.kill(sessions._running.jvm.process.pid, signal.SIGKILL)
 sessions._running.jvm.process.wait()
 spark = penstock.spark.session(master="local[2]")

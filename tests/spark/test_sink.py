@@ -8,12 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 import penstock
+import penstock.spark.source.stores as stores
 from penstock import Draft
+from penstock.spark.sink.sink import encoded
+from penstock.spark.source.source import PenstockSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -263,7 +268,7 @@ def test_a_stream_goes_from_topic_to_topic_once_across_restarts(
         copied = stream.select("kind", "payload", "key", F.col("id").alias("cause"))
         writer = copied.writeStream.format("penstock").options(url=url, topic="copies")
         query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-        query.awaitTermination(120)
+        query.awaitTermination(600)
         assert query.exception() is None
 
     orders.append_many([Draft("placed", n) for n in range(1000)])
@@ -294,7 +299,7 @@ def test_windowed_totals_land_in_a_topic(spark: SparkSession, journal: penstock.
         F.struct("revenue").alias("payload"),
     )
     writer = totals.writeStream.format("penstock").options(url=url, topic="revenue").outputMode("append")
-    writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(120)
+    writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(600)
     found = {event.occurred_at.minute: event.payload["revenue"] for event in journal.topic("revenue").read()}
     assert found == {0: 4, 1: 6}
 
@@ -309,7 +314,31 @@ def test_a_stream_that_is_told_to_rewrite_everything_is_refused(
     written = written.format("penstock").options(url=url, topic="counts", checkpointLocation=str(tmp_path / "c"))
 
     def run() -> None:
-        written.trigger(availableNow=True).start().awaitTermination(60)
+        written.trigger(availableNow=True).start().awaitTermination(600)
 
     assert "only grows" in refusal(run)
     assert json.loads(json.dumps(journal.topics())) == ["orders"]
+
+
+def test_a_micro_batch_opens_no_journal_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit opens the journal for its change; what only looks at it uses the one this process keeps open."""
+    url = str(tmp_path / "shop.db")
+    penstock.open(url).close()
+    opened: list[bool] = []
+    really_open = stores.open_local
+
+    def counting(url: str, **how: Any) -> Any:
+        opened.append(bool(how.get("read_only")))
+        return really_open(url, **how)
+
+    monkeypatch.setattr(stores, "open_local", counting)
+    schema = StructType().add("kind", "string").add("payload", "string")
+    for batch in range(3):
+        opened.clear()
+        writer: Any = PenstockSource({"url": url, "topic": "orders"}).streamWriter(schema, False)
+        rows = iter([pa.record_batch({"kind": ["made"], "payload": [str(batch)]})])
+        share = writer.staging.of("query").stage(encoded(rows, writer.layout), "query", str(batch))
+        writer.commit([share], batch)
+        assert opened.count(False) == 1 and opened.count(True) == (1 if batch == 0 else 0)
+    assert [event.payload for event in stores.reading(url).topic("orders").read()] == [0, 1, 2]
+    stores.reading(url).close()

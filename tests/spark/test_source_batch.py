@@ -252,8 +252,13 @@ def test_other_engines_are_read_beside_their_writer(spark: SparkSession, tmp_pat
         orders.append_many([Draft("placed", n) for n in range(100)])
         reader = spark.read.format("penstock").option("url", url).option("topic", "orders")
         assert reader.load().count() == 100
-        orders.append("placed", 100)
+        orders.append("paid", 100, key="ann")
         assert reader.load().count() == 101
+        some = reader.options(startingOffsets="40", endingOffsets="60", minPartitions="2").load()
+        assert seqs(some) == list(range(41, 61)) and some.rdd.getNumPartitions() == 2
+        whole = spark.read.format("penstock").option("url", url).option("topic", "orders")
+        assert seqs(whole.load().where("kind = 'paid' AND key = 'ann'")) == [101]
+        assert seqs(whole.option("kinds", "paid").load()) == [101]
 
 
 def test_what_cannot_be_read_is_one_clear_error(

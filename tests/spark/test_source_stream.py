@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import StructType
 
 import penstock
 from penstock import Draft
+from penstock.errors import ConfigError
+from penstock.spark.source.source import PenstockSource
+from penstock.spark.source.stream import split_offset
+from server.serving import serving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+
+COLUMNS = StructType().add("seq", "long").add("payload", "string")
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ def follow(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., tuple[
         query = writer.start()
         started.append(query)
         if once:
-            query.awaitTermination(120)
+            query.awaitTermination(600)
         return query, seen
 
     yield follow
@@ -163,6 +171,47 @@ def test_a_checkpoint_of_another_journal_is_refused(journal: penstock.Journal, f
         orders(other, 4)
         with pytest.raises(StreamingQueryException, match="'orders' through 10, and the topic ends at 4"):
             follow(topic="orders", once=True)
+
+
+def test_a_topic_that_was_dropped_and_made_again_is_not_the_one_that_was_read(
+    journal: penstock.Journal, follow: Any, tmp_path: Path
+) -> None:
+    orders(journal, 10)
+    follow(topic="orders", once=True, consumer="billing")
+    journal.drop_topic("orders", force=True)
+    orders(journal, 30)
+    with pytest.raises(StreamingQueryException, match=r"'orders' in .* was dropped and made again since this query"):
+        follow(topic="orders", once=True, consumer="billing")
+    assert journal.topic("orders").cursors() == {}, "and nothing is held for it in the other topic"
+    _, seen = follow(topic="orders", once=True, failOnDataLoss="false")
+    assert seen.rows == positions(11, 30)
+
+
+def test_offsets_name_the_topic_that_was_read_wherever_the_journal_is(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "shop.db") as journal, serving(journal) as served:
+        for topic, url in (("here", str(tmp_path / "shop.db")), ("there", served.url)):
+            orders(journal, 10, topic)
+
+            def reader(url: str = url, topic: str = topic) -> Any:
+                return PenstockSource({"url": url, "topic": topic}).streamReader(COLUMNS)
+
+            limit = ReadMaxRows(6)
+            first = reader().latestOffset({topic: 0}, limit)
+            assert split_offset(first)[0] == {topic: 6} and set(first) == {topic, f"{topic}#", "#"}
+            last = reader().latestOffset(first, limit)
+            assert last == {**first, topic: 10} and reader().latestOffset(last, limit) == last
+            assert reader().latestOffset({topic: 10}, limit) == {topic: 10}, "of a query from before"
+            elsewhere = {**last, "#": 7}
+            assert reader().latestOffset(elsewhere, limit) == elsewhere, "in a copy, numbers say nothing"
+            meanwhile = reader()
+            meanwhile.latestOffset(last, limit)
+            journal.drop_topic(topic, force=True)
+            orders(journal, 20, topic)
+            for again in (meanwhile, reader()):
+                with pytest.raises(ConfigError, match="dropped and made again"):
+                    again.latestOffset(last, limit)
+                with pytest.raises(ConfigError, match="dropped and made again"):
+                    again.partitions(first, last)
 
 
 def test_what_a_stream_cannot_do_is_one_clear_error(journal: penstock.Journal, follow: Any) -> None:

@@ -13,8 +13,8 @@ import random
 import subprocess
 import sys
 
-PARTS = ["cuts", "kills", "damage", "simulation"]
-WITH_ENGINES = ("cuts", "kills")
+PARTS = ["cuts", "failing", "kills", "damage", "simulation", "histories", "overload", "fuzzing"]
+WITH_ENGINES = ("cuts", "failing", "kills", "histories", "overload")
 
 
 def main() -> int:

@@ -16,14 +16,18 @@ from typing import Any
 
 import penstock
 from penstock import Journal
+from torture.files import check as files
 
 
 def problems(scheme: str, folder: Path, marks: Iterable[Any], *, synced: bool) -> list[str]:
     """What is wrong with the store in a folder, given the marks of the program that wrote it.
 
+    The scheme `files` is what lies beside a store: a buffer, exports, sealed history.
     `synced`: what was acknowledged must be there; otherwise only that what is there is whole.
     """
     noted = list(marks)
+    if scheme == "files":
+        return files.problems(folder, noted)
     wrong: list[str] = []
     opened = any("opened" in note for note in noted)
     if not opened:  # making a store is one step of its own: the next opener may have to begin again

@@ -17,11 +17,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from torture.failing import FAILURES, fail_calls
-from torture.power import Checker, cut_power, summary
-from torture.recorder import HERE, NO_COMPILER, compiler, record
-
-SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
+from torture.failing import FAILURES, SCHEMES, fail_calls
+from torture.power import Checker, cut_power, record_load, summary
+from torture.recorder import NO_COMPILER, compiler
 
 
 def main() -> int:
@@ -58,7 +56,9 @@ def one_round(scheme: str, seed: int, done: Counter[str]) -> list[str]:
     try:
         with Checker() as checker:
             durability, steps = rng.choice(["disk", "disk", "process"]), rng.choice([40, 120, 400])
-            run = record(HERE / "workload.py", folder / "cuts", scheme, durability, str(seed), str(steps))
+            if scheme == "files":
+                durability, steps = "disk", 40
+            run = record_load(folder / "cuts", scheme, durability, seed, steps)
             if run.returncode:
                 found.append(f"the workload ended with {run.returncode}: {run.output[-2000:]}")
             else:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torture.disk import Disk
-from torture.recorder import HERE, MARK, Recording
+from torture.recorder import HERE, MARK, Recording, record
 
 
 class Checker:
@@ -89,6 +89,13 @@ def segments(recording: Recording) -> list[Segment]:
     return found
 
 
+def record_load(root: Path, scheme: str, durability: str, seed: int, steps: int, *failing: str) -> Recording:
+    """Records the use of a store, or (`files`) of what is written beside one."""
+    if scheme == "files":
+        return record(HERE / "files" / "workload.py", root, str(seed), str(steps), *failing)
+    return record(HERE / "workload.py", root, scheme, durability, str(seed), str(steps), *failing)
+
+
 def cut_power(
     recording: Recording,
     root: Path,
@@ -106,10 +113,10 @@ def cut_power(
     """
     rng = random.Random(seed)
     disk = Disk(root)
-    image = root.parent / f"{root.name}.image"
     found: list[str] = []
     done = 0
     for segment in segments(recording):
+        image = root / segment.folder  # where the run was: sealed history is found by the place it was written to
         begin = max(segment.begin, segment.end - last) if last else segment.begin
         moments = sorted(rng.randrange(begin, segment.end) + 1 for _ in range(cuts))
         for moment, own in [*((moment, rng.randrange(1 << 30)) for moment in moments), (segment.end, None)]:
@@ -121,7 +128,7 @@ def cut_power(
             wrong = checker.ask(scheme=scheme, folder=str(image), marks=marks, synced=synced or own is None)
             what = "a kill" if own is None else f"a power cut (seed {own})"
             found += [f"run {segment.folder}, {what} before call {moment}: {each}" for each in wrong]
-    shutil.rmtree(image, ignore_errors=True)
+        shutil.rmtree(image, ignore_errors=True)
     return found
 
 

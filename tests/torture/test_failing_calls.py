@@ -38,3 +38,18 @@ def test_after_a_full_disk_the_same_journal_goes_on_when_there_is_room_again(tmp
         assert any("failed" in note for note in said)
         done = [note["appended"] for note in said if "appended" in note]
         assert len([label for label in done if label.startswith("after")]) == 5, said
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "at"),
+    [("sync", errno.EIO, (5,)), ("write", errno.ENOSPC, (30,))],
+    ids=["sync EIO", "write ENOSPC"],
+)
+def test_a_failing_call_costs_nothing_of_a_buffer_an_export_or_sealed_history(
+    tmp_path: Path, kind: str, error: int, at: tuple[int, ...]
+) -> None:
+    """Two of the calls; `python -m torture.cuts --engine files` goes over the others."""
+    with Checker() as checker:
+        found, calls = fail_calls(tmp_path / "disk", "files", checker, kind, error, at, steps=10, cuts=1)
+    assert not found, summary(found)
+    assert calls >= max(at)

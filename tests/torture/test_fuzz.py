@@ -6,12 +6,9 @@ hypothesis adds bytes and texts of its own, and whole inputs are changed here an
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -19,109 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.buffer.format.batch import decode_arrow, encode_batch, open_batch
-from penstock.buffer.format.manifest import append, parse_manifest
-from penstock.buffer.format.mark import Mark, decode_mark, encode_mark
-from penstock.buffer.store import open_store
-from penstock.documents.conditions import predicate
-from penstock.engine.url import parse_url
 from penstock.errors import PenstockError
-from penstock.events import Draft
-from penstock.journal.index.rows import read_chunk, read_marks
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import read_block
-from penstock.names import shown_url
-from penstock.queue.run.cron import Cron
-from penstock.queue.state.records import read_group, read_lease, read_message, read_queue, read_special, read_traits
-from penstock.queue.token import read_token
-from penstock.units import parse_duration, parse_moment, parse_size
 from server.serving import serving
+from torture.decoders import BYTES, DEEP, TEXTS, changed, corpus, only_ours
 
-CORPUS = Path(__file__).parent / "corpus"
-
-
-def stored(*prefixes: bytes) -> list[bytes]:
-    """What a journal of every kind of record stores under these keys."""
-    with penstock.open("memory:") as journal:
-        topic, queue = journal.topic("t"), journal.queue("q", mode="fanout")
-        queue.add_group("g")
-        for number in range(4):
-            topic.append_many([Draft("k", {"n": row}, key=str(row), headers={"h": "v"}) for row in range(5)])
-            queue.push(number, key="k")
-            queue.push(number, delay=number + 1)
-        queue.take(group="g")
-        journal.maintain()
-        with journal._engine.read() as snap:
-            return [value for key, value in snap.scan(b"", b"\xff") if key.startswith(prefixes)]
-
-
-BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
-    "block": (lambda data: read_block(data, "t"), lambda: stored(keys.BLOCK)),
-    "batch": (
-        lambda data: open_batch(data).entries(),
-        lambda: [encode_batch([b"one", b"two"], "none"), encode_batch([b"one", b"two" * 50], "zstd")],
-    ),
-    "batch as Arrow": (
-        decode_arrow,
-        lambda: [encode_batch([b"one", b"two"], "none"), encode_batch([b"1"] * 9, "zstd")],
-    ),
-    "manifest": (
-        lambda data: (
-            list(parse_manifest(data)),
-            list(parse_manifest(data).marks()),
-            parse_manifest(data).after(None, 9),
-        ),
-        lambda: [append(parse_manifest(None), [("a", ()), ("b", ())], Mark("query", 7), {"a": 1, "b": 2})],
-    ),
-    "mark": (lambda data: decode_mark(data, 0, len(data)), lambda: [encode_mark(Mark("query", 7))]),
-    "index chunk": (lambda data: read_chunk(data, "t"), lambda: stored(b"k")),
-    "index marks": (lambda data: read_marks(data, "t"), lambda: stored(b"k")),
-    "queue": (lambda data: read_queue(data, "q"), lambda: stored(b"qr")),
-    "traits": (lambda data: read_traits(data, "q"), lambda: stored(b"qt")),
-    "special": (lambda data: read_special(data, "q"), lambda: stored(b"qt")),
-    "group": (lambda data: read_group(data, "q"), lambda: stored(b"qg")),
-    "message": (lambda data: read_message(data, "q"), lambda: stored(b"qg")),
-    "lease": (lambda data: read_lease(data, "q"), lambda: stored(b"qg")),
-}
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-TEXTS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
-    "token": (read_token, ["a" * 24, "mfrggzdfmztwq2lk"]),
-    "url": (lambda text: (parse_url(text), shown_url(text)), ["sqlite:///a/b", "s3://bucket/x", "memory:name"]),
-    "store": (
-        lambda text: None if text.startswith(("file:", "s3", "gs", "az", "gcs", "azure")) else open_store(text),
-        ["memory://", "s4://x"],
-    ),
-    "cron": (lambda text: Cron(text).next(NOW), ["*/5 * * * *", "0 0 L * *", "0 9 * * mon#2", "1-70 * * * *"]),
-    "condition": (predicate, ["payload.n > 3 and has(key)", "kind in ('a', 'b')", 'key == "x" or not (seq < 5)']),
-    "duration": (parse_duration, ["5m", "1.5h", "1e308d"]),
-    "moment": (lambda text: parse_moment(text, NOW), ["2026-01-01", "5m ago", "yesterday"]),
-    "size": (parse_size, ["64MiB", "1e400"]),
-}
-
-
-def only_ours(decode: Callable[[Any], Any], data: Any) -> None:
-    with suppress(PenstockError):
-        decode(data)
-
-
-def changed(whole: bytes, rng: random.Random) -> bytes:
-    data = bytearray(whole)
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        match rng.randrange(4):
-            case 0 if data:
-                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-            case 1 if data:
-                del data[rng.randrange(len(data)) :]
-            case 2:
-                data[rng.randrange(len(data) + 1) : 0] = rng.randbytes(rng.choice([1, 4, 9]))
-            case _:
-                at = rng.randrange(len(data) + 1)
-                data[at : at + 4] = b"\xff\xff\xff\x7f"
-    return bytes(data)
-
-
-def corpus(name: str) -> list[bytes]:
-    return [path.read_bytes() for path in sorted((CORPUS / name.replace(" ", "-")).glob("*"))]
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+"""Changed inputs of each decoder."""
 
 
 @pytest.mark.parametrize("name", BYTES)
@@ -130,9 +30,9 @@ def test_changed_bytes_decode_or_are_refused_with_an_error_of_ours(name: str) ->
     wholes = samples()
     assert wholes
     rng = random.Random(f"fuzz {name}")
-    for data in corpus(name):
+    for data in [*corpus(name), *DEEP]:
         only_ours(decode, data)
-    for number in range(300):
+    for number in range(EXAMPLES):
         only_ours(decode, changed(wholes[number % len(wholes)], rng))
 
 
@@ -141,7 +41,7 @@ def test_any_bytes_decode_or_are_refused_with_an_error_of_ours(name: str) -> Non
     decode = BYTES[name][0]
 
     @given(st.binary(max_size=200))
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=max(60, EXAMPLES // 5), deadline=None, database=None)
     @example(b"")
     def anything(data: bytes) -> None:
         only_ours(decode, data)

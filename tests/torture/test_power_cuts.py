@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torture.power import Checker, cut_power, summary
+from torture.power import Checker, cut_power, record_load, summary
 from torture.recorder import HERE, NO_COMPILER, compiler, record
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
@@ -31,4 +31,19 @@ def test_a_power_cut_leaves_a_store_of_weak_durability_whole(tmp_path: Path, sch
     assert run.returncode == 0, run.output
     with Checker() as checker:
         found = cut_power(run, root, scheme, checker, seed=3, cuts=8, synced=False)
+    assert not found, summary(found)
+
+
+@pytest.mark.parametrize(("table", "seed", "steps"), [("delta", 10, 20), ("iceberg", 1, 8)])
+def test_a_power_cut_takes_nothing_of_a_buffer_an_export_or_sealed_history(
+    tmp_path: Path, table: str, seed: int, steps: int
+) -> None:
+    root = tmp_path / "disk"
+    run = record_load(root, "files", "disk", seed, steps)
+    assert run.returncode == 0, run.output
+    assert not [note for note in run.marks() if "failed" in note]
+    assert [note["table"] for note in run.marks() if "table" in note] == [table]
+    assert len([note for note in run.marks() if "sealed" in note]) > 2
+    with Checker() as checker:
+        found = cut_power(run, root, "files", checker, seed=seed, cuts=6, synced=True)
     assert not found, summary(found)

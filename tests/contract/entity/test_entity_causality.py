@@ -9,7 +9,7 @@ import pytest
 from journals import on
 from small_index import small_index
 
-from penstock import Draft, Event, Journal, Topic
+from penstock import Draft, Event, Journal, ManualClock, Topic
 from penstock.errors import ConfigError
 
 Reopen = Callable[[Journal], Journal]
@@ -36,6 +36,31 @@ def story(journal: Journal) -> dict[str, str]:
     return {one: receipt.id for one, receipt in zip(
         ("placed", "charged", "sent", "mailed", "delivered"), (placed, charged, sent, mailed, delivered), strict=True
     )}  # fmt: skip
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_walk_shows_nothing_past_its_topics_max_age(
+    journal: Journal, topic: Topic, clock: ManualClock, indexed: bool
+) -> None:
+    """As for every other reader, also before housekeeping has removed it."""
+    ids = story(journal)
+    journal.topic("payments").configure(max_age=50)
+    if indexed:
+        for name in journal.topics():
+            journal.topic(name).append_many([Draft("noise", number, key="n") for number in range(40)])
+        journal.maintain()
+    clock.advance(40)
+    later = journal.topic("payments").append("refunded", cause=ids["placed"])
+    assert kinds(topic.ancestors(ids["sent"])) == ["sent", "charged", "placed"]
+    assert kinds(topic.effects(ids["placed"])) == ["charged", "refunded"]
+    clock.advance(20)
+    assert kinds(topic.ancestors(ids["sent"])) == ["sent"] and kinds(topic.ancestors(ids["charged"])) == []
+    assert kinds(topic.effects(ids["placed"])) == ["refunded"]
+    assert sorted(kinds(topic.correlated(ids["placed"]))) == ["delivered", "mailed", "placed", "refunded", "sent"]
+    assert "charged" not in journal.graph(ids["placed"])
+    journal.topic("orders").configure(max_age=10)
+    assert kinds(topic.ancestors(later)) == ["refunded"]
+    assert sorted(kinds(topic.correlated(ids["placed"]))) == ["mailed", "refunded", "sent"]
 
 
 def test_ancestors_effects_and_correlations_cross_topics(journal: Journal, topic: Topic, reopen: Reopen) -> None:

@@ -12,8 +12,9 @@ from small_index import small_index
 from penstock import Draft, Journal, Receipt, Topic
 from penstock.errors import ConfigError
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block, Columns, Wire, read_block, seal
+from penstock.journal.storage.block import Block, read_block, seal
 from penstock.journal.storage.joining import select
+from penstock.journal.storage.wire import Columns, Wire
 
 Reopen = Callable[[Journal], Journal]
 

@@ -115,7 +115,7 @@ def submit_reaction(fence: Fence) -> list[Any]:
 
 
 def journal_root(fence: Fence) -> Any:
-    return next(fence._journal.topic("orders").read())
+    return next(fence._core.journal.topic("orders").read())
 
 
 @pytest.mark.parametrize("submit", [submit_root, submit_batch, submit_reaction])
@@ -444,7 +444,7 @@ def test_a_transaction_that_began_before_the_fence_is_waited_for(
             fence.cancel()
 
         thread = in_threads(open_fence)
-        eventually(lambda: journal._fences.exclusive is not None)
+        eventually(lambda: journal._entities.fences.exclusive is not None)
         tx.append("orders", "second")
         assert not opened
     thread.join(60)

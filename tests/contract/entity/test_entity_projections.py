@@ -220,7 +220,7 @@ def test_a_damaged_saved_state_is_folded_anew(journal: Journal, topic: Topic) ->
     for broken in (b"", b"abc", b"x" * 40):
         with journal._engine.write() as tx:
             tx.put(key, broken)
-        journal._states.clear()
+        journal._entities.states.clear()
         assert topic.project(Total, "a") == Total(200)
         journal.flush()
 
@@ -402,11 +402,11 @@ def test_payloads_are_told_apart_whatever_they_hold(topic: Topic) -> None:
 def test_a_poison_payload_is_named(journal: Journal, topic: Topic) -> None:
     from penstock.errors import PoisonMessage
     from penstock.journal.commit.prepare import PreparedBatch
-    from penstock.journal.storage.block import Columns
+    from penstock.journal.storage.wire import Columns
 
     columns = Columns(["deposited"] * 3, [b'{"amount":1}', b'{"amount":', b'{"amount":1}'])
     columns.key = ["a"] * 3
-    journal.run(lambda commit: commit.append("orders", PreparedBatch(columns, 30)))
+    journal._core.run(lambda commit: commit.append("orders", PreparedBatch(columns, 30)))
     with pytest.raises(PoisonMessage) as failure:
         topic.project(Total, "a")
     assert "event 2" in failure.value.__notes__[0]

@@ -9,13 +9,13 @@ from journals import Place, on
 
 import penstock
 from penstock import Draft, InclusionProof, Journal, ManualClock, Topic, TreeRoot, check_proof, check_root, sign_root
-from penstock.api import LocalJournal
 from penstock.entity.receipts import publishing
 from penstock.entity.receipts.tree import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import columns_of, read_block
+from penstock.local.journal import LocalJournal
 
 
 @pytest.fixture(autouse=True)

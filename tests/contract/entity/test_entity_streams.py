@@ -11,8 +11,8 @@ from small_index import small_index
 
 from penstock import Draft, Journal, Topic
 from penstock.errors import ConfigError, Conflict, PositionTrimmed
+from penstock.journal.index.contents import worth_merging
 from penstock.journal.index.directory import Directory, Run, load_directory
-from penstock.journal.index.indexer import _worth_merging
 from penstock.journal.storage.block import Block
 
 Reopen = Callable[[Journal], Journal]
@@ -40,7 +40,7 @@ def test_an_entity_has_its_own_events_in_order(journal: Journal, topic: Topic, r
     fill(topic)
     for step in ("tail", "runs", "one run", "reopened"):
         if step == "runs":
-            journal._indexer.index("orders")
+            journal._core.indexer.index("orders")
         if step == "one run":
             journal.maintain()
         if step == "reopened":
@@ -136,7 +136,7 @@ def test_a_topic_can_do_without_the_index(journal: Journal, topic: Topic) -> Non
 def test_many_small_runs_become_few(journal: Journal, topic: Topic) -> None:
     for number in range(30):
         topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
-        journal._indexer.index("orders")
+        journal._core.indexer.index("orders")
     runs = directory(journal).runs
     assert len(runs) <= 6 and max(run.level for run in runs) >= 2
     assert directory(journal).rubbish == () and directory(journal).building == ()
@@ -164,7 +164,7 @@ def test_look_ups_beside_writers_and_indexing_see_everything_committed(
             topic.append("e", number, key=key)
             written[key] = number
             if number % 40 == 0:
-                journal._indexer.index("orders")
+                journal._core.indexer.index("orders")
 
     def look(key: str) -> None:
         while written.get(key, -1) < 149:
@@ -188,7 +188,7 @@ def test_two_journals_may_build_the_index_at_once(
         for number in range(60):
             own.topic("orders").append("e", number, key=key)
             if number % 5 == 0:
-                own._indexer.index("orders")
+                own._core.indexer.index("orders")
 
     for thread in [in_threads(work, own, f"k{number}") for number, own in enumerate(journals)]:
         thread.join()
@@ -206,10 +206,10 @@ def test_a_calm_journal_merges_its_runs_without_being_asked(
     monkeypatch.setattr("penstock.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
     for number in range(2):  # fewer runs than make a merge worth it
         topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
-        journal._indexer.index("orders")
-    assert len(directory(journal).runs) == 2 and not journal._indexer.at_rest("orders")
-    journal._indexer.request("orders")
-    eventually(lambda: journal._indexer.at_rest("orders"))
+        journal._core.indexer.index("orders")
+    assert len(directory(journal).runs) == 2 and not journal._core.indexer.at_rest("orders")
+    journal._core.indexer.request("orders")
+    eventually(lambda: journal._core.indexer.at_rest("orders"))
     assert len(directory(journal).runs) == 1
     assert payloads(topic.read(key="ü")) == [0] * 3 + [1] * 3
 
@@ -219,15 +219,15 @@ def test_a_look_up_that_had_to_ask_many_runs_has_them_merged(
     journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
-    monkeypatch.setattr("penstock.journal.index.indexer.INDEX_FAN_IN", 100)
+    monkeypatch.setattr("penstock.journal.index.contents.INDEX_FAN_IN", 100)
     for number in range(8):
         topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
-        journal._indexer.index("orders")
+        journal._core.indexer.index("orders")
     assert len(directory(journal).runs) == 8
     assert payloads(topic.read(key="nobody")) == []  # the filters say so: no run is asked
-    assert journal._indexer._thread is None
+    assert journal._core.indexer._thread is None
     assert len(payloads(topic.read(key="b"))) == 24
-    eventually(lambda: journal._indexer.at_rest("orders"))
+    eventually(lambda: journal._core.indexer.at_rest("orders"))
     assert len(payloads(topic.read(key="b"))) == 24 and len(directory(journal).runs) == 1
 
 
@@ -240,7 +240,7 @@ def runs(levels: str) -> list[Run]:
     [("00", ""), ("000", "000"), ("1000", "000"), ("2111000", "000"), ("21011", "1011"), ("2100", "")],
 )
 def test_neighbours_of_a_level_are_merged_with_lower_ones_among_them(levels: str, merged: str) -> None:
-    assert "".join(str(run.level) for run in _worth_merging(runs(levels), thorough=False)) == merged
+    assert "".join(str(run.level) for run in worth_merging(runs(levels), thorough=False)) == merged
 
 
 # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────────────

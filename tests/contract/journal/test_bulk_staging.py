@@ -7,15 +7,16 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from bulk_steps import publish_in_steps
 from journals import seqs
 
 import penstock.journal.bulk.staging as staging
-import penstock.transfer.publishing as publishing
 from penstock import Draft, Journal, ManualClock, Projection, Topic, on
-from penstock.errors import ConfigError, Conflict, Corrupt, QueueFull, StorageError
+from penstock.errors import Conflict, Corrupt, QueueFull, StorageError
 from penstock.journal.bulk.staging import PreparedPiece, drop, publish, stage
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Columns, Wire, build_wire
+from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.wire import Columns, Wire
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 Reopen = Callable[[Journal], Journal]
@@ -26,14 +27,7 @@ OTHER = b"fedcba9876543210"
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few events are large ones here."""
-    for module, name, value in (
-        (staging, "INLINE_BYTES", 0),
-        (staging, "SETTLED_BYTES", 1),
-        (publishing, "INLINE_BYTES", 0),
-        (publishing, "STEP_BYTES", 20),
-        (publishing, "_PAUSE", 0),
-    ):
-        monkeypatch.setattr(module, name, value)
+    publish_in_steps(monkeypatch, 20)
 
 
 class Count(Projection):
@@ -57,11 +51,11 @@ def wires(count: int = 4, topic: str = "orders") -> Iterator[tuple[str, Wire]]:
 def staged(journal: Any, batch: bytes = BATCH, pieces: int = 2, topic: str = "orders") -> None:
     for piece in range(pieces):
         made = PreparedPiece([(topic, wire(10 * piece)), (topic, wire(10 * piece + 5))])
-        journal.run(lambda commit, piece=piece, made=made: stage(commit, batch, piece, made))
+        journal._core.run(lambda commit, piece=piece, made=made: stage(commit, batch, piece, made))
 
 
 def published(journal: Any, *batches: bytes, remember: bool = False) -> bool:
-    return bool(journal.run(lambda commit: publish(commit, batches or (BATCH,), remember=remember)))
+    return bool(journal._core.run(lambda commit: publish(commit, batches or (BATCH,), remember=remember)))
 
 
 def numbers(events: Any) -> list[int]:
@@ -133,7 +127,7 @@ def test_batches_are_published_in_the_order_given_over_several_topics(journal: A
     staged(journal, OTHER, 1, "refunds")
     staged(journal, BATCH, 1, "orders")
     made = PreparedPiece([("refunds", wire(50)), ("orders", wire(60))])
-    journal.run(lambda commit: stage(commit, BATCH, 7, made))
+    journal._core.run(lambda commit: stage(commit, BATCH, 7, made))
     published(journal, BATCH, OTHER)
     assert numbers(journal.topic("orders").read()) == [*range(10), *range(60, 65)]
     assert numbers(journal.topic("refunds").read()) == [*range(50, 55), *range(10)]
@@ -141,7 +135,7 @@ def test_batches_are_published_in_the_order_given_over_several_topics(journal: A
 
 def test_what_is_dropped_leaves_nothing(journal: Any) -> None:
     staged(journal)
-    assert journal.run(lambda commit: drop(commit, BATCH)) > 0
+    assert journal._core.run(lambda commit: drop(commit, BATCH)) > 0
     assert left(journal) == 0 and not journal.topics()
     with pytest.raises(StorageError, match="not there any more"):
         published(journal)
@@ -157,7 +151,7 @@ def test_what_nobody_publishes_is_swept_when_it_is_old(journal: Any, clock: Manu
     journal.maintain()
     with journal._engine.read() as snap:
         assert [batch for batch, _ in staging.staged_batches(snap)] == [OTHER]
-    journal.run(lambda commit: drop(commit, OTHER))
+    journal._core.run(lambda commit: drop(commit, OTHER))
     assert left(journal) == 0
 
 
@@ -234,11 +228,11 @@ def test_a_block_that_is_missing_or_damaged_is_named(journal: Any) -> None:
         value = commit.tx.get(key)
         commit.tx.put(key, value[:-1] + bytes([value[-1] ^ 1]))
 
-    journal.run(damage)
+    journal._core.run(damage)
     with pytest.raises(Corrupt) as raised:
         list(journal.topic("orders").read(5))
     assert (raised.value.topic, raised.value.seq) == ("orders", 6)
-    journal.run(lambda commit: commit.tx.delete(key))
+    journal._core.run(lambda commit: commit.tx.delete(key))
     with pytest.raises(Corrupt, match="missing"):
         list(journal.topic("orders").read(5))
 
@@ -281,14 +275,6 @@ def test_a_queue_gets_the_messages_within_its_policy(journal: Any) -> None:
         delivery.ack()
     assert sorted(taken) == list(range(20))
     assert publish_blocks(journal, blocks(), None, 0, "orders") and len(journal.topic("orders")) == 40
-
-
-@pytest.mark.parametrize("policy", [{"throttle": 10}, {"debounce": 10}])
-def test_blocks_with_keys_do_not_pass_a_queue_that_looks_at_every_push(journal: Any, policy: dict[str, int]) -> None:
-    queue = journal.queue("orders", **policy)
-    with pytest.raises(ConfigError, match="push of a key"):
-        publish_blocks(journal, blocks(), "job", 1, "orders")
-    assert len(queue) == 0 and left(journal) == 0
 
 
 def test_appends_between_steps_come_before_the_batch(journal: Any, topic: Topic) -> None:

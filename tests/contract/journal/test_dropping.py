@@ -24,7 +24,8 @@ from penstock.errors import (
 )
 from penstock.journal.bulk.staging import PreparedPiece, publish, stage
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Columns, build_wire
+from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.wire import Columns
 from penstock.journal.upkeep import dropping
 
 OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
@@ -141,8 +142,8 @@ def test_blocks_stored_apart_go_with_their_topic(journal: Journal) -> None:
     piece = PreparedPiece(
         [(name, build_wire(one, 1, 0, 1)) for one in columns] + [("other", build_wire(columns[0], 1, 0, 1))]
     )
-    journal.run(lambda commit: stage(commit, batch, 0, piece))  # type: ignore[attr-defined]
-    journal.run(lambda commit: publish(commit, [batch], remember=False))  # type: ignore[attr-defined]
+    journal._core.run(lambda commit: stage(commit, batch, 0, piece))  # type: ignore[attr-defined]
+    journal._core.run(lambda commit: publish(commit, [batch], remember=False))  # type: ignore[attr-defined]
     assert len(journal.topic(name)) == 40
     number = number_of(journal, name)
     assert any(key[:1] == keys.PUBLISHED for key in rows_of(journal, number)), "they are stored apart"
@@ -157,11 +158,11 @@ def test_a_batch_that_is_being_staged_begins_the_topic_anew(journal: Journal) ->
     batch, topic = b"s" * 16, journal.topic("bulk")
     topic.append("x", "old")
     pieces = [PreparedPiece([("bulk", build_wire(Columns(["k"], [b"1"]), 1, 0, 1))]) for _ in range(2)]
-    journal.run(lambda commit: stage(commit, batch, 0, pieces[0]))  # type: ignore[attr-defined]
+    journal._core.run(lambda commit: stage(commit, batch, 0, pieces[0]))  # type: ignore[attr-defined]
     journal.drop_topic("bulk")
     journal.maintain()
-    journal.run(lambda commit: stage(commit, batch, 1, pieces[1]))  # type: ignore[attr-defined]
-    journal.run(lambda commit: publish(commit, [batch], remember=False))  # type: ignore[attr-defined]
+    journal._core.run(lambda commit: stage(commit, batch, 1, pieces[1]))  # type: ignore[attr-defined]
+    journal._core.run(lambda commit: publish(commit, [batch], remember=False))  # type: ignore[attr-defined]
     assert seqs(topic.read()) == [1, 2], "all of it, or it would be half-written"
 
 
@@ -383,7 +384,7 @@ def test_what_a_crash_left_is_cleared_when_the_journal_is_opened(place: Place, m
     journal.topic("orders").append_many([Draft("x", n, dedup=str(n)) for n in range(200)])
     number = number_of(journal, "orders")
     stops = iter([False] * 10)
-    housekeeper = journal._housekeeper  # type: ignore[attr-defined]
+    housekeeper = journal._core.housekeeper  # type: ignore[attr-defined]
     monkeypatch.setattr(housekeeper, "request_clearing", lambda: None)
     journal.drop_topic("orders")
     dropping.clear_dropped(housekeeper._engine, housekeeper._writer, housekeeper.drop_rules, lambda: next(stops, True))
@@ -424,7 +425,7 @@ def test_sealed_files_stay_and_are_listed(journal: Journal, tmp_path: Path) -> N
 
     topic, lake = journal.topic("orders"), str(tmp_path / "lake")
     topic.append_many([Draft("x", n) for n in range(10)])
-    seal_topic(journal, "orders", lake=lake, through=6)  # type: ignore[arg-type]
+    seal_topic(journal._core, "orders", lake=lake, through=6)  # type: ignore[arg-type]
     number = number_of(journal, "orders")
     with pytest.raises(TopicInUse, match="1 sealed files"):
         journal.drop_topic("orders")
@@ -434,6 +435,6 @@ def test_sealed_files_stay_and_are_listed(journal: Journal, tmp_path: Path) -> N
     assert rows_of(journal, number) == []
     topic.append_many([Draft("x", n) for n in range(10)])
     with pytest.raises(ConfigError, match="a topic of this name that was dropped since"):
-        seal_topic(journal, "orders", lake=lake, through=6)  # type: ignore[arg-type]
-    assert seal_topic(journal, "orders", lake=str(tmp_path / "new"), through=6).events == 6  # type: ignore[arg-type]
+        seal_topic(journal._core, "orders", lake=lake, through=6)  # type: ignore[arg-type]
+    assert seal_topic(journal._core, "orders", lake=str(tmp_path / "new"), through=6).events == 6  # type: ignore[arg-type]
     assert len(list(topic.read())) == 10

@@ -21,7 +21,7 @@ from penstock import Draft, Journal, Receipt, Ticket, Topic
 from penstock.errors import Backpressure, Closed, ConfigError, Conflict, StorageError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import prepare
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 
 InThreads = Callable[..., threading.Thread]
 
@@ -130,7 +130,7 @@ def test_one_that_fails_does_not_fail_its_neighbours(journal: Journal) -> None:
 
 def test_one_that_fails_after_changing_something_is_undone_alone(journal: Journal) -> None:
     topic, writer = journal.topic("orders"), journal._writer
-    batch = topic._prepare("half", None, {})
+    batch = topic._log.prepare("half", None, {})
 
     def half_way(commit: Commit) -> None:
         commit.append("orders", batch)
@@ -177,7 +177,7 @@ CHANGES: dict[str, Callable[[Commit], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_of_one_that_fails_is_undone_and_none_of_its_neighbours(journal: Journal, change: str) -> None:
     """A commit counts its changes itself, however they are made."""
-    journal.run(lambda commit: commit.tx.put(b"zz kept", b"1"))
+    journal._core.run(lambda commit: commit.tx.put(b"zz kept", b"1"))
 
     def half_way(commit: Commit) -> None:
         CHANGES[change](commit)
@@ -266,7 +266,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting(journal: Journal, in_thread
 
     def lead() -> None:
         with pytest.raises(KeyboardInterrupt):
-            journal.run(interrupted)
+            journal._core.run(interrupted)
 
     def follow() -> None:
         try:
@@ -289,11 +289,11 @@ def test_an_interrupted_leader_leaves_nobody_waiting(journal: Journal, in_thread
 
 def test_an_interrupted_lone_caller_leaves_the_writer_usable(topic: Topic) -> None:
     def interrupted(commit: Commit) -> None:
-        commit.append("orders", topic._prepare("k", None, {}))
+        commit.append("orders", topic._log.prepare("k", None, {}))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        topic.journal.run(interrupted)
+        topic.journal._core.run(interrupted)
     assert topic.append("k").seq == 1
 
 

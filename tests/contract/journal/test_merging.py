@@ -67,8 +67,8 @@ def test_appending_beside_a_busy_housekeeper_loses_nothing(place: Place) -> None
 
         def keep() -> None:
             while not done.is_set():
-                journal._housekeeper.keep("t")
-                journal._housekeeper.keep("t", thorough=True)
+                journal._core.housekeeper.maintain("t")
+                journal._core.housekeeper.maintain("t", thorough=True)
 
         keeper = threading.Thread(daemon=True, target=keep)
         keeper.start()
@@ -91,7 +91,7 @@ def test_appenders_and_the_housekeeper_and_compaction_agree(place: Place) -> Non
         for thread in threads:
             thread.start()
         for step in range(1, 9):
-            journal._housekeeper.keep("t", thorough=step % 2 == 0)
+            journal._core.housekeeper.maintain("t", thorough=step % 2 == 0)
             topic.compact(min(step * 20, topic.latest), force=True)
         for thread in threads:
             thread.join()

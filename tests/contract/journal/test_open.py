@@ -20,6 +20,7 @@ import penstock
 from engines import KINDS
 from penstock import Draft, Journal, ManualClock
 from penstock.errors import Closed, ConfigError, Locked, ReadOnly
+from penstock.journal.core import StoreRecord
 from penstock.journal.storage import keys
 
 InThreads = Callable[..., threading.Thread]
@@ -280,7 +281,7 @@ def test_a_backup_of_a_live_journal_is_consistent(place: Place, in_threads: InTh
 
 def test_a_store_of_another_format_is_refused_with_its_number(place: Place) -> None:
     journal = place.open()
-    record = msgspec.structs.replace(journal._record, format=99)
+    record = StoreRecord(99, journal.id, 0)
     with journal._engine.write() as tx:
         tx.put(keys.STORE, msgspec.msgpack.encode(record))
     journal.close()

@@ -320,7 +320,7 @@ def test_an_asynchronous_wait_can_be_cancelled(topic: Topic) -> None:
             assert event is not None and event.seq == 1
 
     asyncio.run(work())
-    assert not topic.journal._hub.signal("orders")._waiters
+    assert not topic.journal._core.hub.signal("orders")._waiters
 
 
 # other journals and processes
@@ -391,6 +391,7 @@ IDLE = """
 """
 
 
+@pytest.mark.slow
 @only(on_disk=True, reads_beside_writer=True)
 def test_an_idle_subscriber_costs_under_one_percent_of_a_core(place: Place) -> None:
     journal = place.open()
@@ -410,7 +411,7 @@ def test_an_idle_journal_costs_nothing(place: Place) -> None:
     time.sleep(0.3)
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.05
-    watcher = journal._hub._watcher
+    watcher = journal._core.hub._watcher
     assert watcher is None or not watcher.is_alive()
 
 

@@ -20,7 +20,8 @@ from penstock import Draft, Journal, ManualClock, Topic
 from penstock.errors import ConfigError, Conflict, InvalidName
 from penstock.journal.bulk.appending import append_wires
 from penstock.journal.commit.copies import Copies, append_copies
-from penstock.journal.storage.block import Columns, build_wire
+from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.wire import Columns
 
 Reopen = Callable[[Journal], Journal]
 
@@ -67,7 +68,7 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, chained: 
         topic.append("k", 0)
         soon = journal.clock.now_ms() + 1
         at_the_end = Copies([last - 2], [soon << 80], [soon], Columns(["k"], [b"1"]))
-        journal.run(lambda commit: append_copies(commit, "orders", at_the_end, 1))
+        journal._core.run(lambda commit: append_copies(commit, "orders", at_the_end, 1))
         if chained:
             topic.configure(chained=True)
         assert topic.append("k", 2, key="e").seq == last - 1
@@ -77,7 +78,7 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, chained: 
             topic.append_many([Draft("k", 3), Draft("k", 4)])
         wires = [build_wire(Columns(["k"], [b"3"]), 1, 0, 0) for _ in range(2)]
         with pytest.raises(ConfigError, match="new topic"):
-            journal.run(lambda commit: append_wires(commit, "orders", wires))
+            journal._core.run(lambda commit: append_wires(commit, "orders", wires))
         assert (topic.latest, len(topic)) == (last - 1, 3)
         assert topic.append("k", 3, key="e", expect=last - 1).seq == last
         for attempt in (
@@ -92,7 +93,7 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, chained: 
         later = journal.clock.now_ms() + 60_000
         beyond = Copies([last + 1], [later << 80], [later], Columns(["k"], [b"1"]))
         with pytest.raises(ConfigError, match=r"new topic|hash chains"):
-            journal.run(lambda commit: append_copies(commit, "orders", beyond, last))
+            journal._core.run(lambda commit: append_copies(commit, "orders", beyond, last))
         journal.maintain()
         assert seqs(topic.read()) == [1, last - 2, last - 1, last]
         assert payloads(topic.read(last - 1)) == [3] and topic.get(last).payload == 3  # type: ignore[union-attr]
@@ -438,6 +439,7 @@ def test_header_limits_are_inclusive(topic: Topic) -> None:
 # sizes
 
 
+@pytest.mark.slow
 def test_a_payload_of_64_mib_is_kept(place: Place) -> None:
     large = bytes(range(256)) * (64 << 12)
     journal = place.open()

@@ -292,6 +292,7 @@ STREAMED = """
 """
 
 
+@pytest.mark.slow
 @on("sqlite", "lmdb")
 def test_a_million_events_are_streamed_in_constant_memory(url: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(STREAMED), url]
@@ -402,6 +403,7 @@ def test_arrow_refuses_bytes_that_are_not_text(topic: Topic) -> None:
     assert [row["payload"] for batch in topic.read_arrow(0, through=2) for row in batch.to_pylist()] == ["1", "text"]
 
 
+@pytest.mark.slow
 def test_a_topic_of_a_hundred_thousand_small_kinds_and_keys(topic: Topic) -> None:
     topic.append_many([Draft(f"k{n % 700}", n, key=str(n)) for n in range(70_000)])
     table = pa.Table.from_batches(list(topic.read_arrow()))

@@ -11,8 +11,8 @@ import pytest
 from journals import DEADLINE, Place, eventually, on, only, seqs
 
 from penstock import Draft, Event, Journal, ManualClock, Topic, Worker
-from penstock.api import LocalTopic
 from penstock.errors import Closed, ConfigError, PositionTrimmed
+from penstock.local.topic import LocalTopic
 from penstock.observe.workers import forget, gave_up
 
 InThreads = Callable[..., threading.Thread]

@@ -153,3 +153,14 @@ def test_a_breaker_that_makes_no_sense_is_refused(journal: Journal) -> None:
     for policy in ({"breaker": "often"}, {"breaker": 5}, {"breaker": "1/s", "breaker_pause": 0}):
         with pytest.raises(ConfigError, match="breaker"):
             journal.queue("calls", **policy)
+
+
+def test_a_breaker_that_was_taken_away_begins_closed(queue: Queue) -> None:
+    fail(queue, 3)
+    assert queue.stats().breaker == "open"
+    queue.configure(breaker=None)
+    assert queue.stats().breaker is None
+    assert queue.take().payload == 0
+    queue.configure(breaker="3/10s")
+    assert queue.stats().breaker == "closed"
+    assert queue.take().payload == 1

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from journals import eventually, on
 
 from penstock import Delivery, Journal, ManualClock, Queue, Retry
 from penstock.errors import ConfigError
-from penstock.limits import MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.request import WriteRequest
+from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES, MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
 from penstock.queue.state import keys
+from penstock.surface.failure import Attempt
+
+HOST = os.uname().nodename
 
 
 def no_such_mailbox(delivery: Delivery) -> None:
@@ -22,7 +29,7 @@ def fail_once(queue: Queue) -> None:
         no_such_mailbox(delivery)
 
 
-def traceback_rows(journal: Journal, queue: Queue) -> int:
+def trail_rows(journal: Journal, queue: Queue) -> int:
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
         return sum(1 for _ in snap.scan(*keys.rows(queue._number, 0, b"t")))  # type: ignore[attr-defined]
 
@@ -95,16 +102,16 @@ def test_a_failed_message_keeps_its_traceback_until_it_is_settled(journal: Journ
     queue = journal.queue("mail", max_attempts=2)
     queue.push_many(["a", "b"])
     fail_once(queue)
-    assert traceback_rows(journal, queue) == 1, "also while it waits for another attempt"
+    assert trail_rows(journal, queue) == 1, "also while it waits for another attempt"
     fail_once(queue)
     (failure,) = queue.failures()
     assert failure.error == "ValueError: no such mailbox" and "in no_such_mailbox" in (failure.traceback or "")
-    assert queue.redrive() == 1 and traceback_rows(journal, queue) == 0
+    assert queue.redrive() == 1 and trail_rows(journal, queue) == 0
     fail_once(queue)
-    assert traceback_rows(journal, queue) == 1
+    assert trail_rows(journal, queue) == 1
     for delivery in queue.take_many(2):
         delivery.ack()
-    assert traceback_rows(journal, queue) == 0 and len(queue) == 0
+    assert trail_rows(journal, queue) == 0 and len(queue) == 0
 
 
 def test_an_attempt_without_an_exception_forgets_the_traceback_of_the_one_before(
@@ -122,7 +129,7 @@ def test_an_attempt_without_an_exception_forgets_the_traceback_of_the_one_before
     clock.advance(11)
     assert queue.take() is None
     assert [(one.error, one.traceback) for one in queue.failures()] == [("by hand", None), ("the lease ended", None)]
-    assert traceback_rows(journal, queue) == 0
+    assert trail_rows(journal, queue) == 2, "their attempts are kept"
 
 
 @on("memory", "sqlite")
@@ -193,3 +200,131 @@ def test_a_failing_handler_is_logged_a_warning_at_first_and_an_error_once_given_
     assert [record.levelname for record in said] == ["WARNING", "ERROR"]
     assert all(record.exc_info is not None for record in said) and "in no_such_mailbox" in caplog.text
     assert "tried again" in said[0].getMessage() and "given up" in said[1].getMessage()
+
+
+# ── attempts, one by one ─────────────────────────────────────────────────────────────────────────────────────────────
+def ends(attempts: list[Attempt]) -> list[tuple[int, str, str | None, str | None]]:
+    return [(one.number, one.ended, one.consumer, one.error) for one in attempts]
+
+
+def test_every_failed_attempt_is_kept_with_its_times_who_had_it_and_how_it_ended(
+    journal: Journal, clock: ManualClock
+) -> None:
+    queue = journal.queue("mail", max_attempts=5, lease=10)
+    queue.push("a")
+    began = clock.now_ms()
+    first = queue.take(consumer="ann")
+    assert first is not None
+    clock.advance(2)
+    first.nack(error=ValueError("no such mailbox"))
+    assert queue.take(consumer="ben") is not None
+    clock.advance(30)  # its lease ends after ten of them
+    third = queue.take()
+    assert third is not None and third.attempt == 3
+    clock.advance(5)
+    [fourth] = queue.claim(min_idle=1, consumer="cleo")
+    [message] = queue.messages()
+    assert message.state == "in_flight" and message.attempts == 4
+    assert ends(message.failed_attempts) == [
+        (1, "failed", "ann", "ValueError: no such mailbox"),
+        (2, "lapsed", "ben", "the lease ended"),
+        (3, "claimed", None, None),
+    ]
+    times = [
+        (one.delivered_at.timestamp() * 1000 - began, one.ended_at.timestamp() * 1000 - began)
+        for one in message.failed_attempts
+    ]
+    assert times == [(0, 2_000), (2_000, 12_000), (32_000, 37_000)]
+    ann, ben, unnamed = (one.host for one in message.failed_attempts)
+    assert ann == ben and ann in (HOST, "127.0.0.1") and unnamed is None  # a machine's address, over http
+    fourth.release()
+    last = queue.take(consumer="dan")
+    assert last is not None and last.attempt == 4, "what is released was no attempt"
+    last.nack(error="never", dead=True)
+    [failure] = queue.failures()
+    assert ends(failure.failed_attempts)[2:] == [(3, "claimed", None, None), (4, "rejected", "dan", "never")]
+    assert queue.redrive() == 1
+    assert [one.failed_attempts for one in queue.messages()] == [[]], "a fresh budget, a fresh start"
+
+
+def test_a_dead_letter_keeps_its_attempts_and_a_redriven_one_begins_anew(journal: Journal) -> None:
+    queue = journal.queue("mail", max_attempts=2, dead_letter="grave")
+    queue.push("a")
+    for consumer in ("ann", "ben"):
+        delivery = queue.take(consumer=consumer)
+        assert delivery is not None
+        delivery.nack(error=f"not for {consumer}")
+    [letter] = queue.dead_letters()
+    expected = [(1, "failed", "ann", "not for ann"), (2, "failed", "ben", "not for ben")]
+    assert ends(letter.failed_attempts) == expected
+    grave = journal.queue("grave")
+    held = grave.take(consumer="sexton")
+    assert held is not None
+    held.nack(error="deeper")
+    [message] = grave.messages()
+    assert ends(message.failed_attempts) == [(1, "failed", "sexton", "deeper")], "its own, as a message of this queue"
+    assert ends(next(iter(queue.dead_letters())).failed_attempts) == expected
+    assert grave.move(journal.queue("museum")) == 1
+    [moved] = journal.queue("museum").dead_letters()
+    assert ends(moved.failed_attempts) == expected and journal.queue("museum").messages()[0].failed_attempts == []
+    assert journal.queue("museum").redrive() == 1
+    back = queue.take()
+    assert back is not None and back.attempt == 1 and not back.headers
+
+
+def test_the_newest_attempts_are_kept_and_long_errors_cut(journal: Journal) -> None:
+    queue = journal.queue("mail", max_attempts=40)
+    queue.push("a")
+    for n in range(25):
+        delivery = queue.take()
+        assert delivery is not None
+        delivery.nack(error=f"{n} " + "é" * 4_000)
+    [message] = queue.messages()
+    kept = message.failed_attempts
+    assert [one.number for one in kept] == list(range(26 - ATTEMPTS_KEPT, 26))
+    assert all(len((one.error or "").encode()) <= MAX_ATTEMPT_ERROR_BYTES for one in kept)
+    assert kept[-1].error is not None and kept[-1].error.startswith("24 é") and "bytes cut" in kept[-1].error
+
+
+def test_only_messages_that_failed_have_a_row_and_it_goes_with_them(journal: Journal) -> None:
+    queue = journal.queue("mail", max_attempts=3, dead_letter="grave")
+    queue.push_many(range(6))
+    plain, released, *_ = deliveries = queue.take_many(6)
+    plain.ack()
+    released.release()
+    assert trail_rows(journal, queue) == 0
+    for delivery in deliveries[2:]:
+        delivery.nack()
+    assert trail_rows(journal, queue) == 4
+    again = {delivery.seq: delivery for delivery in queue.take_many(5)}
+    again[3].ack()
+    again[4].nack(dead=True)
+    again[2].ack()
+    assert trail_rows(journal, queue) == 2
+    again[5].nack()
+    assert queue.discard([5]) == 1 and trail_rows(journal, queue) == 1
+    queue.purge()
+    assert trail_rows(journal, queue) == 0
+
+
+@on("memory")
+def test_headers_that_anybody_may_write_are_read_with_care(journal: Journal) -> None:
+    grave = journal.queue("grave")
+    odd = ("[", "[1]", "{}", '[{"number": "x"}]', "null", '[{"x":' + "[" * 3000)
+    for text in odd:
+        grave.push("a", headers={"dead-queue": "mail", "dead-reason": "x", "dead-failed-attempts": text})
+    assert [one.failed_attempts for one in grave.dead_letters()] == [[]] * len(odd)
+
+
+@on("memory", "sqlite")
+def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Journal) -> None:
+    queue = journal.queue("mail", max_attempts=1)
+    queue.push("a")
+    fail_once(queue)
+
+    def as_before(commit: Commit) -> None:
+        commit.tx.put(keys.trail_key(queue._number, 0, 1), b"Traceback (most recent call last): \xc3\xa9")  # type: ignore[attr-defined]
+
+    journal._writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
+    [failure] = queue.failures()
+    assert failure.traceback == "Traceback (most recent call last): é" and failure.failed_attempts == []

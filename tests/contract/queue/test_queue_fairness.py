@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from journals import DEADLINE, Place, eventually, on
 
-from penstock import Draft, Journal, ManualClock, Queue
+from penstock import Draft, Event, Journal, ManualClock, Queue
 from penstock.errors import ConfigError
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 
 Start = Callable[..., threading.Thread]
 Reopen = Callable[[Journal], Journal]
@@ -127,6 +127,72 @@ def test_moved_messages_and_letters_sent_back_have_their_turns(journal: Journal)
     assert payloads(queue) == ["b0", "c0", "b1", "a0"]
 
 
+def test_what_goes_unhandled_leaves_its_turn_to_the_next_of_its_lane(journal: Journal, clock: ManualClock) -> None:
+    """However many of a lane's messages were discarded, moved or too old: it waits no longer than for its share."""
+    queue, other = journal.queue("jobs", fair_by="tenant", ttl=60), journal.queue("other")
+
+    def is_of(tenant: str, first: int, last: int) -> Callable[[Event], bool]:
+        return lambda event: event.payload in {f"{tenant}{number}" for number in range(first, last)}
+
+    push(queue, "old", 20)
+    clock.advance(59)
+    queue.push("old20", headers={"tenant": "old"})
+    push(queue, "a", 20)
+    push(queue, "b", 20)
+    push(queue, "c", 20)
+    assert queue.move(other, where=is_of("a", 0, 18)) == 18
+    assert queue.discard([event.seq for event in queue if is_of("b", 1, 19)(event)]) == 18
+    clock.advance(2)
+    expected = ["old20", "a18", "b0", "c0", "a19", "b19", "c1", "c2", "c3"]
+    assert [event.payload for event in queue.peek(9)] == expected
+    assert payloads(queue, 6) == expected[:6]
+    push(queue, "b", 1)
+    assert payloads(queue, 5) == ["c1", "c2", "b0", "c3", "c4"]  # b had two turns; this is its third
+
+
+def test_a_lane_that_lost_all_it_had_begins_where_it_was(journal: Journal, reopen: Reopen) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "big", 300)
+    push(queue, "small", 3)
+    assert payloads(queue, 2) == ["big0", "small0"]
+    assert queue.discard([event.seq for event in queue if event.headers["tenant"] == "big"]) == 299
+    queue = reopen(journal).queue("jobs")
+    push(queue, "big", 2)
+    assert payloads(queue) == ["small1", "big0", "small2", "big1"]
+
+
+def test_a_letter_sent_back_into_lanes_is_one_group_s(journal: Journal) -> None:
+    """Where lanes take turns a message is sorted in for every group with its push."""
+    queue = journal.queue("news", mode="fanout", fair_by="tenant", max_attempts=1, dead_letter="dead")
+    queue.add_group("one")
+    queue.add_group("two")
+    push(queue, "a", 1, key="k")
+    queue.take(group="one").nack()
+    queue.take(group="two").ack()
+    assert queue.redrive() == 1
+    assert (queue.stats("one").ready, queue.stats("two").ready, len(queue)) == (1, 0, 1)
+    assert queue.take(group="two") is None
+    queue.take(group="one").ack()
+    push(queue, "b", 1, key="k")
+    assert payloads(queue, group="two") == payloads(queue, group="one") == ["b0"]
+
+
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+def test_a_delay_moves_into_a_queue_with_lanes(journal: Journal, clock: ManualClock, mode: str) -> None:
+    queue, other = journal.queue("jobs", fair_by="tenant", mode=mode), journal.queue("other")
+    if mode == "fanout":
+        queue.add_group("default")
+    push(other, "a", 1)
+    other.push("late", delay=10, headers={"tenant": "a"}, max_attempts=7)
+    push(other, "b", 1)
+    assert other.move(queue) == 3
+    assert (queue.stats().ready, queue.stats().delayed) == (2, 1)
+    assert payloads(queue) == ["a0", "b0"]
+    clock.advance(11)
+    assert payloads(queue) == ["late"]
+    assert (queue.stats().ready, queue.stats().delayed, queue.stats().in_flight) == (0, 0, 3)
+
+
 def test_a_rolled_back_push_has_no_turn(journal: Journal) -> None:
     queue = journal.queue("jobs", fair_by="tenant", max_size=3)
     with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
@@ -182,7 +248,7 @@ def test_lanes_are_forgotten_when_their_turns_are_over(journal: Journal) -> None
         push(queue, f"t{number}", 1)
     push(queue, "t0", 5)
     queue.ack_many(queue.take_many(25))
-    queue._registry.upkeep.keep("jobs")
+    queue._registry.upkeep.maintain("jobs")
     with journal._engine.read() as snap:
         assert sum(1 for _ in snap.scan(*flow_rows(queue._number, 0, b"t"))) <= 1
 

@@ -66,6 +66,28 @@ def test_a_dedup_key_that_is_known_does_not_begin_a_window(journal: Journal, clo
     assert not queue.push("b", key="k").duplicate
 
 
+def test_a_dedup_key_that_is_known_comes_before_the_window(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", throttle=5, dedup_window=100)
+    first = queue.push("first", key="k", dedup="x")
+    clock.advance(6)
+    second = queue.push("second", key="k")
+    assert queue.push("first", key="k", dedup="x").seq == first.seq
+    again = queue.push_many([Draft("message", 1, key="k", dedup="x"), Draft("message", 2, key="k")])
+    assert [(receipt.seq, receipt.duplicate) for receipt in again] == [(first.seq, True), (second.seq, True)]
+
+
+def test_a_throttled_push_tried_again_has_the_same_receipt(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", throttle=5, dedup_window=100)
+    first = queue.push("first", key="k")
+    throttled = queue.push("second", key="k", dedup="y")
+    assert throttled.seq == first.seq
+    clock.advance(6)
+    again = queue.push("second", key="k", dedup="y")
+    assert (again.seq, again.id, again.duplicate) == (first.seq, first.id, True)
+    clock.advance(100)
+    assert not queue.push("second", key="k", dedup="y").duplicate
+
+
 def test_letters_sent_back_and_moved_messages_are_not_throttled(journal: Journal) -> None:
     queue = journal.queue("jobs", throttle=60, max_attempts=1, dead_letter="dead")
     other = journal.queue("other")
@@ -170,6 +192,14 @@ def test_a_dedup_key_that_is_known_replaces_nothing(journal: Journal, clock: Man
     assert payloads(queue) == ["b"]
 
 
+def test_a_push_that_replaces_nothing_makes_no_room(journal: Journal) -> None:
+    queue = journal.queue("jobs", debounce=5, max_size=1)
+    queue.push("a", key="a", dedup="x")
+    with pytest.raises(QueueFull):
+        queue.push_many([Draft("message", "a", key="a", dedup="x"), Draft("message", "b", key="b")])
+    assert len(queue) == 1
+
+
 def test_discarding_what_is_held_back_leaves_the_key_as_it_is(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs", debounce=1, lease=100)
     queue.push("a", key="k")
@@ -199,7 +229,7 @@ def test_what_is_remembered_of_pushes_is_forgotten(journal: Journal, clock: Manu
     assert (rows(throttled), rows(debounced)) == (3, 3)
     clock.advance(5)
     for queue in (throttled, debounced):
-        queue._registry.upkeep.keep(queue.name)
+        queue._registry.upkeep.maintain(queue.name)
         assert rows(queue) == 0
 
 
@@ -216,3 +246,49 @@ def test_windows_that_make_no_sense_are_refused(journal: Journal) -> None:
         with pytest.raises(ConfigError):
             journal.queue("jobs", **policy)
     assert journal.queues() == []
+
+
+# ── where debounces meet others ──────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+def test_a_debounced_message_that_runs_now_keeps_its_key_in_order(
+    journal: Journal, clock: ManualClock, mode: str
+) -> None:
+    queue = journal.queue("jobs", debounce=5, mode=mode)
+    if mode == "fanout":
+        queue.add_group("default")
+    first = queue.push("first", key="k")
+    assert queue.run_now([first.seq]) == 1
+    second = queue.push("second", key="k")
+    assert queue.run_now([second.seq]) == 1
+    (delivery,) = queue.take_many(10)
+    assert delivery.payload == "first"
+    delivery.ack()
+    assert payloads(queue) == ["second"]
+
+
+def test_a_push_replaces_nothing_that_ran_or_went_elsewhere(journal: Journal) -> None:
+    queue, other = journal.queue("jobs", debounce=5), journal.queue("other")
+    ran = queue.push("ran", key="a", reply=True)
+    queue.run_now([ran.receipt.seq])
+    queue.take().ack(result="done")
+    queue.push("newer", key="a", reply=True)
+    assert ran.result(60) == "done"
+    moved = queue.push("moved", key="b", reply=True)
+    assert queue.move(other, where=lambda event: event.key == "b") == 1
+    queue.push("newer", key="b", reply=True)
+    assert not moved.done()
+    other.take().ack(result="there")
+    assert moved.result(60) == "there"
+
+
+def test_peek_shows_no_debounced_message_whose_key_is_in_flight(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", debounce=5)
+    queue.push("first", key="k")
+    clock.advance(6)
+    delivery = queue.take()
+    assert delivery is not None
+    queue.push("second", key="k")
+    clock.advance(6)
+    assert queue.peek(5) == []
+    delivery.ack()
+    assert [event.payload for event in queue.peek(5)] == ["second"]

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.queue.operations.take import take
 from penstock.queue.run import waiting
+from penstock.queue.state import blocks
 
 Reopen = Callable[[Journal], Journal]
 
@@ -273,6 +274,49 @@ def test_a_take_gets_past_what_waits_behind_a_key_with_little_work(
         delivery.ack()
     assert [one.payload for one in queue.take_many(9)] == [1, 7, 8, 9, 10, 11, 12, 13]
     assert queue.take() is None and max(work) < 100
+
+
+@pytest.mark.parametrize("rate", [None, "1/h"])
+@pytest.mark.parametrize("keys", [1, 100, 600])
+def test_what_a_take_passes_is_counted_in_blocks_and_rows(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, keys: int, rate: str | None
+) -> None:
+    """Whether keys are busy or have had their rate: each block is opened once, a row for each key and 32 blocks."""
+    queue = journal.queue("jobs", lease=3600, rate_per_key=rate)
+    first = [queue.push("first", key=f"key-{number}").seq for number in range(keys)]
+    taken = queue.take_many(len(first))
+    assert len(taken) == keys
+    if rate is not None:
+        assert queue.ack_many(taken) == keys
+    for at in range(0, 10_000, 250):
+        queue.push_many([Draft("m", number, key=f"key-{number % keys}") for number in range(at, at + 250)])
+    queue.push("free", key="free")
+    opened: list[bytes] = []
+    work: list[int] = []
+    opening = blocks.open_block
+
+    def counted_block(snap: Any, key: bytes, *rest: Any) -> Any:
+        opened.append(key)
+        return opening(snap, key, *rest)
+
+    def counted(commit: Commit, *args: Any) -> Any:
+        before = commit.tx.writes
+        try:
+            return take(commit, *args)
+        finally:
+            work.append(commit.tx.writes - before)
+
+    monkeypatch.setattr(blocks, "open_block", counted_block)
+    monkeypatch.setattr(waiting, "take", counted)
+    found = queue.take()
+    assert found is not None and found.payload == "free"
+    assert len(opened) <= 40 + keys + 10
+    assert max(work) < 256 * 8, "one step"
+    if keys <= 100:
+        waits = 0 if rate is None else 4 * keys  # a key without room has its next message wait for it
+        assert sum(work) <= 2 * (keys + 8) + waits + 20
+    assert len(queue) == 10_001 + (keys if rate is None else 0)
+    assert queue.stats().in_flight == 1 + (keys if rate is None else 0)
 
 
 def test_runs_of_held_messages_can_be_looked_at_discarded_and_moved(journal: Journal, reopen: Reopen) -> None:

@@ -13,7 +13,7 @@ from journals import on
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError, PoisonMessage, QueueFull, StaleDelivery, UnknownQueue
-from penstock.journal.storage import keys
+from penstock.journal.storage import block, keys
 
 Reopen = Callable[[Journal], Journal]
 
@@ -411,3 +411,21 @@ def test_opening_a_queue_does_not_load_its_backlog(queue: Queue, journal: Journa
     state = queue._cache._states["jobs"]
     assert len(state.blocks._kept) < 31
     assert isinstance(queue, penstock.Queue)
+
+
+def test_sending_a_few_dead_letters_back_decodes_only_these(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not, for each of them, every key and correlation of the block that it lies in."""
+    queue = journal.queue("jobs", max_attempts=1, dead_letter="dead")
+    queue.push_many(range(1000))
+    taken = queue.take_many(1000)
+    with journal.transaction() as tx:
+        for delivery in taken:
+            tx.nack(delivery, dead=True)
+    decoded: list[int] = []
+    original = block.texts_of
+    monkeypatch.setattr(block, "texts_of", lambda one: (decoded.append(one.count), original(one))[1])
+    assert queue.redrive(limit=10) == 10
+    assert sum(decoded) <= 100
+    monkeypatch.undo()
+    assert queue.redrive() == 990
+    assert sorted(delivery.payload for delivery in queue.take_many(1000)) == list(range(1000))

@@ -162,6 +162,7 @@ def test_messages_past_their_time_to_live_do_not_count(journal: Journal, clock: 
     assert len(queue) == 2 and [event.payload for event in queue] == ["a", "young"]
     assert [event.payload for event in queue.peek(9)] == ["young"]
     assert queue.move(journal.queue("elsewhere"), where=lambda event: event.payload != "young") == 0
+    assert queue.discard([1, 2, 3, 4]) == 0
     queue.push_many(["x", "y", "z"])
     with pytest.raises(QueueFull):
         queue.push("too many")

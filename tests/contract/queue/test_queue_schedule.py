@@ -172,6 +172,7 @@ def _run_schedules(url: str, stop: Any) -> None:
         stop.wait(DEADLINE)
 
 
+@pytest.mark.slow
 @only(shared=True)
 def test_one_push_per_tick_however_many_processes_run_it(place: Place) -> None:
     context = multiprocessing.get_context("spawn")

@@ -6,10 +6,10 @@ import pytest
 from journals import Place, payloads
 
 from penstock import Draft, Journal
-from penstock.api import LocalJournal
 from penstock.errors import ConfigError
 from penstock.journal.sealed import sealing
 from penstock.journal.sealed.sealing import seal_topic
+from penstock.local.journal import LocalJournal
 
 
 def local(journal: Journal) -> LocalJournal:
@@ -21,14 +21,14 @@ def test_a_queue_is_not_sealed(journal: Journal, place: Place) -> None:
     queue = journal.queue("jobs")
     queue.push_many([1, 2])
     with pytest.raises(ConfigError, match="is a queue"):
-        seal_topic(local(journal), "jobs", lake=str(place.folder / "lake"), through=2)
+        seal_topic(local(journal)._core, "jobs", lake=str(place.folder / "lake"), through=2)
     assert len(queue.take_many(5)) == 2
 
 
 def test_a_topic_with_sealed_history_does_not_become_a_queue(journal: Journal, place: Place) -> None:
     topic = journal.topic("jobs")
     topic.append_many([Draft("k", n) for n in range(5)])
-    seal_topic(local(journal), "jobs", lake=str(place.folder / "lake"), through=3)
+    seal_topic(local(journal)._core, "jobs", lake=str(place.folder / "lake"), through=3)
     with pytest.raises(ConfigError, match="through 3 is sealed"):
         journal.queue("jobs")
     assert journal.queues() == [] and payloads(topic.read()) == [0, 1, 2, 3, 4]
@@ -48,7 +48,7 @@ def test_a_topic_that_becomes_a_queue_during_a_seal_keeps_its_messages(
 
     monkeypatch.setattr(sealing, "write_segment", meanwhile)
     with pytest.raises(ConfigError, match="became a queue"):
-        seal_topic(local(journal), "jobs", lake=str(place.folder / "lake"), through=3)
+        seal_topic(local(journal)._core, "jobs", lake=str(place.folder / "lake"), through=3)
     assert [one.payload for one in journal.queue("jobs").take_many(9)] == [0, 1, 2, 3, 4]
 
 
@@ -59,7 +59,7 @@ def test_what_was_sealed_after_a_drop_does_not_keep_a_queue_from_being_made_agai
     journal.topic("jobs").commit("archive", 0)
     queue.push_many([1, 2, 3])
     queue.drop()
-    seal_topic(local(journal), "jobs", lake=str(place.folder / "lake"), through=3)
+    seal_topic(local(journal)._core, "jobs", lake=str(place.folder / "lake"), through=3)
     again = journal.queue("jobs")
     again.push(4)
     assert [one.payload for one in again.take_many(9)] == [4]

@@ -9,8 +9,8 @@ import pytest
 from journals import on
 
 from penstock import Journal, ManualClock, Queue
-from penstock.api import LocalJournal
 from penstock.engine.contract import Snapshot
+from penstock.local.journal import LocalJournal
 from penstock.queue.operations import settle
 from penstock.queue.run import upkeep
 from penstock.queue.state import blocks, keys
@@ -200,16 +200,16 @@ def test_a_group_that_comes_while_settled_messages_are_found_gets_what_is_stored
     queue.add_group("a")
     _fill(queue, 20)
     queue.ack_many(queue.take_many(20, group="a"))
-    look = local._registry.upkeep._look
+    look = local._registry.upkeep._find_standing
 
     def look_then_add(topic: str) -> upkeep.Standing:
         standing = look(topic)
         queue.add_group("b")
         return standing
 
-    monkeypatch.setattr(local._registry.upkeep, "_look", look_then_add)
+    monkeypatch.setattr(local._registry.upkeep, "_find_standing", look_then_add)
     queue.push("new")
-    local._housekeeper.keep("q")
+    local._core.housekeeper.maintain("q")
     late = [delivery.payload for delivery in queue.take_many(100, group="b")]
     stored = [event.payload for event in local.topic("q").read()]
     assert late[-1] == "new" and set(late) <= set(stored)

@@ -116,8 +116,8 @@ def test_leases_are_renewed_while_a_handler_runs_also_for_messages_taken_ahead(
     queue = journal.queue("jobs", lease=30)
     queue.push_many(["slow", "ahead"])
     gate = Gate()
-    with queue.worker(gate, ahead=1):
-        eventually(lambda: gate.entered == ["slow"] and len(queue.pending()) == 2)
+    with queue.worker(gate, ahead=1) as worker:
+        eventually(lambda: gate.entered == ["slow"] and len(worker._in_hand) == 2)
         for _ in range(6):
             clock.advance(15)
             wanted = clock.now_ms() + 29_000
@@ -165,6 +165,7 @@ def test_stopping_an_asynchronous_worker(journal: Journal) -> None:
     eventually(lambda: len(begun) == 2 and queue.stats().in_flight == 4)
     stopper = threading.Thread(daemon=True, target=worker.stop)
     stopper.start()
+    eventually(worker._stopping.is_set)
     release.set()
     stopper.join(DEADLINE)
     assert sorted(finished) == sorted(begun) and not worker.alive
@@ -413,16 +414,23 @@ def test_a_cancelled_worker_finishes_what_it_has(journal: Journal) -> None:
     queue.push_many(range(3))
     begun, finished = list[int](), list[int]()
 
+    cancelled = asyncio.Event()
+
     async def handle(delivery: Delivery) -> None:
         begun.append(delivery.payload)
-        await asyncio.sleep(0.05)
+        await cancelled.wait()
         finished.append(delivery.payload)
 
     async def main() -> None:
-        task = asyncio.create_task(queue.worker(handle).run_async())
+        worker = queue.worker(handle)
+        task = asyncio.create_task(worker.run_async())
         while not begun:
             await asyncio.sleep(0.005)
         task.cancel()
+        for _ in range(3):  # turns of the loop, not time
+            await asyncio.sleep(0)
+        assert worker._stopping.is_set()
+        cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -56,7 +56,7 @@ def work(journal: Journal, life: str) -> None:
                     fence.cancel()
                 del fence
             case 4:
-                journal._indexer.index(name)
+                journal._core.indexer.index(name)
             case _:
                 journal.topic(name).project(Total, key)
 

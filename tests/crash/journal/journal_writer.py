@@ -20,13 +20,19 @@ from penstock import Draft, Journal
 
 
 class Oracle:
-    """What was acknowledged, kept where a kill cannot take it back."""
+    """What was acknowledged, kept where a kill cannot take it back.
+
+    A kill can cut a note where a page of the file ends. So a writer begins with a new line: what its predecessor left
+    unfinished would swallow its first note.
+    """
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(self._file, b"\n")
 
     def note(self, **what: Any) -> None:
-        os.write(self._file, json.dumps(what).encode() + b"\n")
+        line = json.dumps(what).encode() + b"\n"
+        assert os.write(self._file, line) == len(line), "the oracle has no room"
 
 
 def write(journal: Journal, oracle: Oracle, name: str, alone: bool) -> None:

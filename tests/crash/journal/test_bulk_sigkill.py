@@ -18,7 +18,8 @@ WRITER = """
 import os, signal, sys
 import penstock.transfer.publishing as publishing
 from penstock.api import open_local
-from penstock.journal.storage.block import Columns, build_wire
+from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.wire import Columns
 
 url, stage, hits = sys.argv[1], sys.argv[2], int(sys.argv[3])
 publishing.STEP_BYTES = 100_000

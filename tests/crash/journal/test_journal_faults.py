@@ -76,7 +76,7 @@ def make_faulty(journal: Journal) -> Faults:
     write, read = engine.write, engine.read
     engine.write = lambda **options: Faulty(write(**options), faults)  # type: ignore[method-assign]
     engine.read = lambda: Faulty(read(), faults)  # type: ignore[method-assign, assignment, return-value]
-    journal._housekeeper.request = lambda topic: None  # type: ignore[method-assign]
+    journal._core.housekeeper.request = lambda topic: None  # type: ignore[method-assign]
     return faults
 
 

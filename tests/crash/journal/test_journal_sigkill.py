@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
 import pytest
 from journal_oracle import check, check_dedup, kill, notes, reopen, start
+from journal_writer import Oracle
+
+from penstock import Draft
 
 ROUNDS = 4
 
@@ -48,3 +52,20 @@ def test_a_writer_killed_while_it_opens_leaves_a_store_that_opens(scheme: str, t
             assert events == list(range(1, len(events) + 1)) and len(events) >= latest
             latest = journal.topic("t").append("k").seq
             assert latest == len(events) + 1
+
+
+def test_a_note_that_a_kill_cut_does_not_swallow_the_next_writers_first_one(tmp_path: Path) -> None:
+    oracle = tmp_path / "oracle"
+    with reopen(f"sqlite:{tmp_path / 'store'}") as journal:
+        topic = journal.topic("t")
+        receipts = topic.append_many([Draft("many", ["a", 200, row]) for row in range(200)])
+        Oracle(str(oracle)).note(seqs=[r.seq for r in receipts], ids=[r.id for r in receipts], label="a")
+        os.truncate(oracle, 4096)  # as a kill amid the write leaves it
+        successor = Oracle(str(oracle))
+        successor.note(compacting=50)
+        topic.compact(50, force=True)
+        assert notes(oracle) == [{"compacting": 50}]
+        check(journal, notes(oracle))
+        topic.compact(60, force=True)
+        with pytest.raises(AssertionError, match=r"60 events are gone .* 50 were to go"):
+            check(journal, notes(oracle))

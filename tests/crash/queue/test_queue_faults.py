@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock, Queue, Retry
 from penstock.errors import StorageError
-from penstock.journal.commit.writer import WriteRequest
+from penstock.journal.commit.request import WriteRequest
 
 
 class Fault(Exception):
@@ -92,7 +92,7 @@ class Run:
         yield lambda: self.clock.advance(40)
         yield self.take
         yield lambda: queue.redrive()
-        yield lambda: self.journal._registry.upkeep.keep("jobs")
+        yield lambda: self.journal._registry.upkeep.maintain("jobs")
 
     def take(self) -> None:
         found = self.queue.take_many(3)

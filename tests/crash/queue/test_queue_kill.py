@@ -19,6 +19,7 @@ import sys
 import textwrap
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ PROCESS = textwrap.dedent(
 
     role, url, log, number = sys.argv[1:5]
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    os.write(out, b"\\n")  # a kill may have cut the note before: this one does not continue it
 
     def note(**fact):
         os.write(out, json.dumps(fact).encode() + b"\\n")
@@ -144,7 +147,8 @@ class Crowd:
         found = []
         for log in sorted(self.folder.glob("*.log")):
             for line in log.read_text().splitlines():
-                found.append(json.loads(line))
+                with suppress(json.JSONDecodeError):  # a line between two lives, or one that a kill cut
+                    found.append(json.loads(line))
         return found
 
 

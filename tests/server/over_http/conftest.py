@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.server.limits import Limits
 from server.over_http import suite  # noqa: F401 - makes the contract suites' helpers importable
-from server.over_http.hall import Hall
+from server.over_http.shared_server import SharedServer
 
 from engines import KINDS, Kind  # isort: skip
 from journals import Place  # isort: skip
@@ -22,21 +22,21 @@ LIMITS = Limits(max_body=512 << 20)
 class ServedPlace(Place):
     """A place whose journals are served: what a test opens is a client."""
 
-    def __init__(self, kind: Kind, folder: Path, hall: Hall) -> None:
+    def __init__(self, kind: Kind, folder: Path, shared_server: SharedServer) -> None:
         super().__init__(kind, folder)
-        self._hall = hall
+        self._server = shared_server
         self._served: dict[int, tuple[penstock.Journal, str]] = {}
 
     def open(self, **options: Any) -> penstock.Journal:
         local = penstock.open(self.url, **options)
-        url = self._hall.move_in(local, limits=LIMITS)
+        url = self._server.move_in(local, limits=LIMITS)
         remote = penstock.open(url, read_only=bool(options.get("read_only")))
         self._served[id(remote)] = (local, url)
         self._open.append(remote)
         return remote
 
     def _end(self, local: penstock.Journal, url: str) -> None:
-        self._hall.move_out(url)
+        self._server.move_out(url)
         local.close()
 
     def reopen(self, journal: penstock.Journal, **options: Any) -> penstock.Journal:
@@ -69,15 +69,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def hall() -> Iterator[Hall]:
-    hall = Hall()
-    yield hall
-    hall.close()
+def shared_server() -> Iterator[SharedServer]:
+    shared_server = SharedServer()
+    yield shared_server
+    shared_server.close()
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path, hall: Hall) -> Iterator[Place]:
-    place = ServedPlace(getattr(request, "param", KINDS[0]), tmp_path, hall)
+def place(request: pytest.FixtureRequest, tmp_path: Path, shared_server: SharedServer) -> Iterator[Place]:
+    place = ServedPlace(getattr(request, "param", KINDS[0]), tmp_path, shared_server)
     yield place
     place.close()
 

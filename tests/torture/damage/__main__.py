@@ -63,6 +63,8 @@ def outcome(subject: Subject, folder: Path, states: list[State]) -> str:
     if subject.tail and found in states[:-1]:
         return "cut off"
     changed = [name for name in states[-1] if found.get(name) != states[-1][name]]
+    if changed == ["chain"] and found["chain"] is False:
+        return "named: verify"
     if set(changed) <= set(subject.silent):
         return "on the list"
     if subject.hidden and all(name in subject.silent or _fewer(found[name], states[-1][name]) for name in changed):
@@ -75,14 +77,16 @@ def _fewer(found: object, whole: object) -> bool:
     return isinstance(found, list) and isinstance(whole, list) and all(each in whole for each in found)
 
 
-def _work(subject: Subject, whole: Path, todo: list[Place], answers: Path, wait: float) -> None:
-    """Damages one place after the other, and says of each what came of it before it goes on to the next."""
-    target = Path(tempfile.mkdtemp(dir=whole.parent))
-    states = pickle.loads((whole.parent / "states").read_bytes())
+def _work(subject: Subject, target: Path, todo: list[Place], answers: Path, wait: float) -> None:
+    """Damages one place after the other, and says of each what came of it before it goes on to the next.
+
+    In the folder where it was made: sealed history is found by the place it was written to.
+    """
+    states = pickle.loads((target.parent / "states").read_bytes())
     with answers.open("a") as out:
         for number, (name, at, change) in enumerate(todo):
             shutil.rmtree(target)
-            shutil.copytree(whole, target)
+            shutil.copytree(target.parent / "whole", target)
             data = bytearray((target / name).read_bytes())
             data[at] ^= change
             (target / name).write_bytes(data)
@@ -91,7 +95,6 @@ def _work(subject: Subject, whole: Path, todo: list[Place], answers: Path, wait:
             signal.alarm(0)
             out.write(json.dumps([number, said]) + "\n")
             out.flush()
-    shutil.rmtree(target)
 
 
 def damage(name: str, seed: int, most: int | None, ends: float) -> tuple[Counter[str], list[str]]:
@@ -103,17 +106,17 @@ def damage(name: str, seed: int, most: int | None, ends: float) -> tuple[Counter
     found: list[str] = []
     try:
         import_ahead(lambda folder: _unharmed(subject, folder))
-        whole, answers = base / "whole", base / "answers"
-        whole.mkdir()
+        target, answers = base / "target", base / "answers"
+        target.mkdir()
         # Made by a child that reads the states too: the same code, and no store is opened here.
-        pid = forked(lambda: _make(subject, whole, base / "done"))
+        pid = forked(lambda: _make(subject, target, base / "done"))
         os.waitpid(pid, 0)
         assert (base / "done").exists(), "the subject could not be made"
-        todo = places(whole, subject, rng, most)
+        todo = places(base / "whole", subject, rng, most)
         while todo and time.monotonic() < ends:
             batch = todo[:500]
             answers.unlink(missing_ok=True)
-            pid = forked(partial(_work, subject, whole, batch, answers, LONGEST))
+            pid = forked(partial(_work, subject, target, batch, answers, LONGEST))
             _, status = os.waitpid(pid, 0)
             said = [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
             for number, text in said:
@@ -142,13 +145,11 @@ def _unharmed(subject: Subject, folder: Path) -> None:
     subject.read(folder)
 
 
-def _make(subject: Subject, whole: Path, done: Path) -> None:
-    states = subject.make(whole)
-    final = whole.parent / "look"
-    shutil.copytree(whole, final)
-    assert subject.read(final) == states[-1], "what is not damaged is read otherwise than it was written"
-    shutil.rmtree(final)
-    (whole.parent / "states").write_bytes(pickle.dumps(states))
+def _make(subject: Subject, target: Path, done: Path) -> None:
+    states = subject.make(target)
+    shutil.copytree(target, target.parent / "whole")
+    assert subject.read(target) == states[-1], "what is not damaged is read otherwise than it was written"
+    (target.parent / "states").write_bytes(pickle.dumps(states))
     done.touch()
 
 

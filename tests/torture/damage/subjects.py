@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import penstock
 from penstock import Draft, Journal
 from penstock.buffer import Consumer, Producer
 from penstock.journal.sealed.sealing import seal_topic
+from penstock.journal.sealed.tables.table import TableRequest
+from torture.files.check import forget_sealed_files
 
 State = dict[str, Any]
 """What was read, by name. Names that begin with `event` are events; the others are what is kept about them."""
@@ -70,11 +73,18 @@ def _state(journal: Journal) -> State:
     return state
 
 
-def _store(scheme: str, **options: Any) -> Subject:
+def _store(scheme: str, *, closed: bool = True, **options: Any) -> Subject:
+    """A store that was closed, or one whose process was killed: then its log was not merged into it."""
+
     def make(folder: Path) -> list[State]:
         states: list[State] = []
         with penstock.open(f"{scheme}:{folder / 'store'}") as journal:
             _fill(journal, states)
+            if not closed:
+                shutil.copytree(folder, folder.parent / "killed")
+        if not closed:
+            shutil.rmtree(folder)
+            (folder.parent / "killed").rename(folder)
         return states
 
     def read(folder: Path) -> State:
@@ -87,11 +97,21 @@ def _store(scheme: str, **options: Any) -> Subject:
 def _make_lake(folder: Path) -> list[State]:
     with penstock.open(f"file:{folder / 'store'}") as journal:
         journal.topic("t").append_many([Draft("k", f"payload {row}", key=str(row % 2)) for row in range(40)])
-        seal_topic(journal, "t", lake=str(folder / "lake"), through=30)
+        seal_topic(journal._core, "t", lake=str(folder / "lake"), through=30)
+    return [_read_lake(folder)]
+
+
+def _make_parted_lake(folder: Path) -> list[State]:
+    """One Parquet file for each value of a column, of the same positions."""
+    table = TableRequest(columns="region STRING", partition_by="region")
+    with penstock.open(f"file:{folder / 'store'}") as journal:
+        journal.topic("t").append_many([Draft("k", {"region": "ab"[row % 2], "n": row}) for row in range(20)])
+        seal_topic(journal._core, "t", lake=str(folder / "lake"), through=16, table=table)
     return [_read_lake(folder)]
 
 
 def _read_lake(folder: Path) -> State:
+    forget_sealed_files()
     with penstock.open(f"file:{folder / 'store'}") as journal:
         topic = journal.topic("t")
         events = [(e.seq, e.id, e.kind, e.payload, e.key, e.recorded_at) for e in topic.read()]
@@ -137,9 +157,12 @@ NOT_EVENTS = ("topics", "cursors", "marks", "queue", "events of a key", "chain")
 SUBJECTS: dict[str, Subject] = {
     "sqlite": _store("sqlite", hidden=True, silent=NOT_EVENTS, tail=True, skip=("-shm",)),
     "lmdb": _store("lmdb", hidden=True, silent=NOT_EVENTS, tail=True, signals=True, skip=("lock.mdb",)),
+    "sqlite, killed": _store("sqlite", closed=False, hidden=True, silent=NOT_EVENTS, tail=True, skip=("-shm",)),
+    "rocksdb, killed": _store("rocksdb", closed=False, tail=True, skip=("LOCK", "LOG", "LOG.old")),
     "rocksdb": _store("rocksdb", tail=True, skip=("LOCK", "LOG", "LOG.old")),
     "file": _store("file", tail=True, skip=("lock",)),
     "lake": Subject(_make_lake, _read_lake, tail=True, skip=("lock",)),
+    "lake parted by a column": Subject(_make_parted_lake, _read_lake, tail=True, skip=("lock",)),
     "export to JSON Lines": _export("jsonl"),
     "export to Parquet": _export("parquet"),
     "buffer": Subject(_make_buffer, _read_buffer, skip=()),

@@ -17,7 +17,8 @@ def read_oracle(folder: Path) -> list[Any]:
     """Every note, those of one process in order."""
     notes = []
     for path in sorted((folder / "oracle").iterdir()):
-        notes += [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+        lines, _, _ = path.read_bytes().rpartition(b"\n")  # a line may be seen while it is written
+        notes += [json.loads(line) for line in lines.split(b"\n") if line]
     return notes
 
 

@@ -247,7 +247,7 @@ class Worker:
         receipts = topic.append_many([Draft("old", [label, row], key=self.rng.choice(KEYS)) for row in range(30)])
         self.oracle.note(old=label, first=receipts[0].seq)
         if self.rng.random() < 0.5 and self.name.endswith("a"):  # one process seals; a second is told to wait for it
-            seal_topic(self.journal, "old", lake=str(self.folder / "lake"), through=receipts[0].seq)
+            seal_topic(self.journal._core, "old", lake=str(self.folder / "lake"), through=receipts[0].seq)
 
     def backup(self, label: str) -> None:
         if sum(1 for one in self.folder.iterdir() if one.name.startswith("backup-")) < 3:

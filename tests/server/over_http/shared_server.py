@@ -15,7 +15,7 @@ from penstock.server.application import make_app
 from penstock.server.running import bind
 
 
-class Hall:
+class SharedServer:
     """Serves any number of journals, each below a path of its own, as an application that mounts them would."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Hall:
         config = uvicorn.Config(self, log_level="warning", access_log=False, lifespan="off", ws="none")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True, name="hall"
+            target=self._server.run, kwargs={"sockets": [self._listening]}, daemon=True, name="shared_server"
         )
         self._thread.start()
 

@@ -1,0 +1,46 @@
+"""What went wrong, as a page for a person: a heading in words, what was asked for, and the ways back."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import penstock
+from penstock import errors
+from server.serving import Served
+
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "heading", "says"),
+    [
+        ("/topics/zzz", 404, "Not found", "There is no topic &#39;zzz&#39;"),
+        ("/queues/zzz", 404, "Not found", "zzz"),
+        ("/topics/orders/events/99", 404, "Not found", "Topic &#39;orders&#39; has no event &#39;99&#39;"),
+        ("/nowhere", 404, "Not found", "There is nothing at /nowhere"),
+        ("/topics/a%20b", 400, "That cannot be done as asked", "a b"),
+        ("/queues/mails/messages?state=lost", 400, "That cannot be done as asked", "lost"),
+    ],
+)
+def test_a_page_that_is_not_there_says_so_in_words_and_leads_back(
+    served: Served, journal: penstock.Journal, path: str, status: int, heading: str, says: str
+) -> None:
+    journal.topic("orders").append("placed")
+    journal.queue("mails")
+    answer = served.ask("GET", path, headers=PAGE)
+    text = answer.data.decode()
+    assert answer.status == status and f"<h1>{heading}</h1>" in text and says in text
+    assert '<a href="/">Overview</a>' in text and 'role="search"' in text
+    names = [name for name in vars(errors) if name[0].isupper()] + ["NotFound", "UnknownEvent"]
+    assert not re.search(rf"\b({'|'.join(names)})\b", text), "a class's name is no word of a person's"
+
+
+def test_a_defect_is_a_page_without_details(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("secret details")
+
+    monkeypatch.setattr("penstock.server.pages.topic.existing", broken)
+    answer = served.ask("GET", "/topics/orders", headers=PAGE)
+    assert answer.status == 500 and b"<h1>The server failed</h1>" in answer.data and b"secret" not in answer.data

@@ -1,0 +1,102 @@
+"""A part whose extra is not installed says in a sentence which one to install; nothing else needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow", "lmdb",
+                "rocksdict", "slatedb", "blake3"]:
+    sys.modules[missing] = None
+import penstock
+
+def buffer():
+    import penstock.buffer
+
+def producer():
+    from penstock.buffer import Producer
+
+def server():
+    import penstock.server
+    penstock.server.app(journal)
+
+def spark():
+    import penstock.spark
+    penstock.spark.session()
+
+journal = penstock.open("memory:")
+journal.topic("orders").append("placed", {"n": 1}, key="ann")
+assert [event.payload for event in journal.topic("orders").read()] == [{"n": 1}]
+for extra, use in [
+    ("buffer", buffer),
+    ("buffer", producer),
+    ("server", server),
+    ("spark", spark),
+    ("arrow", lambda: list(journal.topic("orders").read_arrow())),
+    ("lmdb", lambda: penstock.open("lmdb:x")),
+    ("rocksdb", lambda: penstock.open("rocksdb:x")),
+    ("object", lambda: penstock.open("s3://bucket/x")),
+    ("entity", lambda: journal.topic("orders").verify()),
+]:
+    try:
+        use()
+    except penstock.errors.ConfigError as error:
+        assert f'pip install "penstock[{extra}]"' in str(error), (extra, error)
+    else:
+        raise AssertionError(f"{extra} was not missed")
+"""
+
+
+def test_a_missing_extra_is_a_sentence_with_the_command_that_installs_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_producer_that_cannot_compress_says_so_at_once() -> None:
+    program = (
+        "import sys; sys.modules['zstandard'] = None\nfrom penstock.buffer import Producer\n"
+        "try: Producer('memory://', compression='zstd')\nexcept Exception as error: sys.exit(str(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and 'pip install "penstock[buffer]"' in done.stderr
+
+
+SERVED = """
+import subprocess, sys
+from penstock.cli.failure import EXTRAS
+missing = {name for extra, names in EXTRAS.items() if extra not in ("server", "cli") for name in names}
+assert {"ulid", "obstore", "pyarrow", "pyspark", "lmdb"} <= missing
+for name in missing:
+    sys.modules[name] = None
+import penstock
+from server.serving import serving
+
+with penstock.open("memory:") as journal, serving(journal) as served:
+    queue = journal.queue("mails", max_attempts=1, dead_letter="mails.dead")
+    queue.push({"to": "ann"})
+    assert served.post("/v1/topics/orders/events", {"kind": "placed"}).status == 201
+    for path in ("/", "/topics/orders", "/topics/orders/events/1", "/queues/mails", "/queues/mails/messages",
+                 "/schedules", "/pipelines", "/buffers", "/health", "/healthz", "/metrics", "/docs"):
+        answer = served.get(path)
+        assert answer.status == 200, (path, answer.data)
+from penstock.cli.main import run
+for words in (["append", "orders", "placed", "{}"], ["topics"], ["read", "orders"], ["check"], ["queues"]):
+    code = run([*words, "--url", sys.argv[1]])
+    assert not code, (words, code)
+"""
+
+
+def test_the_server_and_the_command_line_need_no_extra_but_their_own(tmp_path: Path) -> None:
+    """The container has these alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, str(tmp_path / "shop.db")],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
