@@ -31,11 +31,13 @@ $(VENV)/.azurite: $(STAMP) scripts/azurite.py
 test: $(STAMP) $(VENV)/.azurite  ## run all tests, or some: make test ARGS="tests/cli -k topics", ARGS=--lf
 	@$(PY) scripts/run_tests.py $(ARGS)
 
-nightly: $(STAMP) $(VENV)/.azurite  ## what make test leaves out: the object-store engine in every contract, azurite
+nightly: $(STAMP) $(VENV)/.azurite  ## what make test leaves out: the object-store engine everywhere, models at random
 	@$(PY) -m pytest --nightly -m nightly $(ARGS)
+	@$(PY) -m pytest --hypothesis-profile=random tests/model
+	@$(PY) -m pytest --late $$(date +%s) tests/contract tests/server tests/engine tests/journal tests/buffer
 
 test-fast: $(STAMP)  ## under a minute: SQLite only, no Spark, no browser, no kills
-	@$(PY) -m pytest --fast $(ARGS)
+	@$(PY) scripts/run_tests.py --fast $(ARGS)
 
 check: $(STAMP)  ## lint, format check, types, layers
 	@$(PY) -m ruff check .

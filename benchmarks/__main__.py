@@ -6,7 +6,16 @@ import importlib
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__init__", "__main__", "harness", "queue_peers", "spark_history", "spark_rows"}
+NOT_BENCHMARKS = {
+    "__init__",
+    "__main__",
+    "harness",
+    "object_large",
+    "queue_peers",
+    "spark_history",
+    "spark_rows",
+    "spark_served",
+}
 
 
 def main() -> None:

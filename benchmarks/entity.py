@@ -129,7 +129,7 @@ def fill(journal: Journal, events: int, order: str) -> None:
 
 
 def rest(journal: Journal) -> None:
-    while not journal._indexer.at_rest("orders"):
+    while not journal._core.indexer.at_rest("orders"):
         time.sleep(0.1)
 
 
@@ -219,13 +219,13 @@ def projecting(table: Table, events: int) -> None:
             assert state.amount == events
 
         def forget() -> None:
-            journal._states.clear()
+            journal._entities.states.clear()
 
             def drop(commit: Any) -> None:
                 drop_version(commit.tx, 1, Balance.__projection__)
 
             journal.flush()
-            journal.run(drop)
+            journal._core.run(drop)
 
         def cold() -> None:
             state = topic.project(Balance, "one")
@@ -248,7 +248,7 @@ def projecting(table: Table, events: int) -> None:
         warm = []
         for _ in range(50):
             topic.append_many([Draft("e", PAYLOAD, key="one") for _ in range(10)])
-            journal._states.clear()  # so that the state comes from the store
+            journal._entities.states.clear()  # so that the state comes from the store
             warm.append(took(lambda: topic.project(Balance, "one")))
         share = statistics.median(warm[:9]) / statistics.median(colds)
         table.row(

