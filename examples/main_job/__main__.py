@@ -31,10 +31,11 @@ PATIENCE = 300.0
 class Story:
     """One run: the folder it leaves behind, and what happened when."""
 
-    def __init__(self, folder: Path, orders: int, seconds: float) -> None:
+    def __init__(self, folder: Path, orders: int, seconds: float, master: str | None = None) -> None:
         self.folder = folder
         self.orders = orders
         self.seconds = seconds
+        self.master = master
         self.url = str(folder / "shop.db")
         self.buffer = f"file://{(folder / 'buffer').resolve()}"
         self.began = time.monotonic()
@@ -55,6 +56,7 @@ class Story:
     def start_pipeline(self) -> subprocess.Popen[bytes]:
         """`penstock run pipeline.py`, as anybody would run it; what it says goes to a file."""
         command = [sys.executable, "-m", "penstock.cli", "run", str(PIPELINE), "--url", self.url]
+        command += ["--master", self.master] if self.master else []
         env = {**os.environ, "SHOP_BUFFER": self.buffer, "ORDERS_PER_BATCH": str(max(self.orders // 6, 1))}
         with (self.folder / "pipeline.log").open("ab") as log:
             return self._start(command, stdout=log, stderr=log, env=env)
@@ -172,7 +174,7 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     done.set()
     watcher.join(PATIENCE)
 
-    sealed = seal(journal, "orders", lake=str(story.folder / "lake"))
+    sealed = seal(journal, "orders", lake=str(story.folder / "lake"), master=story.master)
     size = sealed.bytes / 1024
     story.say(f"history is sealed: {sealed.events:,} orders are Parquet now ({size:,.0f} KiB), the rest is hot")
     story.say()
@@ -195,6 +197,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the result goes")
     parser.add_argument("--orders", type=int, default=20_000, help="how many orders are sold")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long the producers take for them")
+    parser.add_argument("--master", help="Spark's master, for the pipeline and for sealing (which needs no Spark)")
     given = parser.parse_args()
     folder = given.out / "main-job"
     shutil.rmtree(folder, ignore_errors=True)
@@ -202,7 +205,7 @@ def main() -> int:
     # Handlers fail here on purpose; their tracebacks would drown the story.
     logging.getLogger("penstock").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    story = Story(folder, given.orders, given.seconds)
+    story = Story(folder, given.orders, given.seconds, given.master)
     try:
         with penstock.open(story.url) as journal:
             proven = tell(story, journal)
