@@ -26,10 +26,12 @@ from penstock.spark.pipeline.alone import alone, checkpoint_root
 from penstock.spark.pipeline.flows import Flow, Pipeline
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
+from penstock.spark.pipeline.progress import RunningFlow
 from penstock.spark.pipeline.running import Runner, run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 @pytest.fixture
@@ -120,6 +122,27 @@ def test_one_run_carries_everything_through_all_flows_and_the_next_one_what_is_n
     run(file, url=url_of(journal), once=True)
     check_carried_through(journal)
     assert {one.flow: one.rows for one in status(journal)} == {"send": 30, "write": 300, "count": 300}
+
+
+def test_batches_that_end_before_the_first_look_are_counted(
+    spark: SparkSession, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All batches of a run can end between two looks at its query, as on a machine that is busy elsewhere."""
+    started = RunningFlow.started
+
+    def started_and_done(self: RunningFlow, query: StreamingQuery) -> None:
+        started(self, query)
+        query.awaitTermination()
+
+    monkeypatch.setattr(RunningFlow, "started", started_and_done)
+    add_orders(journal, 5)
+
+    @flow(source=topic("orders", maxOffsetsPerTrigger=2), target=topic("copies"))
+    def copy(orders: DataFrame) -> DataFrame:
+        return orders.select("kind", "payload")
+
+    [found] = run([copy], url=url_of(journal), once=True)
+    assert (found.state, found.rows, found.batch, found.lag) == ("done", 5, 2, 0)
 
 
 def test_how_flows_stand_is_in_the_journal(spark: SparkSession, journal: penstock.Journal) -> None:

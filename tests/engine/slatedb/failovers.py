@@ -145,9 +145,10 @@ class Failovers:
         self.seen = 0
         self.writers: dict[str, int] = {}
         self.hurt: set[int] = set()
+        self.taker: Child | None = None
         self.failed: AssertionError | None = None
 
-    def start(self, mode: str = "standby") -> None:
+    def start(self, mode: str = "standby") -> Child:
         self.started += 1
         assert self.nursery.stdin is not None and self.nursery.stdout is not None
         words = [self.url, f"c{self.started}", str(self.notes), mode, self.store, self.lease, self.timeout]
@@ -156,6 +157,7 @@ class Failovers:
         self.children[child.pid] = child
         self.hurt.discard(child.pid)  # numbers of processes come again
         self.writers = {name: pid for name, pid in self.writers.items() if pid != child.pid}
+        return child
 
     def refill(self) -> None:
         """One that writes and one that stands by: a writer that was replaced ends a moment later."""
@@ -201,7 +203,10 @@ class Failovers:
             pid = 0 if acked is None else self.writers.get(acked.decode().split()[2].partition("-")[0], 0)
             if pid in self.children and pid not in self.hurt:
                 self.seen += sum(len(line) for line in lines)
+                self.taker = None
                 return pid
+            if self.taker is not None and not self.taker.state():  # it gave up before it had the lease, or ended since
+                self.taker = self.start("takeover")
             if time.monotonic() > deadline:
                 raise AssertionError(f"nobody writes any more, after {dict(self.did)}; {self.complaints()}")
             time.sleep(0.01)
@@ -223,25 +228,30 @@ class Failovers:
         if what == "kill":
             child.kill()
         elif what == "takeover":
-            self.start("takeover")
+            self.taker = self.start("takeover")
         elif what == "stop":
             child.send(signal.SIGSTOP)
             child.wait_for("T")
-            if child.state():  # it may have been replaced by itself, and ended, a moment before
-                self.wait_for_another(pid)
-                child.send(signal.SIGCONT)
+            self.wait_for_another(child)
+            child.send(signal.SIGCONT)
         else:
             self.proxy.cut()
             time.sleep(self.lease * (1 + self.random.random()))
             self.proxy.heal()
             child.kill()
 
-    def wait_for_another(self, pid: int) -> None:
-        """Until a process that is not the stopped one acknowledges something."""
+    def wait_for_another(self, child: Child) -> None:
+        """Until a process that is not the stopped one acknowledges something.
+
+        The stopped one is stopped again if it runs: the kernel lets a whole group of processes go on when the one that
+        started the group has ended.
+        """
         deadline = time.monotonic() + DEADLINE
-        stopped = next(name for name, number in self.writers.items() if number == pid).encode()
+        stopped = next(name for name, number in self.writers.items() if number == child.pid).encode()
         while True:
             self.refill()
+            if child.state() != "T":
+                child.send(signal.SIGSTOP)
             acked = [line.split()[2].partition(b"-")[0] for line in self.new_notes() if line.startswith(b"ack")]
             if any(name != stopped for name in acked):
                 return

@@ -78,8 +78,9 @@ class RunningFlow:
             return
         newest: Any = self.query.lastProgress
         if newest is not None and newest["timestamp"] > self._seen:
-            missed = newest["batchId"] - (self.status.batch if self.status.batch is not None else -1) > 1
-            fresh: list[Any] = list(self.query.recentProgress) if missed and self._seen else [newest]
+            # All of them are asked for only when there may be more than the newest: Spark keeps a hundred.
+            one = bool(self._seen) and self.status.batch is not None and newest["batchId"] <= self.status.batch + 1
+            fresh: list[Any] = [newest] if one else list(self.query.recentProgress)
             for progress in fresh:
                 if progress["timestamp"] > self._seen:
                     self._take_in(progress)
