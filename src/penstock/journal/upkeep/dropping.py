@@ -86,7 +86,7 @@ def _cursors_and_files(commit: Commit, topic: str) -> Iterable[str]:
         yield f"the cursor of {consumer!r} at {seq}"
     files = len(sealed_files(commit.tx, head.number))
     if files:
-        yield f"{files} sealed files, which would stay in their lake unknown to the journal"
+        yield f"{files} sealed file{'s' if files > 1 else ''} that would stay in the lake unknown to the journal"
 
 
 def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> DropReport:
@@ -99,7 +99,8 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
     used = [] if force else [user for users in rules.users for user in users(commit, topic)]
     if used:
         raise TopicInUse(
-            f"topic {topic!r} is in use by {_named(used)}: end these first, or drop it with them by force=True"
+            f"topic {topic!r} is in use by {_named(used)}: end these first, or drop it with them by force "
+            "(force=True, --force)"
         )
     view = TopicView(commit.tx, topic, TopicRecord(head.number, head.settings))
     files = [one.shown(file.path) for one in load_segments(commit.tx, head.number) for file in one.files]
