@@ -50,7 +50,6 @@ def write(url, name, notes, mode, store, lease, timeout):
     except Locked:
         return
     topic, number = journal.topic("t"), 0
-    os.write(out, f"writes {name} {os.getpid()}\\n".encode())
     while True:
         id = f"{name}-{number}"
         try:
@@ -139,29 +138,26 @@ class Failovers:
                 [sys.executable, "-c", NURSERY],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True, bufsize=1,
             )  # fmt: skip
-        self.children: dict[int, Child] = {}
+        self.children: dict[str, Child] = {}
         self.started = 0
         self.did: Counter[str] = Counter()
         self.seen = 0
-        self.writers: dict[str, int] = {}
-        self.hurt: set[int] = set()
+        self.hurt: set[str] = set()
         self.taker: Child | None = None
         self.failed: AssertionError | None = None
 
     def start(self, mode: str = "standby") -> Child:
         self.started += 1
+        name = f"c{self.started}"
         assert self.nursery.stdin is not None and self.nursery.stdout is not None
-        words = [self.url, f"c{self.started}", str(self.notes), mode, self.store, self.lease, self.timeout]
+        words = [self.url, name, str(self.notes), mode, self.store, self.lease, self.timeout]
         self.nursery.stdin.write(json.dumps(words) + "\n")
-        child = Child(int(self.nursery.stdout.readline()))
-        self.children[child.pid] = child
-        self.hurt.discard(child.pid)  # numbers of processes come again
-        self.writers = {name: pid for name, pid in self.writers.items() if pid != child.pid}
+        child = self.children[name] = Child(int(self.nursery.stdout.readline()))
         return child
 
     def refill(self) -> None:
         """One that writes and one that stands by: a writer that was replaced ends a moment later."""
-        for dead in [pid for pid, child in self.children.items() if not child.state()]:
+        for dead in [name for name, child in self.children.items() if not child.state()]:
             del self.children[dead]
         while len(self.children) < 2:
             self.start()
@@ -170,8 +166,7 @@ class Failovers:
         """Makes so many failovers; Ctrl-C ends it earlier, and what there was is compared all the same."""
         try:
             for number in range(count):
-                pid = self.wait_for_writer()
-                self.happen(pid)
+                self.happen(self.wait_for_writer())
                 if number % 50 == 49:
                     print(f"{number + 1} failovers: {dict(self.did)}", flush=True)
             self.wait_for_writer()
@@ -185,8 +180,8 @@ class Failovers:
                 child.kill()
             self.nursery.communicate(timeout=DEADLINE)
 
-    def wait_for_writer(self) -> int:
-        """The process that writes: whose acknowledgement is the newest, and to whom nothing bad has happened yet.
+    def wait_for_writer(self) -> str:
+        """The name of the process that writes: whose acknowledgement is the newest, and to whom nothing bad happened.
 
         Where a machine leaves processes no time, leases run out by themselves, and one says that it has begun to write
         after it was replaced: only acknowledgements tell.
@@ -195,16 +190,11 @@ class Failovers:
         while True:
             self.refill()
             lines = self.new_notes()
-            for line in lines:
-                if line.startswith(b"writes"):
-                    _, name, number = line.decode().split()
-                    self.writers[name] = int(number)
-            acked = next((line for line in reversed(lines) if line.startswith(b"ack")), None)
-            pid = 0 if acked is None else self.writers.get(acked.decode().split()[2].partition("-")[0], 0)
-            if pid in self.children and pid not in self.hurt:
+            name = next(reversed(_acknowledged(lines)), "")
+            if name in self.children and name not in self.hurt:
                 self.seen += sum(len(line) for line in lines)
                 self.taker = None
-                return pid
+                return name
             if self.taker is not None and not self.taker.state():  # it gave up before it had the lease, or ended since
                 self.taker = self.start("takeover")
             if time.monotonic() > deadline:
@@ -217,14 +207,14 @@ class Failovers:
             notes.seek(self.seen)
             return [line for line in notes.read().splitlines(keepends=True) if line.endswith(b"\n")]
 
-    def happen(self, pid: int) -> None:
+    def happen(self, name: str) -> None:
         """Something bad to the process that writes, after which another one does."""
         time.sleep(self.random.random() * 0.15)
         kinds = ["kill", "kill", "kill", "takeover", "stop"] + (["cut"] if self.proxy else [])
         what = self.random.choice(kinds)
         self.did[what] += 1
-        self.hurt.add(pid)
-        child = self.children[pid]
+        self.hurt.add(name)
+        child = self.children[name]
         if what == "kill":
             child.kill()
         elif what == "takeover":
@@ -241,27 +231,24 @@ class Failovers:
             child.kill()
 
     def wait_for_another(self, child: Child) -> None:
-        """Until a process that is not the stopped one acknowledges something.
+        """Until one acknowledges something to whom nothing bad happened: a writer that was stopped before and let go on
+        may note its last acknowledgement only now.
 
         The stopped one is stopped again if it runs: the kernel lets a whole group of processes go on when the one that
         started the group has ended.
         """
         deadline = time.monotonic() + DEADLINE
-        stopped = next(name for name, number in self.writers.items() if number == child.pid).encode()
-        while True:
+        while self.hurt.issuperset(_acknowledged(self.new_notes())):
             self.refill()
             if child.state() != "T":
                 child.send(signal.SIGSTOP)
-            acked = [line.split()[2].partition(b"-")[0] for line in self.new_notes() if line.startswith(b"ack")]
-            if any(name != stopped for name in acked):
-                return
             if time.monotonic() > deadline:
                 raise AssertionError(f"nobody took over from a stopped writer; {self.complaints()}")
             time.sleep(0.02)
 
     def complaints(self) -> str:
         """What the children said, where those that live are, and the last they noted."""
-        alive = [pid for pid, child in self.children.items() if child.state()]
+        alive = [child.pid for child in self.children.values() if child.state()]
         for pid in alive:
             with (self.notes.parent / "complaints").open("ab") as complaints:
                 complaints.write(f"process {pid}:\n".encode())
@@ -290,6 +277,11 @@ class Failovers:
         if self.failed is not None:
             raise self.failed
         return len(acked)
+
+
+def _acknowledged(lines: list[bytes]) -> list[str]:
+    """Whose the acknowledgements among the notes are, in their order."""
+    return [line.decode().split()[2].partition("-")[0] for line in lines if line.startswith(b"ack")]
 
 
 def torture(count: int, seed: int, store: str, lease: float = 0.0) -> tuple[int, Counter[str]]:
