@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from store_proxy import StoreProxy
 
 from buffer.emulator import Emulator
 from penstock.api import open_local
+from penstock.engine.slatedb import database
 from penstock.engine.slatedb.bridge import call
+from penstock.engine.slatedb.database import flush_tables
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.reading import follower
-from penstock.errors import ReadOnly
+from penstock.engine.slatedb.reading.view import commits_in
+from penstock.errors import ReadOnly, StorageError
 from server.serving import serving, wait_until
 
 DEADLINE = 60.0
@@ -101,6 +105,47 @@ def test_a_snapshot_stands_still_while_newer_tables_are_opened_under_it(
         assert [key for key, _ in snapshot.scan(b"z", b"{")] == expected
         assert [key for key, _ in snapshot.scan(b"z", b"{", reverse=True)] == expected[::-1]
         snapshot.close()
+
+
+def test_a_snapshot_whose_tables_have_moved_says_so_and_the_next_one_is_whole(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a checkpoint SlateDB's reader moves on by itself, once after it was opened; here again and again."""
+    monkeypatch.setattr(database, "READER_POLL_MS", 20)
+    monkeypatch.setattr(follower.Follower, "_make_checkpoint", lambda self, manifest: (None, manifest))
+    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    writer = home.open()
+    with writer._engine.write() as tx:
+        tx.put(b"z0", b"first")
+    reader = home.open(read_only=True)
+    eventually(lambda: _get(reader, b"z0") == b"first")
+    held = reader._engine.read()
+    assert [key for key, _ in held.scan(b"z", b"{")] == [b"z0"]
+    with writer._engine.write() as tx:
+        tx.put(b"z1", b"second")
+    tables = reader._engine._follower._reader
+    known = commits_in(tables)
+    flush_tables(writer._engine._database, DEADLINE)
+    eventually(lambda: commits_in(tables) > known)
+    for read in (lambda: held.get(b"z1"), lambda: list(held.scan(b"z", b"{")), lambda: list(held.scan(b"y", b"z"))):
+        with pytest.raises(StorageError, match="read again") as caught:
+            read()
+        assert caught.value.retryable
+    held.close()
+    eventually(lambda: _get(reader, b"z1") == b"second")
+    with reader._engine.read() as now:
+        assert [key for key, _ in now.scan(b"z", b"{")] == [b"z0", b"z1"]
+
+
+def test_the_tables_of_a_folder_are_pinned_by_a_checkpoint_until_the_reader_is_closed(tmp_path: Path) -> None:
+    home = Home(f"slatedb:{tmp_path / 'shop'}", {})
+    writer = home.open()
+    writer.topic("t").append("k", 1)
+    admin = sl.AdminBuilder(writer._engine._place.path, writer._engine._place.store).build()
+    with home.open(read_only=True):
+        [found] = call(admin.list_checkpoints(None), DEADLINE)
+        assert found.name is not None and found.name.startswith("penstock reader ") and found.expire_time_secs
+    assert call(admin.list_checkpoints(None), DEADLINE) == []
 
 
 def _get(journal: Any, key: bytes) -> bytes | None:

@@ -25,6 +25,9 @@ COLLECT_SECONDS = 600.0
 SNAPSHOT_SECONDS = 900
 """For how long after a compaction the tables it replaced are kept for snapshots and readers."""
 
+READER_POLL_MS = 86_400_000
+"""How often a reader's tables move by themselves; as seldom as can be, but SlateDB begins with it."""
+
 _LOG = sl.FlushOptions(flush_type=sl.FlushType.WAL)
 _TABLES = sl.FlushOptions(flush_type=sl.FlushType.MEM_TABLE)
 
@@ -78,7 +81,7 @@ def open_reader(
     builder = sl.DbReaderBuilder(place.path, place.store)
     builder.with_options(
         sl.ReaderOptions(
-            manifest_poll_interval_ms=86_400_000,
+            manifest_poll_interval_ms=READER_POLL_MS,
             checkpoint_lifetime_ms=200_000_000,
             max_memtable_bytes=OBJECT_MEMTABLE_BYTES,
             skip_wal_replay=True,

@@ -4,6 +4,10 @@ SlateDB's reader has no snapshots, and opening one at every change would read th
 are opened once, and every further object of the log is read once, into a sorted map whose snapshots cost nothing. When
 the map has grown, or the tables are old enough for collection to come near, newer tables are opened under it, and the
 rows they hold leave the map. What is read is always the state after some commit, all of it in the object store.
+
+Tables stand still for good only with a checkpoint, which has to be written: one is made in a folder, where that costs
+little, and where `hold` asks for it. Without one SlateDB's reader looks for newer tables once more right after it was
+opened, and a moment later on a busy machine. A view that this would show a newer commit's rows says so instead.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, open_reader
 from penstock.engine.slatedb.errors import explain
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
-from penstock.engine.slatedb.reading.view import LayeredView, SlatedbView
+from penstock.engine.slatedb.reading.view import LayeredView, SlatedbView, commits_in
 from penstock.errors import ConfigError, NoStore, StorageError
 from penstock.limits import (
     FOLLOW_BYTES,
@@ -83,6 +87,7 @@ class Follower:
         self._base: SlatedbView
         self._view: LayeredView
         self._held = 0
+        self._newest = 0
         self._word = False
         self.told = False
         """Whether a server says when the log has grown, so that it need not be asked as often."""
@@ -118,11 +123,11 @@ class Follower:
 
     def refresh(self) -> None:
         """Reads what the log has gained, unless another thread is at it or the last refresh was a moment ago."""
-        local = self._place.folder is not None
+        now = self._place.folder is not None or self._is_ahead()
         pause = min(self._pause, FOLLOW_TOLD_LEAST) if self._word else self._pause
-        if not local and time.monotonic() - self._refreshed < pause:
+        if not now and time.monotonic() - self._refreshed < pause:
             return
-        if not self._lock.acquire(blocking=local):
+        if not self._lock.acquire(blocking=now):
             return
         try:
             self._word = False  # before looking: a word that comes meanwhile is for the next look
@@ -144,7 +149,7 @@ class Follower:
             self._pause = min(max(self._pause, FOLLOW_SECONDS) * 1.25, longest)
         now = time.monotonic()
         full = self._bytes > FOLLOW_BYTES and now - self._manifest_read > MANIFEST_SECONDS / 10
-        if full or now - self._manifest_read > MANIFEST_SECONDS:
+        if full or now - self._manifest_read > MANIFEST_SECONDS or self._is_ahead():
             self._refresh_manifest(now)
         for retired in [one for one in self._retired if one[0]() is None]:
             self._retired.remove(retired)
@@ -157,17 +162,22 @@ class Follower:
         self._manifest_read = now
         if manifest is None:
             raise ConfigError(f"the store at {self._name} was removed")
-        missed = manifest.replay_after_wal_id > self._applied
+        missed = manifest.replay_after_wal_id > self._applied or self._is_ahead()
         old = manifest.id != self._manifest and now - self._based > RENEW_SECONDS
         if missed or old or self._bytes > FOLLOW_BYTES:
             self._open_tables(manifest)
             self._read_log()
 
+    def _is_ahead(self) -> bool:
+        """Whether the tables moved by themselves, and hold commits that were not read from the log yet."""
+        return self._reader is not None and self._checkpoint is None and commits_in(self._reader) > self._newest
+
     def _open_tables(self, manifest: sl.VersionedManifest) -> None:
         """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
         checkpoint, manifest = self._make_checkpoint(manifest)
         reader = open_reader(self._place, self._cache, self._recorder, self._timeout, checkpoint)
-        self._held = reader.status().durable_seq
+        self._held = commits_in(reader)
+        self._newest = max(self._newest, self._held)
         if self._reader is not None:
             self._retired.append((weakref.ref(self._base), self._reader, self._checkpoint))
         self._reader, self._checkpoint = reader, checkpoint
@@ -188,16 +198,18 @@ class Follower:
         self._publish()
 
     def _make_checkpoint(self, manifest: sl.VersionedManifest) -> tuple[str | None, sl.VersionedManifest]:
-        """A checkpoint with this process's name that keeps the newest tables for `hold` seconds, and its manifest."""
-        if not self._hold:
+        """A checkpoint with this process's name that keeps the newest tables for a while, and its manifest."""
+        seconds = self._hold or (SNAPSHOT_SECONDS if self._place.folder is not None else 0)
+        if not seconds:
             return None, manifest
         name = f"penstock reader {socket.gethostname()} {os.getpid()}"
-        options = sl.CheckpointOptions(lifetime_ms=round(self._hold * 1000), source=None, name=name)
+        options = sl.CheckpointOptions(lifetime_ms=round(seconds * 1000), source=None, name=name)
         try:
             made = call(self._admin.create_detached_checkpoint(options), min(self._timeout, HOLD_TIMEOUT))
             found = call(self._admin.read_manifest(made.manifest_id), self._timeout)
         except (sl.Error, TimedOut) as error:  # a reader's credentials need not allow writing
-            log.warning("tables of %s are read without a checkpoint that keeps them: %s", self._name, error)
+            level = logging.WARNING if self._hold else logging.DEBUG
+            log.log(level, "tables of %s are read without a checkpoint that keeps them: %s", self._name, error)
             return None, manifest
         return made.id, found or manifest
 
@@ -224,6 +236,7 @@ class Follower:
             for row in found.rows:
                 if row.seq > self._held:
                     self._apply(row)
+                    self._newest = max(self._newest, row.seq)
             self._applied = found.last_consumed_wal_file_id
             if found.rows:
                 grown = True
@@ -245,7 +258,8 @@ class Follower:
         self._bytes += _size(key, value)
 
     def _publish(self) -> None:
-        self._view = LayeredView(self._base, self._rows.snapshot())
+        newest = self._newest if self._checkpoint is None else None
+        self._view = LayeredView(self._base, self._rows.snapshot(), newest)
         self.version += 1
 
     def close(self) -> None:

@@ -133,28 +133,60 @@ class SlatedbView:
         except TimedOut as error:
             raise self._late(error) from error
 
+    def check_has_not_passed(self, newest: int) -> None:
+        """Raises when the tables have moved on by themselves to commits that a view is not to show."""
+        if commits_in(self.source) > newest:
+            raise StorageError(
+                f"{self._name} was written to while it was opened, and what was read is neither its state before nor "
+                "after that: read again",
+                retryable=True,
+            )
+
     def _late(self, error: TimedOut) -> StorageError:
         return StorageError(f"{self._name} could not be read: {error}; try again", retryable=True)
 
 
 class LayeredView:
-    """The log's newest rows (None: deleted) over tables that stand still."""
+    """The log's newest rows (None: deleted) over tables.
 
-    __slots__ = ("__weakref__", "_base", "_rows")
+    Where the tables may move, `newest` is the last commit that is shown; a read that they have made newer raises.
+    """
 
-    def __init__(self, base: SlatedbView, rows: Frozen[bytes | None]) -> None:
+    __slots__ = ("__weakref__", "_base", "_newest", "_rows")
+
+    def __init__(self, base: SlatedbView, rows: Frozen[bytes | None], newest: int | None) -> None:
         self._base = base
         self._rows = rows
+        self._newest = newest
 
     def get(self, key: bytes) -> bytes | None:
         for _, value in self._rows.scan(key, key + b"\0"):
             return value
-        return self._base.get(key)
+        found = self._base.get(key)
+        self._check()
+        return found
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
-        below = self._base.scan(start, stop, reverse=reverse)
+        below = self._checked(self._base.scan(start, stop, reverse=reverse))
         yield from laid_over(below, self._rows.scan(start, stop, reverse=reverse), reverse=reverse)
+
+    def _checked(self, below: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """A scan reads one state of the tables, that of its beginning: to ask after the first row is enough."""
+        first = next(below, None)
+        self._check()
+        if first is not None:
+            yield first
+            yield from below
+
+    def _check(self) -> None:
+        if self._newest is not None:
+            self._base.check_has_not_passed(self._newest)
+
+
+def commits_in(reader: sl.DbReader) -> int:
+    """The number of the last commit that the tables hold. SlateDB raises it before a read can see newer ones."""
+    return reader.status().durable_seq  # type: ignore[no-any-return]
 
 
 class SlatedbRead(HeldRead[Snapshot]):
