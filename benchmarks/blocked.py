@@ -4,8 +4,9 @@
     python -m benchmarks blocked 100000
 
 One key, or a hundred that take turns, are busy (a message of each is in flight) or have had their rate (`rate_per_key`).
-Then a million messages of theirs are pushed, in batches of 5,000, and one of another key. Measured is the first take:
-CPU time, because it does not depend on what else the machine does, and the time it took. A take works in steps, each a
+Then a million messages of theirs are pushed, in batches of 5,000, and one of another key. Measured is the first take,
+when the index of all that is at rest, and a second after the last push, when a thread of the process still builds it and
+has the interpreter half of the time: the CPU time of the process, and the time it took. A take works in steps, each a
 commit of its own behind which everybody else may come in: the longest one is shown. The same of redrive(limit=100) out of
 as many dead letters, and of clearing away as many settled messages with keys.
 """
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import penstock
-from benchmarks.entity import folder
+from benchmarks.entity import folder, rest
 from benchmarks.harness import Table
 from penstock import Draft
 from penstock.journal.commit.request import WriteRequest
@@ -47,7 +48,7 @@ def commits() -> Iterator[list[float]]:
         Writer._commit = commit  # type: ignore[method-assign]
 
 
-def first_free(messages: int, keys: int, rate: str | None) -> tuple[float, float, list[float]]:
+def first_free(messages: int, keys: int, rate: str | None, rested: bool) -> tuple[float, float, list[float]]:
     """CPU seconds and seconds of a take past what is blocked, and CPU seconds of its commits."""
     with folder() as place, penstock.open(place / "blocked.db", durability="process") as journal:
         queue = journal.queue("jobs", lease=36_000, rate_per_key=rate)
@@ -59,7 +60,9 @@ def first_free(messages: int, keys: int, rate: str | None) -> tuple[float, float
         for at in range(0, messages, BATCH):
             queue.push_many([Draft("m", number, key=f"key-{number % keys}") for number in range(at, at + BATCH)])
         queue.push("free", key="free")
-        time.sleep(1)  # merging after the load is not what is measured
+        time.sleep(1)
+        if rested:
+            rest(journal, "jobs")
         worked, began = time.process_time(), time.perf_counter()
         with commits() as steps:
             found = queue.take()
@@ -109,13 +112,15 @@ def main() -> None:
     table = Table("blocked", "Taking past what waits behind keys", __doc__ or "")
     for keys in (1, 100):
         for rate, why in ((None, "in flight"), ("1/h", "out of rate")):
-            cpu, wall, steps = first_free(messages, keys, rate)
+            cpu, wall, steps = first_free(messages, keys, rate, True)
             table.row(
                 f"first free message past {messages:,} of {keys} key{'s' * (keys > 1)} {why}",
                 f"{cpu * 1000:.0f} ms of CPU, {wall * 1000:.0f} ms; {_longest(steps)}",
-                "≤ 50 ms of CPU, steps ≤ 5 ms",
-                cpu <= WANTED and max(steps) <= STEP,
+                "≤ 50 ms, steps ≤ 5 ms",
+                wall <= WANTED and max(steps) <= STEP,
             )
+            _, wall, steps = first_free(messages, keys, rate, False)
+            table.row("&nbsp;&nbsp;a second after they were pushed", f"{wall * 1000:.0f} ms; {_longest(steps)}")
     few, _ = some_dead_letters(min(messages, BATCH))
     many, steps = some_dead_letters(messages)
     table.row(

@@ -128,8 +128,9 @@ def fill(journal: Journal, events: int, order: str) -> None:
             topic.append_many([Draft("e", PAYLOAD, key=f"order-{number:08d}") for number in turn[at : at + 5000]])
 
 
-def rest(journal: Journal) -> None:
-    while not journal._core.indexer.at_rest("orders"):
+def rest(journal: Journal, topic: str = "orders") -> None:
+    """Waits until the index of a topic has nothing left to merge."""
+    while not journal._core.indexer.at_rest(topic):
         time.sleep(0.1)
 
 

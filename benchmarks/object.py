@@ -21,10 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import obstore
 
 import penstock
 from benchmarks.harness import Table, percentile
@@ -120,7 +117,7 @@ def reading(table: Table, stage: Stage, label: str, events: int) -> None:
                 colds.append(timed(lambda: _read(reader)))
                 made = stage.proxy.traffic() - before
                 asked, size = made.counts["GET"], made.bytes_out
-                raws.append(_raw_gets(stage, size, asked))
+                raws.append(stage.get(size, asked, READ_AHEAD_TASKS))
         with stage.open("reading", read_only=True) as reader:
             _read(reader)
             pairs = [(timed(lambda: _read(local)), timed(lambda: _read(reader))) for _ in range(15)]
@@ -144,17 +141,6 @@ def reading(table: Table, stage: Stage, label: str, events: int) -> None:
 
 def _read(journal: Any) -> int:
     return sum(batch.num_rows for batch in journal.topic("t").read_arrow())
-
-
-def _raw_gets(stage: Stage, size: int, count: int) -> float:
-    """Seconds for the same bytes in as many ranges of one object, as many at once as a scan has in flight."""
-    obstore.put(stage.raw, "ranges", b"x" * size)
-    piece = max(1, size // max(1, count))
-    begun = time.perf_counter()
-    with ThreadPoolExecutor(READ_AHEAD_TASKS) as pool:
-        wanted = [(start, min(piece, size - start)) for start in range(0, size, piece)]
-        list(pool.map(lambda one: obstore.get_range(stage.raw, "ranges", start=one[0], length=one[1]), wanted))
-    return time.perf_counter() - begun
 
 
 _MEMORY = """
