@@ -35,7 +35,7 @@ from penstock.transfer.rows import RowsInCommit
 SYNC_BYTES = 4 << 20
 """Bytes of steps after which they are put on disk: what the next commit of any caller would else have to wait for."""
 _PAUSE = 0.002
-"""Seconds between two steps, in which other processes get their turn."""
+"""Seconds between two steps, in which other processes get their turn and the next step is made."""
 
 
 class BulkCommit(msgspec.Struct, frozen=True):
@@ -122,14 +122,15 @@ def publish_blocks(
         return False
     batch = uuid.uuid4().bytes
     try:
-        unsynced = 0
+        unsynced, next_turn = 0, 0.0
         for number, step in enumerate(_steps(blocks.pieces)):
             made = PreparedPiece(step)
             unsynced += made.size
+            time.sleep(max(0.0, next_turn - time.monotonic()))
             stage_step(journal, batch, number, made, sync=unsynced >= SYNC_BYTES)
+            next_turn = time.monotonic() + _PAUSE
             if unsynced >= SYNC_BYTES:
                 unsynced = 0
-            time.sleep(_PAUSE)
         return publish_staged(journal, BulkCommit([batch], mark, version, queue_name))
     except BaseException:
         with suppress(PenstockError):  # what could not be dropped is swept when it is old
