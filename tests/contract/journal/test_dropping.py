@@ -427,7 +427,7 @@ def test_sealed_files_stay_and_are_listed(journal: Journal, tmp_path: Path) -> N
     topic.append_many([Draft("x", n) for n in range(10)])
     seal_topic(journal._core, "orders", lake=lake, through=6)  # type: ignore[arg-type]
     number = number_of(journal, "orders")
-    with pytest.raises(TopicInUse, match="1 sealed files"):
+    with pytest.raises(TopicInUse, match="1 sealed file that"):
         journal.drop_topic("orders")
     report = journal.drop_topic("orders", force=True)
     assert report.events == 10 and [Path(file).exists() for file in report.files] == [True]
