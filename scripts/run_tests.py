@@ -2,7 +2,7 @@
 
     python scripts/run_tests.py [--fast | arguments for pytest: then one process runs just these]
 
-A piece is a process: tests with the shared Spark session are two, whole programs another, the rest is cut by folder.
+A piece is a process: tests with the shared Spark session are two, whole programs two more, the rest is cut by folder.
 What a piece says appears when it ends. The code is not 0 when any piece failed; `--lf` finds all that failed.
 """
 
@@ -59,7 +59,11 @@ def pieces() -> dict[str, list[str]]:
     rest = ["-m", OTHERS, *(f"--ignore=tests/{name}" for name in FOLDERS)]
     spark = {"Spark": ["-m", "spark", f"--ignore={KILLS}"], "Spark killed": [KILLS, "-m", "spark"]}
     pages = {"server": folders.pop("server")}  # beside Spark's, which compute more than they wait
-    return {**spark, **pages, "programs": ["-m", "program"], **folders, "the rest": rest}
+    programs = {
+        "Spark programs": ["tests/spark", "-m", "program"],
+        "programs": ["-m", "program", "--ignore=tests/spark"],
+    }
+    return {**spark, **programs, **pages, **folders, "the rest": rest}
 
 
 class Pieces:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import resource
+import statistics
 import sys
 from collections import Counter
 from pathlib import Path
@@ -179,7 +180,10 @@ def test_requests_of_a_buffer_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite", "file"])
 def test_allocations_of_an_event_that_is_read(tmp_path: Path, scheme: str) -> None:
-    """Two objects for an event that is kept, and three for a payload of one field: the difference of two reads."""
+    """Two objects for an event that is kept, and three for a payload of one field: the difference of two reads.
+
+    The middle one of several: Python counts for the whole process, and its other threads allocate now and then.
+    """
     url = "memory:" if scheme == "memory" else f"{scheme}:{tmp_path / 'store'}"
     with penstock.open(url) as journal:
         topic = journal.topic("t")
@@ -199,5 +203,6 @@ def test_allocations_of_an_event_that_is_read(tmp_path: Path, scheme: str) -> No
 
         for payloads, each in ((False, 2), (True, 3)):
             allocated(10_000, payloads=payloads)
-            more = allocated(15_000, payloads=payloads) - allocated(10_000, payloads=payloads)
-            assert abs(more - 5_000 * each) < 50, (scheme, payloads, more)
+            found = [allocated(15_000, payloads=payloads) - allocated(10_000, payloads=payloads) for _ in range(9)]
+            more = statistics.median(found)
+            assert abs(more - 5_000 * each) < 50, (scheme, payloads, found)
