@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = [sys.executable, "-m", "pytest", "--durations=8"]
-AT_A_TIME = 4
+AT_A_TIME = 3
 AT_A_TIME_FAST = 7
 """Pieces on their way at once: most tests wait for a disk or a process about as long as they compute."""
 OTHERS = "not spark and not program"
