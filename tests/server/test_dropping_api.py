@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager, suppress
+
 import pytest
 
 import penstock
+from penstock.engine.contract import Snapshot
 from penstock.errors import ReadOnly, TopicDropped, TopicInUse, UnknownTopic
+from penstock.local.journal import LocalJournal
 from penstock.remote.subscription import RemoteSubscription
 from server.serving import ADMIN, READ, WRITE, Served
 from server.test_acts import do, question
@@ -63,6 +68,82 @@ def test_a_follower_from_afar_is_told(served: Served, journal: penstock.Journal,
             topic.append("placed", "new")
             first = again.next(30)
             assert first is not None and first.payload == (0 if made_anew else "new")
+
+
+class MadeAnew:
+    """Drops a topic and makes it anew just before the n-th time the server looks at the journal."""
+
+    def __init__(self, journal: penstock.Journal, patch: pytest.MonkeyPatch, look: int) -> None:
+        assert isinstance(journal, LocalJournal)
+        self.journal = journal
+        self.topic = journal.topic("orders")
+        self.lock = threading.Lock()
+        self.done = False
+        self._left = look
+        self._test = threading.get_ident()
+        self._read = journal._core.engine.read
+        patch.setattr(journal._core.engine, "read", self._look)
+
+    def _look(self) -> AbstractContextManager[Snapshot]:
+        if threading.get_ident() != self._test and not self.done:
+            self._left -= 1
+            if self._left == 0:
+                with self.lock:
+                    self.done = True
+                    self.journal.drop_topic("orders")
+                    self.topic.append_many([penstock.Draft("made anew", n) for n in range(100)])
+        return self._read()
+
+    def append(self) -> bool:
+        """Appends an event to the topic as it was; False when that is gone."""
+        with self.lock:
+            if not self.done:
+                self.topic.append("placed", 1)
+            return not self.done
+
+
+@pytest.mark.parametrize("look", range(1, 9))
+def test_no_event_of_a_topic_made_anew_between_two_looks_is_sent(
+    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(3)])
+    with penstock.open(served.url) as remote, remote.topic("orders").subscribe(after=1) as follower:
+        assert [follower.next(30).payload for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+        anew = MadeAnew(journal, monkeypatch, look)
+        while anew.append():
+            pass
+        with pytest.raises(TopicDropped):
+            while (event := follower.next(30)) is not None:
+                assert event.kind == "placed"
+
+
+@pytest.mark.parametrize("look", range(1, 6))
+def test_what_a_follower_catches_up_with_is_of_one_topic(
+    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(3)])
+    anew = MadeAnew(journal, monkeypatch, look)
+    kinds = []
+    with penstock.open(served.url) as remote, suppress(TopicDropped):
+        follower = remote.topic("orders").subscribe(after=1)
+        while len(kinds) < 99 and (event := follower.next(30)) is not None:
+            kinds.append(event.kind)
+    assert anew.done
+    assert kinds in (["made anew"] * 99, ["placed"] * 2, [])
+
+
+def test_one_who_only_asks_is_told(served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteSubscription, "_start", lambda self: None)  # its stream has not connected yet
+    topic = journal.topic("orders")
+    with penstock.open(served.url) as remote, remote.topic("orders").subscribe() as follower:
+        assert follower.next(0) is None
+        topic.append("placed", 1)
+        assert follower.next(0) is not None
+        journal.drop_topic("orders")
+        assert follower.next(0) is None
+        topic.append_many([penstock.Draft("placed", n) for n in range(10)])
+        with pytest.raises(TopicDropped):
+            follower.next(0)
 
 
 @pytest.mark.parametrize("timeout", [0, 30])

@@ -119,10 +119,7 @@ class RemoteSubscription(Subscription):
             if not self._ahead and self._failure is not None:
                 raise self._failure
             if not self._ahead and ask:
-                found = list(self._topic.read(self._position, min(self._size, 1000), **self._filters))
-                if found and self._number not in (None, self._topic._document().number):
-                    raise TopicDropped(f"topic {self._topic.name!r} was dropped while it was followed")
-                self._ahead.extend(found)
+                self._ahead.extend(self._asked_for())
             while self._ahead:
                 event = self._ahead.popleft()
                 if event.seq > self._position:  # what a read found, the stream brings again
@@ -131,6 +128,25 @@ class RemoteSubscription(Subscription):
                     return event
             self._room.notify()
         return None
+
+    def _asked_for(self) -> list[Event]:
+        """What the server has after the last event, of the topic that is followed."""
+        if self._number is None:
+            self._follows(self._topic._document().number)
+        if self._number is None:
+            return []  # made this very moment, its events come with the next question
+        found = list(self._topic.read(self._position, min(self._size, 1000), **self._filters))
+        if found:
+            self._follows(self._topic._document().number)
+        return found
+
+    def _follows(self, number: int | None) -> None:
+        """The first number that is heard of tells which topic is followed; TopicDropped at another one."""
+        with self._room:
+            if self._number is None:
+                self._number = number
+            elif number != self._number:
+                raise TopicDropped(f"topic {self._topic.name!r} was dropped while it was followed")
 
     def _check_ended(self) -> None:
         if self._topic.journal.closed and self._failure is not None:
@@ -194,10 +210,12 @@ class RemoteSubscription(Subscription):
         )
         self._answer = answer
         self._connected = True
-        if self._number is None and (number := answer.headers.get(TOPIC_NUMBER)):
-            self._number = int(number)
         passed, problem = 0, False
+        number = answer.headers.get(TOPIC_NUMBER)
+        known = number is not None
         try:
+            if number is not None:
+                self._follows(int(number))
             for line in lines_of(answer):
                 if self._closed:
                     return
@@ -207,6 +225,9 @@ class RemoteSubscription(Subscription):
                     raise error_of(200, line[6:])
                 elif line.startswith(b"data: "):
                     passed = 0
+                    if not known:  # the topic was made after this connection
+                        self._follows(self._topic._document().number)
+                        known = True
                     self._arrived(event_of(_decode(line[6:])))
                 elif line.startswith(b"id: "):
                     passed = int(line[4:])

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,9 @@ from starlette.responses import Response, StreamingResponse
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, TopicDropped
 from penstock.events import Event
+from penstock.journal.log import read_view
+from penstock.journal.reading import EVERYTHING, TopicView
+from penstock.journal.storage.keys import MAX_SEQ
 from penstock.protocol.operation import SSE
 from penstock.protocol.problems import problem_of
 from penstock.protocol.topics import FOLLOW_TOPIC, TOPIC_NUMBER, LiveQuery
@@ -52,8 +56,9 @@ class LiveTopic:
     def __init__(self, topic: LocalTopic, owner: LiveTopics, buffer: int = LIVE_BUFFER) -> None:
         self.topic = topic
         self._owner = owner
-        self.floor = topic.latest
-        """Everything after this position, up to `position`, is in memory."""
+        self.number, self.floor = number_and_latest(topic)
+        """Which topic this is (one of the same name that is made after a drop is another), and its floor: everything
+        after this position, up to `position`, is in memory."""
         self.position = self.floor
         self._buffer = buffer
         self._seqs: list[int] = []
@@ -65,8 +70,6 @@ class LiveTopic:
         self.listeners = 0
         self.task: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
-        self.number = topic._log.number
-        """Which topic this is: one of the same name that is made after a drop is another."""
 
     async def run(self) -> None:
         """Reads what comes, for as long as a client listens."""
@@ -90,13 +93,23 @@ class LiveTopic:
 
     def _read(self) -> bool:
         """Takes in what follows, a bounded piece of it; False when there is nothing."""
-        read = 0
-        number = self.topic._log.number
-        if self.number is None:
-            self.number = number
-        elif number != self.number:
+        read = self.topic._log.ask(self._take_in, None)
+        if read is None and self.number is not None:
             raise _dropped(self.topic.name)
-        for event in self.topic.read(self.position, STREAM_EVENTS):
+        if not read:
+            return False
+        self._trim()
+        self._wake()
+        return True
+
+    def _take_in(self, view: TopicView) -> int:
+        """Keeps the next events of a view and returns their bytes. The view also tells which topic they are of: it may
+        be dropped and made anew between two looks."""
+        if self.number is None:
+            self.number = view.number
+        _check_same(view, self.number)
+        read = 0
+        for event in _events(view, self.position):
             made = frame(event)
             self._seqs.append(event.seq)
             self._events.append(event)
@@ -106,11 +119,7 @@ class LiveTopic:
             read += len(made)
             if read >= STREAM_BYTES:
                 break
-        if not read:
-            return False
-        self._trim()
-        self._wake()
-        return True
+        return read
 
     def _trim(self) -> None:
         """Lets go of the oldest events beyond what may be kept."""
@@ -158,6 +167,22 @@ class LiveTopic:
 
 def _dropped(name: str) -> TopicDropped:
     return TopicDropped(f"topic {name!r} was dropped while it was followed")
+
+
+def _check_same(view: TopicView, number: int | None) -> None:
+    if number not in (None, view.number):
+        raise _dropped(view.name)
+
+
+def _events(view: TopicView, after: int, through: int = MAX_SEQ) -> Iterator[Event]:
+    """The next events of a view after a position, no more than are sent at once."""
+    return read_view(view, after, STREAM_EVENTS, through, EVERYTHING, None, reverse=False)
+
+
+def number_and_latest(topic: LocalTopic) -> tuple[int | None, int]:
+    """Which topic has the name now and where it ends, of one moment."""
+    found = topic._log.ask(lambda view: (view.number, view.latest()), None)
+    return (None, 0) if found is None else found
 
 
 def _joined(frames: list[bytes]) -> bytes:
@@ -211,16 +236,16 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     selection = ReadFilter(call.query)
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
+    if after:
+        await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
+    number, latest = number_and_latest(topic)
     if after is None:
-        after = topic.latest
-    elif after:
-        await run_in_threadpool(lambda: next(topic.read(after, 1), None))  # PositionTrimmed must be an answer
-        if "last-event-id" in call.request.headers and after > topic.latest:
-            raise TopicDropped(
-                f"topic {topic.name!r} ends at {topic.latest}, before the position {after} that was followed last: it "
-                "was dropped meanwhile; follow it from the beginning"
-            )
-    number = topic._log.number
+        after = latest
+    elif after > latest and "last-event-id" in call.request.headers:
+        raise TopicDropped(
+            f"topic {topic.name!r} ends at {latest}, before the position {after} that was followed last: it was "
+            "dropped meanwhile; follow it from the beginning"
+        )
     if call.query.number not in (None, number):
         raise TopicDropped(f"topic {topic.name!r} is not the one that was followed: that one was dropped meanwhile")
     frames = follow(service, topic.name, after, None if selection.everything else selection, number)
@@ -250,15 +275,15 @@ async def follow(
         yield b"retry: 1000\n: following\n\n"
         told = position
         while not service.closing.is_set():
-            failure = live.failure
             if number is not None and live.number not in (None, number):
-                failure = _dropped(name)
-            if failure is not None:
-                if isinstance(failure, TopicDropped):
-                    yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(failure))
+                raise _dropped(name)
+            if isinstance(live.failure, TopicDropped):
+                raise live.failure
+            if live.failure is not None:
                 return
             if position < live.floor:
-                data, position = await run_in_threadpool(_from_log, live.topic, position, live.floor, selection)
+                read = partial(_from_log, live, position, live.floor, selection)
+                data, position = await run_in_threadpool(read)
             else:
                 data, position = live.after(position, selection)
             if data:
@@ -270,20 +295,31 @@ async def follow(
                     # An id without data moves the client's place past what it did not want to see.
                     yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
                     told = position
+    except TopicDropped as dropped:
+        yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(dropped))
     finally:
         service.live.leave(live)
 
 
-def _from_log(topic: LocalTopic, position: int, through: int, selection: ReadFilter | None) -> tuple[bytes, int]:
+def _from_log(live: LiveTopic, position: int, through: int, selection: ReadFilter | None) -> tuple[bytes, int]:
     """The next piece of history as frames, and how far it goes."""
-    frames: list[bytes] = []
-    size = count = 0
-    for event in topic.read(position, STREAM_EVENTS, through=through):
-        position = event.seq
-        count += 1
-        if selection is None or selection.matches(event):
-            frames.append(frame(event))
-            size += len(frames[-1])
-            if size >= STREAM_BYTES:
-                return _joined(frames), position
-    return _joined(frames), position if count == STREAM_EVENTS else max(position, through)
+
+    def read(view: TopicView) -> tuple[bytes, int]:
+        _check_same(view, live.number)
+        frames: list[bytes] = []
+        size = count = 0
+        last = position
+        for event in _events(view, position, through):
+            last = event.seq
+            count += 1
+            if selection is None or selection.matches(event):
+                frames.append(frame(event))
+                size += len(frames[-1])
+                if size >= STREAM_BYTES:
+                    return _joined(frames), last
+        return _joined(frames), last if count == STREAM_EVENTS else max(last, through)
+
+    found = live.topic._log.ask(read, None)
+    if found is None:
+        raise _dropped(live.topic.name)
+    return found
