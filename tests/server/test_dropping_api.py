@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 
 import pytest
 
 import penstock
 from penstock.engine.contract import Snapshot
-from penstock.errors import ReadOnly, TopicDropped, TopicInUse, UnknownTopic
+from penstock.errors import ReadOnly, StorageError, TopicDropped, TopicInUse, UnknownTopic
 from penstock.local.journal import LocalJournal
+from penstock.remote import reading as remote_reading
 from penstock.remote.subscription import RemoteSubscription
+from penstock.server.api import reading
 from server.serving import ADMIN, READ, WRITE, Served
 from server.test_acts import do, question
 
@@ -174,6 +177,49 @@ def test_a_stream_tells_which_topic_it_follows_and_goes_on_with_no_other(
     )
     assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
     assert "not the one that was followed" in answer.json["detail"]
+
+
+def _read(topic: penstock.Topic, how: str) -> Iterator[str]:
+    if how == "Arrow":
+        for batch in topic.read_arrow(batch_rows=1000):
+            yield from batch.column("kind").to_pylist()
+    else:
+        yield from (event.kind for event in topic.read(reverse=how == "pages"))
+
+
+@pytest.mark.parametrize("how", ["pages", "lines", "Arrow"])
+@pytest.mark.parametrize("look", range(1, 12))
+def test_a_read_of_several_pieces_shows_events_of_one_topic(
+    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, how: str, look: int
+) -> None:
+    monkeypatch.setattr(reading, "STREAM_EVENTS", 10)
+    monkeypatch.setattr(reading, "STREAM_ROWS", 10)
+    monkeypatch.setattr(remote_reading, "PAGE", 10)
+    topic = journal.topic("orders")
+    topic.append_many([penstock.Draft("placed", n) for n in range(60)])
+    anew = MadeAnew(journal, monkeypatch, look)
+    kinds = []
+    with penstock.open(served.url) as remote:
+        try:
+            kinds.extend(_read(remote.topic("orders"), how))
+        except (TopicDropped, StorageError):  # an Arrow stream can only break off
+            assert "made anew" not in kinds
+        else:
+            assert kinds in (["placed"] * 60, ["made anew"] * 60, ["made anew"] * 100)
+    assert anew.done
+
+
+def test_the_next_page_of_cloudevents_insists_on_its_topic(served: Served, journal: penstock.Journal) -> None:
+    topic = journal.topic("orders")
+    topic.append_many([penstock.Draft("placed", n) for n in range(3)])
+    accept = {"Accept": "application/cloudevents-batch+json"}
+    first = served.ask("GET", "/v1/topics/orders/events?limit=2", headers=accept)
+    target = first.headers["Link"].split(">")[0].removeprefix("<")
+    assert len(served.ask("GET", target, headers=accept).json) == 1
+    journal.drop_topic("orders")
+    topic.append_many([penstock.Draft("placed", n) for n in range(3)])
+    answer = served.ask("GET", target, headers=accept)
+    assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
 
 
 def test_one_who_comes_back_after_a_drop_is_told(served: Served, journal: penstock.Journal) -> None:

@@ -31,6 +31,11 @@ After = Annotated[Count, Meta(description="the position to go on from, exclusive
 Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
+Number = Annotated[
+    Count | None, Meta(description="the topic's own number: 410 when another topic has its name meanwhile")
+]
+
+
 class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Which events, beyond positions."""
 
@@ -50,6 +55,7 @@ class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
     since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
     until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
     reverse: Annotated[bool, Meta(description="newest first")] = False
+    number: Number = None
     payload: Annotated[Literal["string", "binary"], Meta(description="the payload column's type, for Arrow")] = "string"
 
 
@@ -57,9 +63,7 @@ class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
     after: Annotated[
         Count | Literal["latest"], Meta(description="a position, exclusive, or latest; Last-Event-ID goes before it")
     ] = 0
-    number: Annotated[
-        Count | None, Meta(description="the topic's own number: 410 when another topic has its name meanwhile")
-    ] = None
+    number: Number = None
 
 
 class PositionQuery(msgspec.Struct, omit_defaults=True):
@@ -84,11 +88,13 @@ class TopicDocument(msgspec.Struct):
 
 
 class EventPage(msgspec.Struct):
-    """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end."""
+    """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end, and
+    with `number`, so that a topic that is dropped and made anew meanwhile is not taken for this one."""
 
     events: list[EventDocument]
     next: int | None
     latest: int
+    number: int | None = None
 
 
 class PositionDocument(msgspec.Struct):
@@ -170,7 +176,7 @@ READ_EVENTS = Operation(
     query=ReadQuery,
     answer=EventPage,
     media=(JSON, LINES, ARROW, BATCH),
-    errors=(PositionTrimmed,),
+    errors=(PositionTrimmed, TopicDropped),
 )
 APPEND_EVENTS = Operation(
     "append_events",

@@ -47,6 +47,7 @@ def read_pages(client: Client, topic: str, query: ReadQuery) -> Iterator[Event]:
         left = None if left is None else left - len(page.events)
         if page.next is None:
             return
+        query.number = page.number
         if query.through is None:
             query.through = page.latest
         if not reverse:

@@ -17,7 +17,7 @@ from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import ReadFilter
-from penstock.server.api.topics import topic_of
+from penstock.server.api.topics import same_topic, topic_of
 from penstock.server.limits import (
     ARROW_BYTES,
     PAGE_BYTES,
@@ -65,14 +65,15 @@ def _range(topic: LocalTopic, query: ReadQuery) -> tuple[int, int | None]:
 
 
 def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
-    found, follows, latest = _selected(topic, query)
-    return EventPage(list(map(event_document, found)), follows, latest)
+    found, follows, latest, number = _selected(topic, query)
+    return EventPage(list(map(event_document, found)), follows, latest, number)
 
 
-def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int]:
-    """The events of a page, where the next one begins, and the topic's latest position."""
+def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int, int | None]:
+    """The events of a page, where the next one begins, the topic's latest position, and which topic it is."""
     limit = parameters.page_size(query.limit)
     selection = ReadFilter(query)
+    number = same_topic(topic, query.number)
     after, through = _range(topic, query)
     latest = topic.latest
     events: list[Event] = []
@@ -93,21 +94,22 @@ def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | N
     follows = None
     if more and last is not None:
         follows = last.seq - 1 if query.reverse else last.seq
-    return events, follows, latest
+    return events, follows, latest, same_topic(topic, number)
 
 
 async def _cloudevents(call: Call[ReadQuery, None], topic: LocalTopic) -> Response:
     """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
 
-    def read() -> tuple[bytes, int | None]:
-        found, follows, _ = _selected(topic, call.query)
-        return b"[" + b",".join(map(to_json, found)) + b"]", follows
+    def read() -> tuple[bytes, int | None, int | None]:
+        found, follows, _, number = _selected(topic, call.query)
+        return b"[" + b",".join(map(to_json, found)) + b"]", follows, number
 
-    body, follows = await run_in_threadpool(read)
+    body, follows, number = await run_in_threadpool(read)
     large = len(body) > SEND_BYTES
     answer = HeldResponse(call.service.budget, body, 200, BATCH) if large else Response(body, media_type=BATCH)
     if follows is not None:
-        here = call.request.url.include_query_params(**{"through" if call.query.reverse else "after": follows})
+        rest = {"through" if call.query.reverse else "after": follows, "number": number}
+        here = call.request.url.include_query_params(**rest)
         answer.headers["Link"] = f'<{here.path}?{here.query}>; rel="next"'
     return answer
 
@@ -117,6 +119,7 @@ async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
     selection = ReadFilter(query)
     if query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
+    number = same_topic(topic, query.number)
     after, through = await run_in_threadpool(_range, topic, query)
     end = topic.latest if through is None else min(through, topic.latest)
 
@@ -134,6 +137,7 @@ async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
         else:
             if scanned < STREAM_EVENTS:
                 after = max(after, end)
+        same_topic(topic, number)
         return b"".join(lines), after, len(lines)
 
     def failed(error: PenstockError) -> bytes:
@@ -148,6 +152,7 @@ async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
 
     if not ReadFilter(query).everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
+    number = same_topic(topic, query.number)
     after, through = await run_in_threadpool(_range, topic, query)
     end = topic.latest if through is None else min(through, topic.latest)
 
@@ -162,6 +167,7 @@ async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
             after = batch.column("seq")[-1].as_py()
             if size >= ARROW_BYTES:
                 break
+        same_topic(topic, number)
         return b"".join(data), after if count else end, count
 
     first, last = schema_bytes(query.payload), end_bytes()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock.documents import cloudevents
 from penstock.documents.events import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
-from penstock.errors import Backpressure, ConfigError
+from penstock.errors import Backpressure, ConfigError, TopicDropped
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.upkeep.compaction import CompactReport
@@ -47,6 +47,17 @@ if TYPE_CHECKING:
 
 def topic_of(call: Call[object, object]) -> LocalTopic:
     return call.service.journal.topic(call.name("topic"))
+
+
+def same_topic(topic: LocalTopic, number: int | None) -> int | None:
+    """The number of the topic that has the name now; TopicDropped when that is another than the one being read.
+
+    Asked before and after a read: numbers are never given twice, so what was read between was this topic.
+    """
+    now = topic._log.number
+    if number not in (None, now):
+        raise TopicDropped(f"topic {topic.name!r} was dropped while it was read; read it from the beginning")
+    return now
 
 
 def existing(request: Request, service: Service) -> LocalTopic:
