@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import closing
 
 import pytest
 
 import penstock
-from penstock.engine.contract import Snapshot
-from penstock.errors import ReadOnly, StorageError, TopicDropped, TopicInUse, UnknownTopic
-from penstock.local.journal import LocalJournal
-from penstock.remote import reading as remote_reading
+from penstock.errors import ReadOnly, TopicDropped, TopicInUse, UnknownTopic
 from penstock.remote.subscription import RemoteSubscription
-from penstock.server.api import reading
 from server.serving import ADMIN, READ, WRITE, Served
 from server.test_acts import do, question
+from server.test_live import Stream
 
 
 def test_a_topic_is_dropped_and_what_stands_in_the_way_is_named(served: Served, journal: penstock.Journal) -> None:
@@ -73,68 +68,6 @@ def test_a_follower_from_afar_is_told(served: Served, journal: penstock.Journal,
             assert first is not None and first.payload == (0 if made_anew else "new")
 
 
-class MadeAnew:
-    """Drops a topic and makes it anew just before the n-th time the server looks at the journal."""
-
-    def __init__(self, journal: penstock.Journal, patch: pytest.MonkeyPatch, look: int) -> None:
-        assert isinstance(journal, LocalJournal)
-        self.journal = journal
-        self.topic = journal.topic("orders")
-        self.lock = threading.Lock()
-        self.done = False
-        self._left = look
-        self._test = threading.get_ident()
-        self._read = journal._core.engine.read
-        patch.setattr(journal._core.engine, "read", self._look)
-
-    def _look(self) -> AbstractContextManager[Snapshot]:
-        if threading.get_ident() != self._test and not self.done:
-            self._left -= 1
-            if self._left == 0:
-                with self.lock:
-                    self.done = True
-                    self.journal.drop_topic("orders")
-                    self.topic.append_many([penstock.Draft("made anew", n) for n in range(100)])
-        return self._read()
-
-    def append(self) -> bool:
-        """Appends an event to the topic as it was; False when that is gone."""
-        with self.lock:
-            if not self.done:
-                self.topic.append("placed", 1)
-            return not self.done
-
-
-@pytest.mark.parametrize("look", range(1, 9))
-def test_no_event_of_a_topic_made_anew_between_two_looks_is_sent(
-    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, look: int
-) -> None:
-    journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(3)])
-    with penstock.open(served.url) as remote, remote.topic("orders").subscribe(after=1) as follower:
-        assert [follower.next(30).payload for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
-        anew = MadeAnew(journal, monkeypatch, look)
-        while anew.append():
-            pass
-        with pytest.raises(TopicDropped):
-            while (event := follower.next(30)) is not None:
-                assert event.kind == "placed"
-
-
-@pytest.mark.parametrize("look", range(1, 6))
-def test_what_a_follower_catches_up_with_is_of_one_topic(
-    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, look: int
-) -> None:
-    journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(3)])
-    anew = MadeAnew(journal, monkeypatch, look)
-    kinds = []
-    with penstock.open(served.url) as remote, suppress(TopicDropped):
-        follower = remote.topic("orders").subscribe(after=1)
-        while len(kinds) < 99 and (event := follower.next(30)) is not None:
-            kinds.append(event.kind)
-    assert anew.done
-    assert kinds in (["made anew"] * 99, ["placed"] * 2, [])
-
-
 def test_one_who_only_asks_is_told(served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RemoteSubscription, "_start", lambda self: None)  # its stream has not connected yet
     topic = journal.topic("orders")
@@ -169,7 +102,7 @@ def test_a_stream_tells_which_topic_it_follows_and_goes_on_with_no_other(
     number = served.ask("GET", "/v1/topics/orders").json["number"]
     with penstock.open(served.url) as remote, remote.topic("orders").subscribe() as follower:
         assert follower.next(30) is not None
-        assert isinstance(follower, RemoteSubscription) and follower._number == number
+        assert isinstance(follower, RemoteSubscription) and follower.number == number
     journal.drop_topic("orders")
     topic.append_many([penstock.Draft("placed", n) for n in range(10)])
     answer = served.ask(
@@ -179,53 +112,26 @@ def test_a_stream_tells_which_topic_it_follows_and_goes_on_with_no_other(
     assert "not the one that was followed" in answer.json["detail"]
 
 
-def _read(topic: penstock.Topic, how: str) -> Iterator[str]:
-    if how == "Arrow":
-        for batch in topic.read_arrow(batch_rows=1000):
-            yield from batch.column("kind").to_pylist()
-    else:
-        yield from (event.kind for event in topic.read(reverse=how == "pages"))
-
-
-@pytest.mark.parametrize("how", ["pages", "lines", "Arrow"])
-@pytest.mark.parametrize("look", range(1, 12))
-def test_a_read_of_several_pieces_shows_events_of_one_topic(
-    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, how: str, look: int
-) -> None:
-    monkeypatch.setattr(reading, "STREAM_EVENTS", 10)
-    monkeypatch.setattr(reading, "STREAM_ROWS", 10)
-    monkeypatch.setattr(remote_reading, "PAGE", 10)
-    topic = journal.topic("orders")
-    topic.append_many([penstock.Draft("placed", n) for n in range(60)])
-    anew = MadeAnew(journal, monkeypatch, look)
-    kinds = []
-    with penstock.open(served.url) as remote:
-        try:
-            kinds.extend(_read(remote.topic("orders"), how))
-        except (TopicDropped, StorageError):  # an Arrow stream can only break off
-            assert "made anew" not in kinds
-        else:
-            assert kinds in (["placed"] * 60, ["made anew"] * 60, ["made anew"] * 100)
-    assert anew.done
-
-
-def test_the_next_page_of_cloudevents_insists_on_its_topic(served: Served, journal: penstock.Journal) -> None:
-    topic = journal.topic("orders")
-    topic.append_many([penstock.Draft("placed", n) for n in range(3)])
-    accept = {"Accept": "application/cloudevents-batch+json"}
-    first = served.ask("GET", "/v1/topics/orders/events?limit=2", headers=accept)
-    target = first.headers["Link"].split(">")[0].removeprefix("<")
-    assert len(served.ask("GET", target, headers=accept).json) == 1
-    journal.drop_topic("orders")
-    topic.append_many([penstock.Draft("placed", n) for n in range(3)])
-    answer = served.ask("GET", target, headers=accept)
-    assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
-
-
 def test_one_who_comes_back_after_a_drop_is_told(served: Served, journal: penstock.Journal) -> None:
     journal.topic("orders").append("placed", 1)
     late = {"Last-Event-ID": "7"}
     answer = served.ask("GET", "/v1/topics/orders/live", headers={"Accept": "text/event-stream", **late})
+    assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
+
+
+def test_an_event_source_that_comes_back_after_a_drop_is_told(served: Served, journal: penstock.Journal) -> None:
+    """A browser sends the last id it saw, and nothing else."""
+    topic = journal.topic("orders")
+    topic.append_many([penstock.Draft("placed", n) for n in range(3)])
+    with closing(Stream(served, "/v1/topics/orders/live")) as stream:
+        stream.take(2)
+        assert stream.last_id is not None
+        back = {"Last-Event-ID": stream.last_id}
+    with closing(Stream(served, "/v1/topics/orders/live", back)) as stream:
+        assert stream.take(1)[0]["seq"] == 3
+    journal.drop_topic("orders")
+    topic.append_many([penstock.Draft("placed", n) for n in range(10)])
+    answer = served.ask("GET", "/v1/topics/orders/live", headers=back)
     assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
 
 

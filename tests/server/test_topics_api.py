@@ -202,6 +202,7 @@ def test_cursors_are_committed_moved_and_forgotten(served: Served, orders: penst
         "position": None,
         "lag": 10,
         "moved_at": None,
+        "number": 1,
     }
     moved = served.ask("PUT", path, {"position": 6}).json
     assert (moved["position"], moved["lag"]) == (6, 4) and moved["moved_at"].startswith("20")

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, TopicDropped
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
 
@@ -39,16 +39,28 @@ def read_cursors(snap: Snapshot, number: int) -> dict[str, int]:
 
 def read_consumers(snap: Snapshot, number: int, latest: int) -> list[TopicConsumer]:
     """Every consumer with what is known of its cursor, by name."""
-    found = []
-    for key, value in snap.scan(*keys.cursor_range(number)):
-        seq, moved = keys.unpack_seq(value[:8]), value[8:]  # a store that is older has no time
-        at = from_ms(keys.unpack_seq(moved)) if moved else None
-        found.append(TopicConsumer(keys.stored_name(key[5:]), seq, latest - seq, at))
-    return found
+    rows = snap.scan(*keys.cursor_range(number))
+    return [_consumer(keys.stored_name(key[5:]), value, latest) for key, value in rows]
 
 
-def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, *, back: bool) -> None:
-    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused."""
+def read_consumer(snap: Snapshot, number: int, consumer: str, latest: int) -> TopicConsumer | None:
+    """One of them; None when it never committed."""
+    value = snap.get(keys.cursor_key(number, consumer))
+    return None if value is None else _consumer(consumer, value, latest)
+
+
+def _consumer(name: str, value: bytes, latest: int) -> TopicConsumer:
+    seq, moved = keys.unpack_seq(value[:8]), value[8:]  # a store that is older has no time
+    return TopicConsumer(name, seq, latest - seq, from_ms(keys.unpack_seq(moved)) if moved else None)
+
+
+def move_cursor(
+    commit: Commit, topic: str, consumer: str, seq: int, back: bool = False, number: int | None = None
+) -> None:
+    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused, as
+    is one of another topic than that with the `number`."""
+    if number is not None and not commit.is_current(topic, number):
+        raise TopicDropped(f"cursor {consumer!r} was not moved: the topic {topic!r} of its position was dropped")
     latest = commit.latest(topic)
     if seq > latest:
         raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")

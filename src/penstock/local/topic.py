@@ -217,11 +217,12 @@ class LocalTopic(Topic):
     def seek(self, consumer: str, seq: int) -> None:
         self._move_cursor(consumer, seq, back=True)
 
-    def _move_cursor(self, consumer: str, seq: int, *, back: bool) -> None:
+    def _move_cursor(self, consumer: str, seq: int, *, back: bool, number: int | None = None) -> None:
+        """`number`: of which topic the position is; TopicDropped when that is gone."""
         check_consumer(consumer)
         check_position(seq, "seq")
         name = self.name
-        self._writer.run(WriteRequest(lambda commit: move_cursor(commit, name, consumer, seq, back=back)))
+        self._writer.run(WriteRequest(lambda commit: move_cursor(commit, name, consumer, seq, back, number)))
 
     def forget(self, consumer: str) -> bool:
         check_consumer(consumer)

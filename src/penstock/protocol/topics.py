@@ -109,6 +109,8 @@ class CursorDocument(msgspec.Struct):
     lag: int
     moved_at: datetime | None = None
     """When the cursor last moved."""
+    number: int | None = None
+    """The number of the topic it is a cursor of; null before its first append, and in lists."""
 
 
 class CursorList(msgspec.Struct):
@@ -123,6 +125,7 @@ class CursorChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     time: str | None = None
     to: Literal["start", "end"] | None = None
     seek: bool = False
+    number: Number = None
 
 
 class Forgotten(msgspec.Struct):
@@ -239,6 +242,7 @@ MOVE_CURSOR = Operation(
     role="write",
     body=CursorChange,
     answer=CursorDocument,
+    errors=(TopicDropped,),
 )
 FORGET_CURSOR = Operation("forget_cursor", "DELETE", _CURSOR, "Forgets a consumer", role="write", answer=Forgotten)
 COMPACT_TOPIC = Operation(

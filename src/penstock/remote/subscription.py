@@ -52,12 +52,13 @@ class RemoteSubscription(Subscription):
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: str = "catch_up",
         selection: Selection | None = None,
+        number: int | None = None,
     ) -> None:
         if on_lag != "catch_up":
             raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
         check_whole(buffer, "buffer")
         self._topic = topic
-        self._number: int | None = None
+        self._number = number
         """Which topic is followed: positions of another one with its name mean other events."""
         if after == "latest":
             document = topic._document()
@@ -83,6 +84,11 @@ class RemoteSubscription(Subscription):
     def position(self) -> int:
         """The position of the last event handed out: subscribe after it to go on elsewhere."""
         return self._position
+
+    @property
+    def number(self) -> int | None:
+        """The number of the topic that is followed, once there is one."""
+        return self._number
 
     def ready(self) -> Event | None:
         """The next event if it has arrived already."""
@@ -230,7 +236,7 @@ class RemoteSubscription(Subscription):
                         known = True
                     self._arrived(event_of(_decode(line[6:])))
                 elif line.startswith(b"id: "):
-                    passed = int(line[4:])
+                    passed = int(line[4:].rpartition(b"-")[2])
                 elif passed and line == b"\n":  # an id without data: what lies before it was not chosen
                     self._pass(passed)
         finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from penstock.clock import Seconds, to_ms
 from penstock.documents.conditions import Where
 from penstock.documents.events import DraftDocument
-from penstock.entity.projection.projection import Projection
+from penstock.entity.projection.projection import Projection, check_projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
@@ -224,11 +224,12 @@ class RemoteTopic(TopicElsewhere):
         """Moves a consumer's cursor anywhere, also back."""
         self._move(consumer, seq, seek=True)
 
-    def _move(self, consumer: str, seq: int, *, seek: bool) -> None:
+    def _move(self, consumer: str, seq: int, *, seek: bool, number: int | None = None) -> None:
         self.journal._check_writable()
         check_consumer(consumer)
         check_position(seq, "seq")
-        self._client.call(operations.MOVE_CURSOR, self.name, consumer, body=CursorChange(position=seq, seek=seek))
+        change = CursorChange(position=seq, seek=seek, number=number)
+        self._client.call(operations.MOVE_CURSOR, self.name, consumer, body=change)
 
     def forget(self, consumer: str) -> bool:
         """Drops a consumer's cursor; False when there was none."""
@@ -313,18 +314,31 @@ class RemoteTopic(TopicElsewhere):
 
     def project(self, projection: type[P], key: str | None = None, *, freshness: Freshness = "consistent") -> P | None:
         """State folded from an entity's events, here: the events travel, the projection does not."""
-        found = self.project_if_changed(projection, key, 0)
-        return None if found is None else found[1]
+        return self._folded(projection, key)[1]
 
     def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
-        """(generation, state) when there is something newer than `generation`, else None."""
+        """None when the entity is still at `generation`, else its generation now and its state."""
+        check_position(generation, "generation")
+        check_projection(projection)
+        if (self.generation(key) if key is not None else self.latest) == generation:
+            return None
+        newest, state = self._folded(projection, key)
+        return None if newest == generation else (newest, state)
+
+    def _folded(self, projection: type[P], key: str | None) -> tuple[int, P | None]:
+        """Generation and state, both of one answer: the events in it are of one topic, and end where that ended."""
         from penstock.entity.projection.folding import folder_of
 
-        newest = self.generation(key) if key is not None else self.latest
-        if newest <= generation:
-            return None
-        folder: Any = folder_of(projection)
-        return newest, folder.fold_events(projection(), self.read(through=newest, key=key))
+        newest = 0
+
+        def noted() -> Iterator[Event]:
+            nonlocal newest
+            for event in self.read(key=key):
+                newest = event.seq
+                yield event
+
+        state = folder_of(projection).fold_events(projection(), noted())
+        return newest, state if newest else None
 
     def rebuild(
         self, projection: type[P], *, whole: bool = False, progress: Callable[[int, int], None] | None = None

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds
+from penstock.errors import TopicDropped
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.journal.worker import BatchWorker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.remote.subscription import filters_of
+from penstock.remote.subscription import RemoteSubscription
 
 if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic
@@ -46,24 +47,39 @@ class RemoteTopicWorker(BatchWorker):
         self._remote = topic
 
     def _work(self) -> None:
-        topic = self._remote
-        start = topic.cursor(self._consumer) or 0
-        filters = filters_of(self._selection)
-        committed = start
-        with topic.subscribe(start, buffer=max(self._batch, 128), **filters) as subscription:
-            while not self._stopping.is_set():
-                first = subscription.next(GLANCE)
-                if first is None:
-                    if subscription.position > committed:  # past events that were not chosen
-                        committed = subscription.position
-                        topic.commit(self._consumer, committed)
-                    continue
-                events = [first]
-                while len(events) < self._batch and (more := subscription.ready()) is not None:
-                    events.append(more)
+        while not self._stopping.is_set():
+            cursor = self._remote._cursor(self._consumer)
+            size = max(self._batch, 128)
+            start = cursor.position or 0
+            with RemoteSubscription(
+                self._remote, start, buffer=size, selection=self._selection, number=cursor.number
+            ) as subscription:
+                self._follow(subscription, start)
+
+    def _follow(self, subscription: RemoteSubscription, committed: int) -> None:
+        """Works until it should stop, or the topic was dropped: one that is made anew has its own cursor."""
+        while not self._stopping.is_set():
+            try:
+                events = self._gathered(subscription)
+            except TopicDropped:
+                return
+            if events:
                 self._handle(events)
-                committed = events[-1].seq
-                topic.commit(self._consumer, committed)
+            through = events[-1].seq if events else subscription.position  # past events that were not chosen
+            if through > committed:
+                committed = through
+                try:
+                    self._remote._move(self._consumer, committed, seek=False, number=subscription.number)
+                except TopicDropped:
+                    return
+
+    def _gathered(self, subscription: RemoteSubscription) -> list[Event]:
+        """The next events, no more than a batch; none when none came for a moment."""
+        first = subscription.next(GLANCE)
+        events = [] if first is None else [first]
+        while events and len(events) < self._batch and (more := subscription.ready()) is not None:
+            events.append(more)
+        return events
 
     def _nudge(self) -> None:
         """It looks up often enough by itself."""

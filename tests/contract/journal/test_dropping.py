@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, suppress
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from journals import Place, eventually, on, only, payloads, seqs
 
 import penstock
 from penstock import Draft, Journal, Projection
+from penstock.engine.contract import Snapshot
 from penstock.errors import (
     ConfigError,
     FenceActive,
@@ -299,6 +302,34 @@ def test_a_subscriber_is_told(journal: Journal, kind: str | None) -> None:
         with pytest.raises(TopicDropped):
             subscriber.next(10)
     assert topic.subscribe(kind=kind).next(10).payload == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("left", [0, 3])
+@pytest.mark.parametrize("look", [1, 2])
+def test_what_is_appended_after_subscribing_to_the_end_comes(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, look: int, left: int
+) -> None:
+    """Also when the topic is dropped and made anew while it is looked for its end."""
+    topic = journal.topic("orders")
+    topic.append_many([Draft("x", n) for n in range(50)])
+    engine = journal._engine  # type: ignore[attr-defined]
+    read, looks = engine.read, count(1)
+
+    def looked() -> AbstractContextManager[Snapshot]:
+        if next(looks) == look:
+            monkeypatch.undo()
+            journal.drop_topic("orders")
+            topic.append_many([Draft("x", n) for n in range(left)])
+        found: AbstractContextManager[Snapshot] = read()
+        return found
+
+    monkeypatch.setattr(engine, "read", looked)
+    with topic.subscribe("latest") as follower:
+        monkeypatch.undo()
+        topic.append("new", "after the call has returned")
+        with suppress(TopicDropped):
+            event = follower.next(10)
+            assert event is not None and event.kind == "new"
 
 
 def test_a_worker_goes_on_with_the_topic_made_anew(journal: Journal) -> None:

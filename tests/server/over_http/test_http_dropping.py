@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from server.over_http.suite import STORE, TRANSACTION, WRITER, contract_of
 
-BY_POSITION = "over http a cursor is moved by its position alone"
 WITHOUT: dict[str, str] = {
     "test_nothing_of_a_dropped_topic_is_left_in_the_store": STORE,
     "test_a_topic_made_again_is_another_one": STORE,
@@ -16,7 +15,7 @@ WITHOUT: dict[str, str] = {
     "test_a_transaction_is_let_finish_first": TRANSACTION,
     "test_a_read_only_reader_sees_it_go": STORE,
     "test_a_subscriber_is_told": "see test_dropping_api: a client that has not connected yet follows what it finds",
-    "test_a_batch_handled_during_a_drop_passes_nothing_of_the_new_topic": BY_POSITION,
+    "test_what_is_appended_after_subscribing_to_the_end_comes": STORE,
     "test_another_journal_object_does_not_write_into_the_old_number": STORE,
     "test_what_a_crash_left_is_cleared_when_the_journal_is_opened": WRITER,
     "test_housekeeping_clears_it_without_being_asked": STORE,

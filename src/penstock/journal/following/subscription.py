@@ -47,12 +47,12 @@ class LocalSubscription(Subscription):
         self._on_lag: OnLag = on_lag
         self._ahead: deque[Event] = deque()
         self._live = after == "latest"
-        self._position = log.latest if after == "latest" else after
+        self._number, latest = log.number_and_latest() if after == "latest" else (log.number, 0)
+        """Which topic it follows, once there is one of this name; and its end, of the same moment."""
+        self._position = latest if after == "latest" else after
         self._selection = selection
         self._read_through = self._position
         """How far the topic was read; events in between that were not chosen are behind."""
-        self._number: int | None = log.number
-        """Which topic it follows, once there is one of this name."""
         self._closed = False
         self._turn = threading.Lock()
         self.missed = 0

@@ -45,9 +45,10 @@ PASS_SECONDS = 1.0
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def frame(event: Event) -> bytes:
-    """An event as a server-sent event; its id is its position, which a client sends back as Last-Event-ID."""
-    return b"id: %d\ndata: %b\n\n" % (event.seq, event_json(event))
+def frame(event: Event, number: int) -> bytes:
+    """An event as a server-sent event; its id, which a client sends back as Last-Event-ID, is its topic's number and
+    its position: those of a topic that is made anew mean other events."""
+    return b"id: %d-%d\ndata: %b\n\n" % (number, event.seq, event_json(event))
 
 
 class LiveTopic:
@@ -56,7 +57,7 @@ class LiveTopic:
     def __init__(self, topic: LocalTopic, owner: LiveTopics, buffer: int = LIVE_BUFFER) -> None:
         self.topic = topic
         self._owner = owner
-        self.number, self.floor = number_and_latest(topic)
+        self.number, self.floor = topic._log.number_and_latest()
         """Which topic this is (one of the same name that is made after a drop is another), and its floor: everything
         after this position, up to `position`, is in memory."""
         self.position = self.floor
@@ -110,7 +111,7 @@ class LiveTopic:
         _check_same(view, self.number)
         read = 0
         for event in _events(view, self.position):
-            made = frame(event)
+            made = frame(event, view.number)
             self._seqs.append(event.seq)
             self._events.append(event)
             self._frames.append(made)
@@ -179,12 +180,6 @@ def _events(view: TopicView, after: int, through: int = MAX_SEQ) -> Iterator[Eve
     return read_view(view, after, STREAM_EVENTS, through, EVERYTHING, None, reverse=False)
 
 
-def number_and_latest(topic: LocalTopic) -> tuple[int | None, int]:
-    """Which topic has the name now and where it ends, of one moment."""
-    found = topic._log.ask(lambda view: (view.number, view.latest()), None)
-    return (None, 0) if found is None else found
-
-
 def _joined(frames: list[bytes]) -> bytes:
     """Frames as one piece; a single one is shared by its listeners, not copied."""
     return frames[0] if len(frames) == 1 else b"".join(frames)
@@ -232,13 +227,15 @@ class LiveTopics:
 async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
-    after = _start(call.request, call.query)
+    asked, after = _start(call.request, call.query)
     selection = ReadFilter(call.query)
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
     if after:
         await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
-    number, latest = number_and_latest(topic)
+    number, latest = topic._log.number_and_latest()
+    if asked not in (None, number):
+        raise TopicDropped(f"topic {topic.name!r} is not the one that was followed: that one was dropped meanwhile")
     if after is None:
         after = latest
     elif after > latest and "last-event-id" in call.request.headers:
@@ -246,21 +243,20 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
             f"topic {topic.name!r} ends at {latest}, before the position {after} that was followed last: it was "
             "dropped meanwhile; follow it from the beginning"
         )
-    if call.query.number not in (None, number):
-        raise TopicDropped(f"topic {topic.name!r} is not the one that was followed: that one was dropped meanwhile")
     frames = follow(service, topic.name, after, None if selection.everything else selection, number)
     named = {} if number is None else {TOPIC_NUMBER: str(number)}
     return StreamingResponse(sliced(frames), media_type=SSE, headers=STREAM_HEADERS | named)
 
 
-def _start(request: Request, query: LiveQuery) -> int | None:
-    """The position to go on from; None for the end."""
+def _start(request: Request, query: LiveQuery) -> tuple[int | None, int | None]:
+    """Which topic is meant (None: the one that has the name), and the position to go on from (None: the end)."""
     last = request.headers.get("last-event-id", "").strip()
     if last:
-        if not (last.isascii() and last.isdigit()) or len(last) > 18:
-            raise ConfigError(f"Last-Event-ID is a position, not {last[:40]!r}")
-        return int(last)
-    return None if query.after == "latest" else query.after
+        number, _, position = last.rpartition("-")
+        if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (number or "0", position)):
+            raise ConfigError(f"Last-Event-ID is an event's id in this stream, or a position, not {last[:40]!r}")
+        return int(number) if number else query.number, int(position)
+    return query.number, None if query.after == "latest" else query.after
 
 
 async def follow(
@@ -293,7 +289,7 @@ async def follow(
                 await live.wait(PING_SECONDS if told == position else PASS_SECONDS)
                 if position >= live.position and not service.closing.is_set():
                     # An id without data moves the client's place past what it did not want to see.
-                    yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
+                    yield b": still here\n\n" if told == position else b"id: %d-%d\n\n" % (live.number or 0, position)
                     told = position
     except TopicDropped as dropped:
         yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(dropped))
@@ -313,7 +309,7 @@ def _from_log(live: LiveTopic, position: int, through: int, selection: ReadFilte
             last = event.seq
             count += 1
             if selection is None or selection.matches(event):
-                frames.append(frame(event))
+                frames.append(frame(event, view.number))
                 size += len(frames[-1])
                 if size >= STREAM_BYTES:
                     return _joined(frames), last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
@@ -50,18 +50,27 @@ async def read_events(call: Call[ReadQuery, None]) -> Response:
     return answered(call.service, await run_in_threadpool(_page, topic, call.query))
 
 
-def _range(topic: LocalTopic, query: ReadQuery) -> tuple[int, int | None]:
-    """The positions a request asks for, its times taken into account: after (exclusive), through (inclusive)."""
-    after, through = query.after, query.through
+class ReadRange(NamedTuple):
+    """The positions a request asks for: after (exclusive), through (inclusive); of which topic, and where that ends."""
+
+    after: int
+    through: int
+    number: int | None
+    latest: int
+
+
+def _range(topic: LocalTopic, query: ReadQuery) -> ReadRange:
+    """What a request asks for, its times taken into account."""
+    number, latest = same_topic(topic, query.number)
+    after, through = query.after, latest if query.through is None else min(query.through, latest)
     since, until = parameters.moment(query.since), parameters.moment(query.until)
     if after:
         next(topic.read(after, 1), None)  # PositionTrimmed when it must
     if since is not None:
         after = max(after, topic.position_at(since))
     if until is not None:
-        last = topic.position_at(until)
-        through = last if through is None else min(last, through)
-    return after, through
+        through = min(topic.position_at(until), through)
+    return ReadRange(after, through, number, latest)
 
 
 def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
@@ -73,15 +82,13 @@ def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | N
     """The events of a page, where the next one begins, the topic's latest position, and which topic it is."""
     limit = parameters.page_size(query.limit)
     selection = ReadFilter(query)
-    number = same_topic(topic, query.number)
-    after, through = _range(topic, query)
-    latest = topic.latest
+    after, through, number, latest = _range(topic, query)
     events: list[Event] = []
     size = 0
     last: Event | None = None
     scanned = 0
     more = False
-    if limit and (through is None or through > after):
+    if limit and through > after:
         for event in topic.read(after, through=through, reverse=query.reverse, **selection.read()):
             if len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED:
                 more = True
@@ -94,7 +101,8 @@ def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | N
     follows = None
     if more and last is not None:
         follows = last.seq - 1 if query.reverse else last.seq
-    return events, follows, latest, same_topic(topic, number)
+    same_topic(topic, number)
+    return events, follows, latest, number
 
 
 async def _cloudevents(call: Call[ReadQuery, None], topic: LocalTopic) -> Response:
@@ -119,9 +127,7 @@ async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
     selection = ReadFilter(query)
     if query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
-    number = same_topic(topic, query.number)
-    after, through = await run_in_threadpool(_range, topic, query)
-    end = topic.latest if through is None else min(through, topic.latest)
+    after, end, number, _ = await run_in_threadpool(_range, topic, query)
 
     def piece(after: int, left: int | None) -> Piece:
         lines: list[bytes] = []
@@ -152,9 +158,7 @@ async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
 
     if not ReadFilter(query).everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
-    number = same_topic(topic, query.number)
-    after, through = await run_in_threadpool(_range, topic, query)
-    end = topic.latest if through is None else min(through, topic.latest)
+    after, end, number, _ = await run_in_threadpool(_range, topic, query)
 
     def piece(after: int, left: int | None) -> Piece:
         rows = STREAM_ROWS if left is None else min(left, STREAM_ROWS)

@@ -15,8 +15,11 @@ from penstock.documents.events import DraftDocument, EventDocument, event_docume
 from penstock.errors import Backpressure, ConfigError, TopicDropped
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Settings
+from penstock.journal.cursors import read_consumer
+from penstock.journal.reading import TopicView
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.journal.upkeep.dropping import DropReport
+from penstock.names import check_consumer
 from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields, given
@@ -49,15 +52,15 @@ def topic_of(call: Call[object, object]) -> LocalTopic:
     return call.service.journal.topic(call.name("topic"))
 
 
-def same_topic(topic: LocalTopic, number: int | None) -> int | None:
-    """The number of the topic that has the name now; TopicDropped when that is another than the one being read.
+def same_topic(topic: LocalTopic, number: int | None) -> tuple[int | None, int]:
+    """Which topic has the name now, and where it ends; TopicDropped when that is another than the one being read.
 
     Asked before and after a read: numbers are never given twice, so what was read between was this topic.
     """
-    now = topic._log.number
+    now, latest = topic._log.number_and_latest()
     if number not in (None, now):
         raise TopicDropped(f"topic {topic.name!r} was dropped while it was read; read it from the beginning")
-    return now
+    return now, latest
 
 
 def existing(request: Request, service: Service) -> LocalTopic:
@@ -190,10 +193,16 @@ def read_correlated(call: Call[None, None]) -> EventList:
 
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
-    for one in topic.consumers():
-        if one.name == consumer:
-            return CursorDocument(consumer, one.position, one.lag, one.moved_at)
-    return CursorDocument(consumer, topic.cursor(consumer), topic.lag(consumer))
+    check_consumer(consumer)
+
+    def look(view: TopicView) -> CursorDocument:
+        latest = view.latest()
+        one = read_consumer(view.snap, view.number, consumer, latest)
+        if one is None:
+            return CursorDocument(consumer, None, latest, number=view.number)
+        return CursorDocument(consumer, one.position, one.lag, one.moved_at, view.number)
+
+    return topic._log.ask(look, CursorDocument(consumer, None, 0))
 
 
 @serves(operations.LIST_CURSORS)
@@ -215,16 +224,11 @@ def move_cursor(call: Call[None, CursorChange]) -> CursorDocument:
     if sum(value is not None for value in (change.position, change.time, change.to)) != 1:
         raise ConfigError('say where to: one of "position", "time", "to"')
     time = parameters.moment(change.time)
-    if change.position is not None:
-        position = change.position
-    elif time is not None:
-        position = topic.position_at(time)
-    else:
-        position = topic.latest if change.to == "end" else 0
-    if change.seek:
-        topic.seek(consumer, position)
-    else:
-        topic.commit(consumer, position)
+    number, position = change.number, change.position
+    if position is None:
+        number, latest = same_topic(topic, number)
+        position = latest if change.to == "end" else 0 if time is None else topic.position_at(time)
+    topic._move_cursor(consumer, position, back=change.seek, number=number)
     return _cursor(topic, consumer)
 
 
