@@ -101,12 +101,14 @@ class Worker:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def stop(self, timeout: Seconds | None = None) -> None:
         """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
+        # Asked before it is told to stop: it may end at once, and whether the caller may wait here depends on no luck.
+        in_its_loop = self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop
         self._stopping.set()
         self._nudge()
         limit = None if timeout is None else seconds(timeout, "timeout")
         if _at_work.get() is self:
             return
-        if self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop:
+        if in_its_loop:
             raise ConfigError(
                 f"worker {self.name!r} runs its handler in this event loop, which cannot wait for it: "
                 "await worker.stop_async(), or use `async with`"

@@ -272,6 +272,43 @@ def test_a_closed_snapshot_refuses_to_read(engine: Engine) -> None:
         list(unstarted)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_threads_that_read_while_the_store_is_closed_hear_of_that_and_nothing_else(
+    store: Store, read_only: bool
+) -> None:
+    if read_only and store.kind.scheme == "memory":
+        read_only = False  # a store in memory goes with its writer
+    first = store.open()
+    put(first, a=b"1", b=b"2")
+    if read_only:
+        first.close()
+    told: list[BaseException] = []
+
+    def read(engine: Engine, begun: threading.Barrier) -> None:
+        begun.wait(DEADLINE)
+        try:
+            while True:
+                with engine.read() as snapshot:
+                    assert snapshot.get(b"a") == b"1" and len(list(snapshot.scan(b"", END))) == 2
+                engine.changes()
+        except BaseException as error:
+            told.append(error)
+
+    rounds = 3 if store.kind.scheme == "slatedb" else 15
+    for number in range(rounds):
+        engine = store.open(read_only=read_only) if read_only or number else first
+        begun = threading.Barrier(4)
+        threads = [threading.Thread(target=read, args=(engine, begun)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait(DEADLINE)
+        engine.close()
+        for thread in threads:
+            thread.join(DEADLINE)
+    assert [repr(error) for error in told if not isinstance(error, Closed)] == []
+    assert len(told) == 3 * rounds
+
+
 def test_many_snapshots_may_be_open_and_forgotten(engine: Engine) -> None:
     put(engine, a=b"1")
     held = [engine.read() for _ in range(50)]

@@ -97,6 +97,81 @@ def test_running_either_again_changes_nothing_and_goes_on(
     assert receipt.seq == 62 and receipt.id > list(journal.topic("orders").read())[-1].id
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("count", [40, 100])
+def test_an_export_goes_on_with_the_same_topic_only(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any, count: int, reopen: Reopen
+) -> None:
+    fill(journal)
+    copied = everything(journal)
+    journal.export(tmp_path / "copy", format=format)
+    before = contents(tmp_path / "copy")
+    journal.topic("audit").append("seen", 60, key="a")
+    journal.drop_topic("orders", force=True)
+    journal.topic("orders").append_many([penstock.Draft("made anew", number) for number in range(count)])
+    journal = reopen(journal)
+    with pytest.raises(ConfigError, match=r"'orders' in .*copy is of a topic that was dropped.*to an empty folder"):
+        journal.export(tmp_path / "copy", format=format)
+    assert contents(tmp_path / "copy") == before, "nothing is written, of other topics neither"
+    other.import_(tmp_path / "copy")
+    assert everything(other) == copied
+    assert journal.export(tmp_path / "copy", topics=["audit"], format=format).events == 1
+    assert journal.export(tmp_path / "new", format=format).events == count + 61
+    with penstock.open("memory:") as anew:
+        anew.import_(tmp_path / "new")
+        assert everything(anew) == everything(journal)
+
+
+@on("memory")
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_of_another_journal_is_not_gone_on_with(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any
+) -> None:
+    journal.topic("orders").append("placed")
+    other.topic("orders").append_many([penstock.Draft("placed"), penstock.Draft("placed")])
+    journal.export(tmp_path / "copy", format=format)
+    with pytest.raises(ConfigError, match="is of another journal: export to an empty folder"):
+        other.export(tmp_path / "copy", format=format)
+
+
+@on("memory")
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_that_does_not_say_which_topic_it_is_of_can_only_be_imported(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any
+) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy", format=format)
+    manifest = exporting.load_manifest(tmp_path / "copy")
+    assert manifest is not None
+    for entry in manifest.topics.values():
+        entry.journal, entry.number = "", 0
+    exporting.save_manifest(tmp_path / "copy", manifest)
+    assert b'"number"' not in (tmp_path / "copy" / "export.json").read_bytes()
+    with pytest.raises(ConfigError, match="by an earlier version"):
+        journal.export(tmp_path / "copy", format=format)
+    other.import_(tmp_path / "copy")
+    assert everything(other) == everything(journal)
+
+
+@on("memory")
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_without_events_may_become_that_of_a_topic_made_anew(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any
+) -> None:
+    journal.topic("orders").append("placed", 1)
+    journal.topic("orders").compact(1)
+    journal.export(tmp_path / "copy", format=format)
+    journal.drop_topic("orders")
+    journal.topic("orders").append("made anew", 2)
+    assert journal.export(tmp_path / "copy", format=format).events == 1
+    other.import_(tmp_path / "copy")
+    assert everything(other) == everything(journal)
+
+
 @on("memory")
 def test_an_interrupted_export_is_finished(
     journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

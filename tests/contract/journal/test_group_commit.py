@@ -316,6 +316,32 @@ def test_an_interrupt_while_waiting_takes_the_append_back(journal: Journal, in_t
     assert payloads(topic.read()) == ["follower"]
 
 
+def test_an_interrupt_makes_room_for_one_who_waits_at_the_limit(place: Place, in_threads: InThreads) -> None:
+    journal, main = place.open(writer_capacity=8), threading.main_thread().ident
+    topic = journal.topic("orders")
+    assert main is not None
+    submitted = threading.Event()
+
+    def submit() -> None:
+        topic.submit("k", "waits for room")
+        submitted.set()
+
+    def interrupt() -> None:
+        eventually(lambda: journal.pressure().queued == 8)
+        in_threads(submit)
+        eventually(lambda: len(journal._core.writer._room._waiters) == 1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with writer_held(journal):
+        for number in range(7):
+            topic.submit("k", number)
+        in_threads(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            topic.append("k", "interrupted")
+        assert submitted.wait(DEADLINE)
+    eventually(lambda: len(topic) == 8)
+
+
 INTERRUPTED = """
     import os, signal, sys, threading, time
     import penstock

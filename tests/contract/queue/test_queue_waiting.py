@@ -148,12 +148,16 @@ def test_room_in_flight_wakes_a_waiting_take(journal: Journal, in_threads: Start
 @on("memory", "sqlite")
 def test_real_time_works_without_an_injected_clock(place: Place) -> None:
     queue = place.open(durability="process").queue("jobs", lease=0.2)
+    start = time.monotonic()
     queue.push("delayed", delay=0.15)
+    with queue.take(wait=DEADLINE, lease=60) as delayed:  # type: ignore[union-attr]
+        assert delayed.payload == "delayed" and 0.15 <= time.monotonic() - start < DEADLINE
     queue.push("now")
-    assert queue.take(wait=5).payload == "now"  # type: ignore[union-attr]
-    assert queue.take(wait=DEADLINE).payload == "delayed"  # type: ignore[union-attr]
-    again = queue.take(wait=DEADLINE)
+    start = time.monotonic()
+    assert queue.take().payload == "now"  # type: ignore[union-attr]
+    again = queue.take(wait=DEADLINE, lease=60)
     assert again is not None and (again.payload, again.attempt) == ("now", 2)
+    assert 0.2 <= time.monotonic() - start < DEADLINE
 
 
 @on("memory", "sqlite")

@@ -89,6 +89,7 @@ class LmdbRead(_LmdbTransaction, ReadBlock):
         super().__init__(engine)
         self._environment: Environment | None = None
         with opening:
+            engine._check_usable()  # again: another thread may have closed the environment
             self._txn = engine._begin_read()
             environment.users += 1
             environment.reads += 1

@@ -122,6 +122,7 @@ class RocksdbEngine(BaseEngine):
         self._close_database()
 
     def _check_database(self) -> None:
+        self._check_usable()  # again, now that no other thread swaps or closes it
         if self._is_closed:
             raise StorageError(
                 f"{self._name} could not be opened again after a write failed; the next write tries again",

@@ -31,7 +31,7 @@ class RocksdbView:
         try:
             return self._db.get(key)  # type: ignore[no-any-return]
         except Exception as error:
-            raise explain(error, self._name) from error
+            raise self._explained(error) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         # The empty key is not a caller's (`log`): every scan begins behind it.
@@ -44,7 +44,11 @@ class RocksdbView:
         except PenstockError:
             raise
         except Exception as error:
-            raise explain(error, self._name) from error
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> PenstockError:
+        """What an exception of a read means: the store may have been closed by another thread in the middle of it."""
+        return transaction_is_over() if self._db is None else explain(error, self._name)
 
     def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
         """An iterator standing on the first key, and the number under which it is kept."""
@@ -130,7 +134,7 @@ class PinnedRocksdbView(RocksdbView):
         except Exception as error:
             if str(error) == MISSING:
                 return None
-            raise explain(error, self._name) from error
+            raise self._explained(error) from error
 
     def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
         iterator, name = super()._iterator(start, stop, reverse)
@@ -166,9 +170,11 @@ class PinnedRocksdbView(RocksdbView):
 
 def explain(error: Exception, name: str) -> PenstockError:
     """The penstock error that says what an exception of rocksdict, which has only text, means for a store."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and "borrowed" in text:  # by another thread, which closes the database
+        return transaction_is_over()
     if type(error) is not Exception and not isinstance(error, rocksdict.DbClosedError):
         raise error  # not rocksdict's: a signal handler's, say
-    text = str(error)
     if "lock hold by current process" in text or "While lock file" in text:
         return Locked(
             f"{name} is open for writing elsewhere, and its engine allows one process: "

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
 from typing import Any, TypeVar
@@ -310,11 +311,11 @@ class Writer:
 
     def _withdraw(self, operation: WriteRequest[object]) -> bool:
         """Takes an operation back that no leader has begun with; False when it is too late."""
-        try:
+        with suppress(ValueError), self._room:  # where a submitter may wait for just this place
             self._pending.remove(operation)
-        except ValueError:
-            return False
-        return True
+            self._room.notify_all()
+            return True
+        return False
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

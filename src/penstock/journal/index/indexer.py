@@ -170,15 +170,25 @@ class Indexer:
             if self._wanted.wait(INDEX_CALM_SECONDS if self._to_merge else None):
                 self._wanted.clear()
                 self._do_due()
-                seen = (self.commits, self._engine.changes())
+                seen = (self.commits, self._changes())
                 continue
-            now = (self.commits, self._engine.changes())
+            now = (self.commits, self._changes())
             # Other processes' commits are not counted, but seen.
             if now[0] - seen[0] < _CALM and (now[1] == seen[1] or now[0] != seen[0]):
                 with self._lock:
                     topic = self._to_merge.pop()
                 self._try(topic, self._merge_in_turn)
-            seen = (self.commits, self._engine.changes())
+            seen = (self.commits, self._changes())
+
+    def _changes(self) -> int:
+        """The store's change counter; one that cannot be read now has not moved."""
+        try:
+            return self._engine.changes()
+        except Closed:
+            self._closed = True
+        except PenstockError as error:
+            log.warning("the store did not tell whether it was written to: %s", error)
+        return 0
 
     def _do_due(self) -> None:
         while not self._closed:

@@ -84,7 +84,7 @@ class RunningFlow:
             for progress in fresh:
                 if progress["timestamp"] > self._seen:
                     self._take_in(progress)
-            self._seen = newest["timestamp"]
+            self._seen = fresh[-1]["timestamp"]  # a batch may have ended after the newest was asked for
         self._rate()
         self.status.lag = self._lag.total(self._offsets)
         self.status.read_to = self._lag.read_to(self._offsets)

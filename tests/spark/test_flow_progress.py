@@ -1,0 +1,53 @@
+"""How a running flow counts its batches, without a session: Spark's answers change between two questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+import penstock
+from penstock.spark import flow, topic
+from penstock.spark.pipeline.graph import BoundFlow
+from penstock.spark.pipeline.progress import RunningFlow
+
+ROWS = 300
+
+
+class Busy:
+    """A query whose second batch ends just after its newest progress was asked for."""
+
+    def __init__(self) -> None:
+        self.recentProgress: list[dict[str, Any]] = [self._ended(0)]
+
+    @property
+    def lastProgress(self) -> dict[str, Any]:
+        newest = self.recentProgress[-1]
+        if len(self.recentProgress) == 1:
+            self.recentProgress.append(self._ended(1))
+        return newest
+
+    def _ended(self, batch: int) -> dict[str, Any]:
+        return {
+            "timestamp": f"2026-01-01T00:00:0{batch}.000Z",
+            "batchId": batch,
+            "numInputRows": ROWS,
+            "sink": {},
+            "sources": [],
+            "durationMs": {"addBatch": 1, "triggerExecution": 5},
+        }
+
+
+def test_a_batch_that_ends_between_two_questions_is_counted_once(tmp_path: Path) -> None:
+    penstock.open(tmp_path / "shop.db").close()
+
+    @flow(source=topic("orders"), target=topic("copies"))
+    def copy(orders: DataFrame) -> DataFrame:
+        return orders
+
+    running = RunningFlow(BoundFlow(copy, "shop", f"sqlite:{tmp_path / 'shop.db'}"), "shop", "once")
+    running.started(Busy())  # type: ignore[arg-type]
+    for _ in range(3):
+        running.refresh()
+    assert (running.status.rows, running.status.batch) == (2 * ROWS, 1)
