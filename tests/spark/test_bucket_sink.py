@@ -266,8 +266,10 @@ def test_the_server_killed_at_every_stage_and_the_driver_run_again(folder: str) 
             shares = [frame.write(rows(at, 1_000, pad=2_000)) for at in (0, 1_000)]
             if version == 1:
                 server.kill()  # between the last object and the commit
-                threading.Timer(0.2, server.start).start()
+                again = threading.Timer(0.2, server.start)
+                again.start()
                 frame.commit(shares)
+                again.join(600)
                 continue
             taken = sum(len(share.objects) for share in shares)
             proxy.cut_next(0)

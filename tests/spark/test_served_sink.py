@@ -166,8 +166,10 @@ def test_a_server_killed_between_staging_and_commit_and_after_the_commit(tmp_pat
             shares.append(frame.write(rows(count, count, pad)))
             if version == 1:
                 server.kill()  # between the last PUT and the commit
-                threading.Timer(0.2, server.start).start()
+                again = threading.Timer(0.2, server.start)
+                again.start()
                 frame.commit(shares)
+                again.join(600)
                 continue
             proxy.cut_next(1, 0, "answer")  # the commit is done; the server dies before its answer arrives
             killed = threading.Thread(target=_restart_when, args=(proxy, server))

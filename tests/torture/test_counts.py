@@ -187,6 +187,7 @@ def test_allocations_of_an_event_that_is_read(tmp_path: Path, scheme: str) -> No
     url = "memory:" if scheme == "memory" else f"{scheme}:{tmp_path / 'store'}"
     with penstock.open(url) as journal:
         topic = journal.topic("t")
+        topic.configure(indexed=False)
         topic.append_many([penstock.Draft("k", {"n": number}, key=str(number % 10)) for number in range(15_000)])
 
         def allocated(limit: int, *, payloads: bool) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from sys import modules
 from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds, seconds
+from penstock.errors import TopicDropped
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.following.selection import Selection
-from penstock.journal.reading import TopicView
+from penstock.journal.log import TopicLog, read_view
+from penstock.journal.reading import EVERYTHING, TopicView
+from penstock.journal.storage.keys import MAX_SEQ
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
 from penstock.observe.spans import handling
@@ -22,7 +25,6 @@ from penstock.surface.worker import Worker, finished
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.journal.log import TopicLog
     from penstock.surface.journal import Journal
 
 PASS_SECONDS = 1.0
@@ -131,28 +133,37 @@ class TopicWorker(BatchWorker):
     def _next_events(self) -> list[Event]:
         """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
         log, selection = self._log, self._selection
-        number, start = log.ask(self._find_cursor, (0, 0))
+        events: list[Event] = []
+        number, start, events = log.ask(self._look, (0, 0, events))
         if number != self._number:
             self._number = number
             self._committed = self._passed = -1
-        if not number:
-            return []  # made this very moment, its events would be of a topic whose cursor cannot be moved
-        if selection is None:
-            return list(log.read(start, self._batch))
+        if selection is None or not number:
+            return events
         if start == self._committed:
             start = max(start, self._passed)
         else:
             self._committed = self._passed = start
-        events: list[Event] = []
-        while not events and not self._stopping.is_set():
-            events, through = selection.select(log, start, self._batch)
-            if through == start:
-                break
-            start = self._passed = through
+        with suppress(TopicDropped):  # the next look finds the other one, and its cursor
+            while not events and not self._stopping.is_set():
+                events, through = selection.select(log, start, self._batch, self._begin)
+                if through == start:
+                    break
+                start = self._passed = through
         return events
 
-    def _find_cursor(self, view: TopicView) -> tuple[int, int]:
-        return view.number, read_cursor(view.snap, view.number, self._consumer) or 0
+    def _begin(self, view: TopicView | None) -> int:
+        if view is None or view.number != self._number:
+            raise TopicDropped(f"topic {self._topic!r} was dropped while it was worked on")
+        return 0
+
+    def _look(self, view: TopicView) -> tuple[int, int, list[Event]]:
+        """Which topic it is, the cursor, and without a selection what follows: of one moment, so of one topic."""
+        start = read_cursor(view.snap, view.number, self._consumer) or 0
+        if self._selection is not None:
+            return view.number, start, []
+        found = read_view(view, start, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False)
+        return view.number, start, list(found)
 
     def _move_cursor(self, seq: int) -> None:
         name, number = self._topic, self._number

@@ -332,6 +332,34 @@ def test_what_is_appended_after_subscribing_to_the_end_comes(
             assert event is not None and event.kind == "new"
 
 
+@pytest.mark.parametrize("kind", [None, "x"])
+@pytest.mark.parametrize("look", range(1, 5))
+def test_a_worker_hands_out_a_topic_made_anew_from_its_beginning(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, look: int, kind: str | None
+) -> None:
+    """However often it looks for its cursor and its events, and whenever between the topic is dropped."""
+    topic = journal.topic("orders")
+    topic.append_many([Draft("x", n) for n in range(5)])
+    topic.commit("billing", 3)
+    got: list[object] = []
+    worker = topic.worker("billing", lambda events: got.extend(event.payload for event in events), kind=kind)
+    engine = journal._engine  # type: ignore[attr-defined]
+    read, looks = engine.read, count(1)
+
+    def looked() -> AbstractContextManager[Snapshot]:
+        if threading.current_thread() is worker._thread and next(looks) == look:
+            monkeypatch.undo()
+            journal.drop_topic("orders", force=True)
+            topic.append_many([Draft("x", f"new {n}") for n in range(8)])
+        found: AbstractContextManager[Snapshot] = read()
+        return found
+
+    monkeypatch.setattr(engine, "read", looked)
+    with worker:
+        eventually(lambda: "new 7" in got)
+    assert [payload for payload in got if isinstance(payload, str)] == [f"new {n}" for n in range(8)]
+
+
 def test_a_worker_goes_on_with_the_topic_made_anew(journal: Journal) -> None:
     topic = journal.topic("orders")
     topic.append_many([Draft("x", n) for n in range(5)])

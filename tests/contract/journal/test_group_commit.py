@@ -349,7 +349,8 @@ INTERRUPTED = """
 
     journal = penstock.open(sys.argv[1])
     topic, main = journal.topic("t"), threading.main_thread().ident
-    acknowledged, over, armed = [], threading.Event(), threading.Event()
+    acknowledged, over = [], threading.Event()
+    armed = [False]  # no Event: an interrupt in the middle of its `set` would leave its lock held
 
     def beside(worker):
         step = 0
@@ -363,13 +364,13 @@ INTERRUPTED = """
     def interrupt():
         pause = 0.0
         for n in range(400):
-            armed.wait()
+            while not armed[0]:
+                time.sleep(0.0001)
             pause = (pause + 0.000037) % 0.0011
             time.sleep(pause)
             signal.pthread_kill(main, signal.SIGINT)
-            armed.clear()
+            armed[0] = False
         over.set()
-        armed.clear()
 
     threads = [threading.Thread(target=beside, args=(n,), daemon=True) for n in range(2)]
     interrupter = threading.Thread(target=interrupt, daemon=True)
@@ -378,7 +379,7 @@ INTERRUPTED = """
     while not over.is_set():
         try:
             while not over.is_set():
-                armed.set()
+                armed[0] = True
                 acknowledged.append(topic.append("k", "main").seq)
                 with journal.transaction() as tx:
                     receipt = tx.append("t", "k", "tx")
@@ -387,7 +388,7 @@ INTERRUPTED = """
             pass
     while interrupter.is_alive():
         try:
-            armed.set()
+            armed[0] = True
             interrupter.join(0.1)
         except KeyboardInterrupt:
             pass

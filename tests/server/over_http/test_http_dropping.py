@@ -16,6 +16,7 @@ WITHOUT: dict[str, str] = {
     "test_a_read_only_reader_sees_it_go": STORE,
     "test_a_subscriber_is_told": "see test_dropping_api: a client that has not connected yet follows what it finds",
     "test_what_is_appended_after_subscribing_to_the_end_comes": STORE,
+    "test_a_worker_hands_out_a_topic_made_anew_from_its_beginning": STORE,
     "test_another_journal_object_does_not_write_into_the_old_number": STORE,
     "test_what_a_crash_left_is_cleared_when_the_journal_is_opened": WRITER,
     "test_housekeeping_clears_it_without_being_asked": STORE,
