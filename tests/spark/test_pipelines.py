@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, FlowFailed, Locked
 from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.spark import buffer_at, flow, queue, topic
-from penstock.spark.pipeline import running
+from penstock.spark.pipeline import running, stopping
 from penstock.spark.pipeline.alone import alone, checkpoint_root
 from penstock.spark.pipeline.flows import Flow, Pipeline
 from penstock.spark.pipeline.graph import BoundFlow
@@ -230,7 +230,10 @@ def test_with_keep_going_a_flow_that_fails_rests_and_the_others_run(
     assert {one.flow: one.state for one in status(journal)} == {"wrong": "failed", "copies": "done"}
 
 
-def test_a_stop_comes_between_two_batches(spark: SparkSession, journal: penstock.Journal, folder: Path) -> None:
+def test_a_stop_comes_between_two_batches(
+    spark: SparkSession, journal: penstock.Journal, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "GRACE", 600.0)  # a batch may take long on a busy machine
     add_orders(journal, 3000)
 
     @flow(source=topic("orders", maxOffsetsPerTrigger=20), target=topic("copies"))
