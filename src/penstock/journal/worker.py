@@ -134,7 +134,7 @@ class TopicWorker(BatchWorker):
         """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
         log, selection = self._log, self._selection
         events: list[Event] = []
-        number, start, events = log.ask(self._look, (0, 0, events))
+        number, start, events = log.ask(self._cursor_and_events, (0, 0, events))
         if number != self._number:
             self._number = number
             self._committed = self._passed = -1
@@ -157,7 +157,7 @@ class TopicWorker(BatchWorker):
             raise TopicDropped(f"topic {self._topic!r} was dropped while it was worked on")
         return 0
 
-    def _look(self, view: TopicView) -> tuple[int, int, list[Event]]:
+    def _cursor_and_events(self, view: TopicView) -> tuple[int, int, list[Event]]:
         """Which topic it is, the cursor, and without a selection what follows: of one moment, so of one topic."""
         start = read_cursor(view.snap, view.number, self._consumer) or 0
         if self._selection is not None:

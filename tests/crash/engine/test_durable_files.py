@@ -26,7 +26,7 @@ with penstock.open("memory:") as journal:
     for number in range(300):
         journal.topic("t").append("k", ["x" * 50, number])
     journal.topic("u").append("k", 1)
-    mark(opened=True)
+    mark(opened=True, journal=journal.id)
     journal.export(root / "0" / "lines", topics=["t"])
     mark(lines=300)
     journal.topic("t").append_many([penstock.Draft("k", number) for number in range(100)])
@@ -46,6 +46,7 @@ def test_an_export_that_is_done_survives_a_power_cut_and_one_that_is_not_goes_on
     assert run.returncode == 0, run.output
     rng = random.Random(5)
     disk, done = Disk(root), 0
+    source = next(note["journal"] for note in run.marks(len(run.calls)))
     begin = next(at for at, call in enumerate(run.calls) if call.op == MARK)
     for moment in [*sorted(rng.randrange(begin, len(run.calls)) for _ in range(25)), len(run.calls)]:
         disk.follow(run.calls[done:moment])
@@ -64,6 +65,7 @@ def test_an_export_that_is_done_survives_a_power_cut_and_one_that_is_not_goes_on
             with penstock.open("memory:") as journal:  # and whatever there is, an export goes on from it
                 journal.topic("t").append_many([penstock.Draft("k", number) for number in range(500)])
                 journal.topic("u").append("k", 1)
+                journal._core.id = source  # that one was in memory
                 journal.export(image / name, topics=topics, format="jsonl" if name == "lines" else "parquet")
                 with penstock.open("memory:") as copy:
                     copy.import_(image / name)

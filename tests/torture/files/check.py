@@ -72,6 +72,7 @@ def _exports(folder: Path, noted: list[Any]) -> Iterator[str]:
         with penstock.open("memory:") as journal:  # and whatever there is, an export goes on from it
             grown = 20 + max((note["exporting"] for note in noted if "exporting" in note), default=0)
             journal.topic("t").append_many([Draft("k", number) for number in range(grown)])
+            journal._core.id = next(note["source"] for note in noted if "source" in note)  # that one was in memory
             journal.export(folder / name, topics=["t"], format=format)  # type: ignore[arg-type]
             yield from _copy(folder / name, grown)
     latest: dict[str, int] = {}

@@ -42,6 +42,7 @@ class Load:
         self.consumer = Consumer(url, gc_interval=None, gc_grace=0)
         self.acked = -1
         self.source = penstock.open("memory:")
+        mark(source=self.source.id)
         self.sealed = penstock.open(f"{rng.choice(['file', 'sqlite'])}:{folder / 'store'}")
         self.table = TableRequest(rng.choice([None, "delta", "iceberg"]))
 

@@ -152,7 +152,8 @@ class _Rebuild:
         self._saving = StateSaving(log, states, projection)
         self._live: dict[str | None, list[Any]] = {}
         """State, first position, newest position; by key."""
-        self._entities: set[str | None] = set()
+        self._saved: dict[str | None, int] = {}
+        """By key: the newest position in the state that waits in the store."""
 
     def run(self) -> RebuildReport:
         through, total = self._saving.of.through, self._saving.of.events
@@ -161,10 +162,7 @@ class _Rebuild:
         while after < through:
             # A snapshot held for the whole pass would keep the engine from cleaning up behind the writer.
             with self._core.engine.read() as snap:
-                view = TopicView.open(snap, self._topic)
-                if view is None or view.number != self._saving.of.number:
-                    raise dropped(self._topic)
-                for step, block in enumerate(view.blocks(after, through)):
+                for step, block in enumerate(self._view(snap).blocks(after, through)):
                     events += self._fold(block, after, through)
                     after = min(block.last, through)
                     if step >= 63:
@@ -174,7 +172,13 @@ class _Rebuild:
             if self._progress is not None:
                 self._progress(events, total)
         self._save_all()
-        return RebuildReport(len(self._entities), events, through)
+        return RebuildReport(len(self._saved), events, through)
+
+    def _view(self, snap: Snapshot) -> TopicView:
+        view = TopicView.open(snap, self._topic)
+        if view is None or view.number != self._saving.of.number:
+            raise dropped(self._topic)
+        return view
 
     def _fold(self, block: Any, after: int, through: int) -> int:
         rows = range(block.row_after(after), block.row_after(through))
@@ -198,19 +202,33 @@ class _Rebuild:
             if len(self._live) >= _STATES_IN_MEMORY:
                 self._save_all()
             self._live[key] = live
-            self._entities.add(key)
+        if block.seq(rows[0]) <= live[2]:  # `project` has saved a newer state meanwhile, and these events are in it
+            rows = [row for row in rows if block.seq(row) > live[2]]
+            if not rows:
+                return
         self._folder.fold_pieces(live[0], ((block, rows),))
         live[2] = block.seq(rows[-1])
 
     def _load(self, key: str | None) -> list[Any] | None:
-        if key not in self._entities:
+        newest = self._saved.get(key)
+        if newest is None:
             return None
+        declared, of = self._folder.declared, self._saving.of
         with self._core.engine.read() as snap:
-            saved = load_saved(snap, self._saving.of.number, self._folder.declared, key)
-        if saved is None:
-            raise ConfigError(f"another rebuild of {self._folder.declared.name} runs at the same time: let it finish")
+            saved = load_saved(snap, of.number, declared, key)
+            self._view(snap)  # what is saved of a dropped topic goes, too
+        if (
+            saved is None
+            or saved.generation < newest  # events in between would be in no state
+            or (saved.fingerprint, saved.compacted) != (declared.fingerprint, of.compacted)
+        ):
+            raise ConfigError(
+                f"another rebuild of {declared.name} runs at the same time, or the topic was compacted by key: "
+                "let that finish, and rebuild again"
+            )
         return [unpack_state(self._projection, saved.state), saved.first, saved.generation]
 
     def _save_all(self) -> None:
         self._saving.save((key, newest, first, pack_state(state)) for key, (state, first, newest) in self._live.items())
+        self._saved.update((key, live[2]) for key, live in self._live.items())
         self._live.clear()

@@ -14,7 +14,7 @@ from penstock.entity.projection.projection import Declared, Projection, check_pr
 from penstock.entity.projection.snapshot import Saved, is_valid, load_saved, pack_state, save, unpack_state
 from penstock.entity.streams import generation as generation_of
 from penstock.errors import Closed, ConfigError
-from penstock.journal.commit.catalog import TopicState, load_state
+from penstock.journal.commit.catalog import TopicState, load_record, load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.index.lookup import Lookup
@@ -41,6 +41,8 @@ class StateCache:
         self._lock = threading.Lock()
         self._saved: OrderedDict[tuple[str, str, int, str | None], tuple[int, Saved]] = OrderedDict()
         """With the number of the topic they are of: one of the same name may have been dropped since."""
+        self._numbers: dict[str, tuple[int, int]] = {}
+        """By name: `Engine.changes` when a topic's number was looked up, and the number; 0 for none."""
 
     def get(self, topic: str, declared: Declared, key: str | None) -> tuple[int, Saved] | None:
         return self._saved.get((topic, declared.name, declared.version, key))
@@ -53,14 +55,27 @@ class StateCache:
             while len(self._saved) > _REMEMBERED:
                 self._saved.popitem(last=False)
 
+    def number_of(self, log: TopicLog) -> int:
+        """The number of the topic that has a name now; 0 for none. Looked up only after a commit, of any process."""
+        changes = log.core.engine.changes()  # before the look: a commit between the two means another look
+        known = self._numbers.get(log.name)
+        if known is None or known[0] != changes:
+            with log.core.engine.read() as snap:
+                record = load_record(snap, log.name)
+            known = self._numbers[log.name] = changes, 0 if record is None else record.number
+        return known[1]
+
     def clear(self) -> None:
         self._saved.clear()
 
 
 def project(
     log: TopicLog, states: StateCache, projection: type[P], key: str | None, freshness: Freshness
-) -> tuple[int, P | None]:
-    """An entity's (or the whole topic's) generation and state; (0, None) when it has no events."""
+) -> tuple[int, P | None, int]:
+    """An entity's (or the whole topic's) generation and state, and the topic's number.
+
+    Generation 0 and state None when it has no events, number 0 when there is no topic.
+    """
     folder = folder_of(projection)
     declared = folder.declared
     if key is not None:
@@ -69,32 +84,37 @@ def project(
         raise ConfigError(f'freshness is "consistent" or "cached", not {freshness!r}')
     core, name = log.core, log.name
     of_topic, remembered = states.get(name, declared, key) or (0, None)
-    if freshness == "cached" and remembered is not None and remembered.fingerprint == declared.fingerprint:
-        return remembered.generation, unpack_state(projection, remembered.state)
+    if (
+        freshness == "cached"
+        and remembered is not None
+        and remembered.fingerprint == declared.fingerprint
+        and states.number_of(log) == of_topic  # else it was dropped, by another process or while it was folded
+    ):
+        return remembered.generation, unpack_state(projection, remembered.state), of_topic
     lookup = core.index.lookup(name) if key is not None else None
     with core.engine.read() as snap:
         view = TopicView.open(snap, name)
         if view is None:
-            return 0, None
+            return 0, None, 0
         state_of_topic = load_state(snap, view.number, name)
         if of_topic != view.number:
             remembered = None
         start = _start(view, declared, key, state_of_topic, remembered)
         state = _unpacked(projection, start) if start is not None else None
         if freshness == "cached" and start is not None and state is not None:
-            return start.generation, state
+            return start.generation, state, view.number
         if state is None:
             state, start = projection(), None
         pieces = _Pieces(view, lookup, key, start.generation if start is not None else 0)
         state, last, count = folder.fold_pieces(state, pieces)
     if not count:
-        return (start.generation, state) if start is not None else (0, None)
+        return (start.generation, state, view.number) if start is not None else (0, None, view.number)
     first = start.first if start is not None else pieces.first
     saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
     states.put(name, view.number, declared, key, saved)
     if count >= SAVE_AFTER and not core.engine.read_only:
         _save_soon(log, view.number, declared, key, saved)
-    return last, state
+    return last, state, view.number
 
 
 def project_if_changed(
@@ -105,7 +125,7 @@ def project_if_changed(
     check_projection(projection)
     if (generation_of(log, key) if key is not None else log.latest) == generation:
         return None
-    newest, state = project(log, states, projection, key, "consistent")
+    newest, state, _ = project(log, states, projection, key, "consistent")
     return None if newest == generation else (newest, state)
 
 

@@ -17,27 +17,32 @@ Range = tuple[int, int]
 
 
 def plan_ranges(view: TopicView, after: int, through: int | None, file_events: int) -> list[Range]:
-    """Ranges of positions, one per file: of at most so many events, and of one day each."""
+    """Ranges of positions, one per file: of at most so many events, and of one day each.
+
+    Each has events. Positions that compaction by key has emptied belong to the range of the next event.
+    """
     latest = view.latest()
     if through is None:
         block = view.block_holding(latest) if latest > after else None
         through = block.first - 1 if block else latest
     through = min(through, latest)
     ranges: list[Range] = []
+    begin = after
     while after < through:
         stop = min(after + file_events, through)
-        ranges.extend(_by_day(view, after, stop))
+        for end in _ends_of_days(view, after, stop):
+            ranges.append((begin, end))
+            begin = end
         after = stop
     return ranges
 
 
-def _by_day(view: TopicView, after: int, through: int) -> Iterator[Range]:
-    while after < through:
-        midnight = day_of(view, after + 1, through) + timedelta(days=1)
-        stop = min(through, max(view.position_before(to_ms(midnight, "date")), after))
+def _ends_of_days(view: TopicView, after: int, through: int) -> Iterator[int]:
+    while after < through and (day := day_of(view, after + 1, through)) is not None:
+        stop = min(through, max(view.position_before(to_ms(day + timedelta(days=1), "date")), after))
         if stop == after:
             stop = through
-        yield after, stop
+        yield stop
         after = stop
 
 

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from penstock.durable import as_storage_error
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, PenstockError, StorageError, TopicDropped
+from penstock.errors import ConfigError, StorageError, TopicDropped
 from penstock.journal.commit.catalog import Head, load_state, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.core import JournalCore
@@ -51,7 +51,7 @@ from penstock.journal.sealed.segments import (
     sealed_files,
 )
 from penstock.journal.sealed.tables.table import Owner, TableRequest, bring_up_to_date
-from penstock.journal.sealed.writing import SealPlace, write_segment
+from penstock.journal.sealed.writing import SealPlace, compacted, dropped, topic_to_seal, write_segment
 from penstock.journal.upkeep.compaction import held_back, remove_blocks
 from penstock.names import check_name, check_position, check_whole, shown_url
 
@@ -171,15 +171,12 @@ class _Sealing:
 
     # ── the topic ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _view(self, snap: Snapshot) -> TopicView:
-        view = TopicView.open(snap, self.topic)
-        if view is None or view.number != self.number:
-            raise TopicDropped(f"topic {self.topic!r} was dropped while it was sealed")
-        return view
+        return topic_to_seal(snap, self.topic, self.number)
 
     def _head(self, commit: Commit) -> Head:
         head = commit.head(self.topic)
         if head is None or head.number != self.number:
-            raise TopicDropped(f"topic {self.topic!r} was dropped while it was sealed")
+            raise dropped(self.topic)
         return head
 
     # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,17 +198,22 @@ class _Sealing:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Removes what a failed seal has written in vain, and says so when the reason is that a newer one took over."""
+        """Removes what a failed seal has written in vain, and says so when a newer one took over, or the topic is gone.
+
+        Whatever the error: a task of Spark has others than ours, and no later seal removes files of a dropped topic.
+        """
         try:
             yield
-        except (OSError, PenstockError) as error:
+        except Exception as error:
             with self.core.engine.read() as snap:
                 view = TopicView.open(snap, self.topic)
-                dropped = view is None or view.number != self.number
-                taken = not dropped and load_seals(snap, self.number).token != self.token
-                known = frozenset() if dropped else sealed_files(snap, self.number)
+                gone = view is None or view.number != self.number
+                taken = not gone and load_seals(snap, self.number).token != self.token
+                known = frozenset() if gone else sealed_files(snap, self.number)
             with suppress(OSError):
                 self.folder.remove_orphans(self.token, known | self._recorded)
+            if gone and not isinstance(error, TopicDropped):
+                raise dropped(self.topic) from error
             if taken:
                 raise ConfigError(
                     f"another process has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
@@ -269,7 +271,8 @@ class _Sealing:
         yield from self.write(self._place(), ranges)
 
     def _place(self) -> SealPlace:
-        return SealPlace(self.topic, self.lake, self.token, self.settings.columns, self.settings.partition_by)
+        columns, partition_by = self.settings.columns, self.settings.partition_by
+        return SealPlace(self.topic, self.number, self.lake, self.token, columns, partition_by)
 
     def _write(self, place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
         """Writes the files, several at once, and hands them over in order."""
@@ -303,7 +306,9 @@ class _Sealing:
         state = load_state(commit.tx, head.number, self.topic)
         mine = load_seals(commit.tx, head.number).token == self.token
         if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
-            raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
+            raise compacted(self.topic)
+        if segment.count != self._view(commit.tx).count_between(segment.first - 1, segment.last):
+            raise compacted(self.topic)  # by key, after the file was written: what went would be there again
         if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
         save_segment(commit.tx, head.number, segment)
@@ -332,7 +337,7 @@ class _Sealing:
         head = self._head(commit)
         there = [one for one in load_segments(commit.tx, head.number, 0, new.last) if one.last >= old[0].last]
         if load_seals(commit.tx, head.number).token != self.token or there != old:
-            raise ConfigError(f"topic {self.topic!r} was compacted meanwhile: seal it again")
+            raise compacted(self.topic)
         replace_segments(commit.tx, head.number, old, new)
 
     def _register(self) -> None:

@@ -15,8 +15,8 @@ from pyarrow import fs
 
 from penstock.clock import from_ms
 from penstock.durable import like, make_folder, move_into_place
-from penstock.engine.contract import Engine
-from penstock.errors import Corrupt
+from penstock.engine.contract import Engine, Snapshot
+from penstock.errors import ConfigError, Corrupt, TopicDropped
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import open_lake
@@ -40,6 +40,8 @@ class SealPlace(NamedTuple):
     """Where a seal's files go, and how they look."""
 
     topic: str
+    number: int
+    """The topic's own: another one may have its name by the time a file is written."""
     lake: str
     token: str
     """The seal's; part of its files' names."""
@@ -49,13 +51,32 @@ class SealPlace(NamedTuple):
     """The column by whose values files are parted."""
 
 
+def topic_to_seal(snap: Snapshot, topic: str, number: int) -> TopicView:
+    """The topic that a seal has begun with; TopicDropped when it is gone, or another one has its name."""
+    view = TopicView.open(snap, topic)
+    if view is None or view.number != number:
+        raise dropped(topic)
+    return view
+
+
+def dropped(topic: str) -> TopicDropped:
+    return TopicDropped(f"topic {topic!r} was dropped while it was sealed")
+
+
+def compacted(topic: str) -> ConfigError:
+    """What was to be sealed is not there any more, or not all of it: the next seal begins with what is."""
+    return ConfigError(f"topic {topic!r} was compacted meanwhile: seal it again")
+
+
 def write_segment(engine: Engine, place: SealPlace, after: int, through: int) -> Segment:
     """Writes the events of a range into one file or one per value, reads them back, and gives them their names."""
     topic = place.topic
     with engine.read() as snap:
-        view = TopicView.open(snap, topic)
-        assert view is not None
-        day = day_of(view, after + 1, through)
+        view = topic_to_seal(snap, topic, place.number)
+        state = load_state(snap, view.number, topic)
+        day = None if state.trimmed > after else day_of(view, after + 1, through)
+        if day is None:
+            raise compacted(topic)
         folder = f"{topic}/date={day:%Y-%m-%d}"
         file = f"{after + 1:020d}-{through:020d}-{place.token}.parquet"
         typed = TypedColumns(place.columns)
@@ -63,9 +84,8 @@ def write_segment(engine: Engine, place: SealPlace, after: int, through: int) ->
         with _SegmentWriter(place.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
             for group in _grouped(_batches(view, after, through, typed, partition)):
                 writer.add(pa.Table.from_batches(group), partition)
-        holes = load_state(snap, view.number, topic).compacted > after
     tally = writer.total
-    if not holes and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
+    if state.compacted <= after and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
         raise Corrupt("events are missing that were to be sealed", topic=topic, seq=after + 1)
     parts = writer.finish(engine.location, topic)
     size, crc = sum(one.size for one in parts), 0 if partition else parts[0].crc
@@ -290,9 +310,12 @@ def _group_ends(metadata: pq.FileMetaData) -> list[int]:
     return ends
 
 
-def day_of(view: TopicView, seq: int, through: int) -> datetime:
-    """The day (its midnight, UTC) of the first event at or after a position."""
+def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
+    """The day (its midnight, UTC) of the first event of a range of positions; None when compaction has left none."""
     for block in view.blocks(seq - 1, through):
-        recorded = from_ms(block.recorded_ms(block.row_after(seq - 1)))
+        row = block.row_after(seq - 1)
+        if block.seq(row) > through:  # a block may begin before the range and go on behind it
+            return None
+        recorded = from_ms(block.recorded_ms(row))
         return datetime(recorded.year, recorded.month, recorded.day, tzinfo=UTC)
-    raise Corrupt("a block is missing", topic=view.name, seq=seq)
+    return None

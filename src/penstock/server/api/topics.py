@@ -195,14 +195,14 @@ def read_correlated(call: Call[None, None]) -> EventList:
 def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
     check_consumer(consumer)
 
-    def look(view: TopicView) -> CursorDocument:
+    def found(view: TopicView) -> CursorDocument:
         latest = view.latest()
         one = read_consumer(view.snap, view.number, consumer, latest)
         if one is None:
             return CursorDocument(consumer, None, latest, number=view.number)
         return CursorDocument(consumer, one.position, one.lag, one.moved_at, view.number)
 
-    return topic._log.ask(look, CursorDocument(consumer, None, 0))
+    return topic._log.ask(found, CursorDocument(consumer, None, 0))
 
 
 @serves(operations.LIST_CURSORS)

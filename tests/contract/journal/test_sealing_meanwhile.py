@@ -1,0 +1,156 @@
+"""A topic that is dropped, made anew or compacted while it is sealed: the seal says so, and nothing comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from journals import Place, on, payloads
+
+from penstock import Draft, Journal
+from penstock.errors import ConfigError, TopicDropped
+from penstock.journal.sealed import sealing
+from penstock.journal.sealed.planning import Range
+from penstock.journal.sealed.report import SealReport
+from penstock.journal.sealed.sealing import seal_topic
+from penstock.journal.sealed.segments import Segment
+from penstock.journal.sealed.writing import SealPlace, write_segment
+from penstock.local.journal import LocalJournal
+
+Act = Callable[[], object]
+
+
+@pytest.fixture
+def lake(place: Place) -> Path:
+    return place.folder / "lake"
+
+
+def local(journal: Journal) -> LocalJournal:
+    assert isinstance(journal, LocalJournal)
+    return journal
+
+
+def seal(journal: Journal, lake: Path, through: int = 50, file_events: int = 1000) -> SealReport:
+    return seal_topic(local(journal)._core, "orders", lake=str(lake), through=through, file_events=file_events)
+
+
+def fill(journal: Journal, count: int = 60, key: str | None = None) -> None:
+    for number in range(1, count + 1):
+        journal.topic("orders").append("placed", number, key=key)
+
+
+def made_anew(journal: Journal, count: int) -> None:
+    journal.drop_topic("orders", force=True)
+    if count:
+        journal.topic("orders").append_many([Draft("made anew", -number) for number in range(count)])
+
+
+def before_files(patch: pytest.MonkeyPatch, act: Act) -> None:
+    """Does something when the first file is about to be written."""
+
+    def then(*given: object) -> Segment:
+        patch.setattr(sealing, "write_segment", write_segment)
+        act()
+        return write_segment(*given)  # type: ignore[arg-type]
+
+    patch.setattr(sealing, "write_segment", then)
+
+
+def after_files(patch: pytest.MonkeyPatch, act: Act) -> None:
+    """Does something when the first file is written, and about to become history."""
+    record = sealing._Sealing._record
+
+    def then(self: sealing._Sealing, segment: Segment) -> None:
+        patch.setattr(sealing._Sealing, "_record", record)
+        act()
+        record(self, segment)
+
+    patch.setattr(sealing._Sealing, "_record", then)
+
+
+def files(lake: Path) -> list[Path]:
+    return list(lake.rglob("*.parquet"))
+
+
+# ── dropped ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("moment", [before_files, after_files])
+@pytest.mark.parametrize("count", [0, 10, 100])
+def test_a_topic_that_is_dropped_while_it_is_sealed_is_said_to_be(
+    journal: Journal, lake: Path, monkeypatch: pytest.MonkeyPatch, count: int, moment: Callable[..., None]
+) -> None:
+    fill(journal)
+    moment(monkeypatch, lambda: made_anew(journal, count))
+    with pytest.raises(TopicDropped, match="dropped while it was sealed"):
+        seal(journal, lake)
+    assert files(lake) == [], "no later seal would remove them"
+    assert payloads(journal.topic("orders").read()) == [-number for number in range(count)]
+
+
+@on("memory")
+def test_files_of_a_dropped_topic_go_whatever_the_error_was(journal: Journal, lake: Path) -> None:
+    """Spark's tasks raise none of our errors."""
+    fill(journal)
+    core = local(journal)._core
+
+    def write(place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
+        write_segment(core.engine, place, *ranges[0])
+        assert files(lake)
+        journal.drop_topic("orders")
+        raise RuntimeError("a task failed")
+        yield
+
+    with pytest.raises(TopicDropped) as caught:
+        seal_topic(core, "orders", lake=str(lake), through=50, write=write)
+    assert isinstance(caught.value.__cause__, RuntimeError) and files(lake) == []
+
+
+# ── compacted ────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("moment", [before_files, after_files])
+def test_a_topic_that_is_compacted_while_it_is_sealed_is_not_corrupt(
+    journal: Journal, lake: Path, monkeypatch: pytest.MonkeyPatch, moment: Callable[..., None]
+) -> None:
+    fill(journal)
+    moment(monkeypatch, lambda: journal.topic("orders").compact(20))
+    with pytest.raises(ConfigError, match="was compacted meanwhile: seal it again"):
+        seal(journal, lake)
+    assert files(lake) == []
+    assert seal(journal, lake).events == 30
+    assert payloads(journal.topic("orders").read()) == list(range(21, 61))
+
+
+@pytest.mark.parametrize("moment", [before_files, after_files])
+def test_events_that_were_compacted_away_do_not_come_back(
+    journal: Journal, lake: Path, monkeypatch: pytest.MonkeyPatch, moment: Callable[..., None]
+) -> None:
+    topic = journal.topic("orders")
+    fill(journal, key="a")
+    moment(monkeypatch, topic.compact_keys)
+    with pytest.raises(ConfigError, match="was compacted meanwhile: seal it again"):
+        seal(journal, lake)
+    assert files(lake) == []
+    assert payloads(topic.read()) == [60] and len(topic) == 1
+    assert seal(journal, lake).events == 0
+    assert seal(journal, lake, through=60).events == 1
+    assert payloads(topic.read()) == [60] and len(topic) == 1
+
+
+@on("memory", "sqlite")
+@pytest.mark.parametrize("step", [1, 7, 10, 1000])
+def test_positions_that_compaction_by_key_has_emptied_are_sealed_with_the_next_event(
+    journal: Journal, lake: Path, step: int
+) -> None:
+    topic = journal.topic("orders")
+    kept = {5: "e", 6: "f", 31: "g", 48: "h"}
+    topic.append_many([Draft("placed", number, key=kept.get(number, "a")) for number in range(1, 61)])
+    assert topic.compact_keys() == 55 and payloads(topic.read()) == [5, 6, 31, 48, 60]
+    report = seal(journal, lake, file_events=step)
+    assert report.events == 4 and 48 <= report.through <= 50
+    assert payloads(topic.read()) == [5, 6, 31, 48, 60] and len(topic) == 5
+    assert [event.seq for event in topic.read(key="g")] == [31]
+    fill(journal, 5, key="b")
+    assert seal(journal, lake, through=64, file_events=step).events == 5
+    assert payloads(topic.read()) == [5, 6, 31, 48, 60, 1, 2, 3, 4, 5] and len(topic) == 10
+    seal_topic(local(journal)._core, "orders", lake=str(lake), through=64, compact=True)
+    assert topic.get(31) is not None and topic.get(32) is None
+    assert payloads(topic.read(reverse=True)) == [5, 4, 3, 2, 1, 60, 48, 31, 6, 5] and topic.verify().unlinked == 10
