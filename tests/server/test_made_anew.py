@@ -153,6 +153,16 @@ def test_no_cursor_moves_to_where_another_topic_ended(
     assert served.ask("PUT", path, to).json["position"] == 100
 
 
+def test_a_position_is_found_in_the_topic_that_is_meant(served: Served, journal: penstock.Journal) -> None:
+    journal.topic("orders").append("placed", 1)
+    number = served.ask("GET", "/v1/topics/orders").json["number"]
+    path = f"/v1/topics/orders/position?time=2999-01-01T00:00:00Z&number={number}"
+    assert served.ask("GET", path).json == {"position": 1}
+    anew_now(journal)
+    answer = served.ask("GET", path)
+    assert (answer.status, answer.json["error"]) == (410, "TopicDropped")
+
+
 def test_a_position_is_committed_to_the_topic_it_is_of(served: Served, journal: penstock.Journal) -> None:
     journal.topic("orders").append("placed", 1)
     path = "/v1/topics/orders/cursors/billing"

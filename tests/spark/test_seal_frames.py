@@ -157,6 +157,23 @@ def test_a_lake_read_is_the_topic_once_also_while_sealing_goes_on(
     assert rows(lake(spark, journal, "orders").where(f"seq <= {EVENTS}")) == before[350:]
 
 
+def test_a_frame_of_a_lake_is_not_half_of_a_topic_made_anew(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    unsealed = lake(spark, journal, "orders")
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=700)
+    held = lake(spark, journal, "orders")
+    assert held.count() == EVENTS
+    journal.drop_topic("orders", force=True)
+    with pytest.raises(PySparkException, match="topic 'orders' was dropped after this query was planned"):
+        held.count()
+    journal.topic("orders").append_many([_draft(n) for n in range(2 * EVENTS)])
+    for frame in (held, unsealed):
+        with pytest.raises(PySparkException, match="topic 'orders' was dropped after this query was planned"):
+            frame.count()
+    assert lake(spark, journal, "orders").count() == 2 * EVENTS
+
+
 def test_a_lake_read_has_bytes_and_says_what_is_missing(
     spark: SparkSession, journal: penstock.Journal, tmp_path: Path
 ) -> None:

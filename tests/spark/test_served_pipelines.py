@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 import penstock
 from penstock import Draft, Projection, on
@@ -103,6 +104,10 @@ def test_a_lake_is_read_through_the_server(
     assert sorted(row.seq for row in frame.select("seq").collect()) == list(range(1, 301))
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
         lake(spark, served.url, "nowhere")
+    journal.drop_topic("orders", force=True)
+    journal.topic("orders").append_many([Draft("placed", {"n": n}) for n in range(400)])
+    with pytest.raises(PySparkException, match="topic 'orders' was dropped after this query was planned"):
+        frame.count()
 
 
 def test_sealing_is_for_where_the_store_is(served: Served, tmp_path: Path) -> None:

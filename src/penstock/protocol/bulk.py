@@ -13,7 +13,7 @@ from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
 from penstock.protocol.operation import BLOCKS, STAGED, Operation
-from penstock.protocol.topics import After, Count
+from penstock.protocol.topics import After, Count, Number
 
 JOURNAL_HEADER = "X-Penstock-Journal"
 """On an answer of blocks: the id of the journal they are from."""
@@ -50,6 +50,7 @@ class CutsQuery(msgspec.Struct, omit_defaults=True):
     through: Annotated[Count, Meta(description="the last position wanted")] = 0
     pieces: Annotated[int, Meta(ge=0, le=100_000, description="how many pieces are wanted; 0: only the size")] = 0
     exactly: Annotated[bool, Meta(description="cut inside blocks too, to have as many")] = False
+    number: Number = None
 
 
 class CutsDocument(msgspec.Struct):
@@ -65,6 +66,7 @@ class BlocksQuery(msgspec.Struct, omit_defaults=True):
     strict: Annotated[bool, Meta(description="refuse when some of the events were removed; false: send the rest")] = (
         True
     )
+    number: Number = None
 
 
 class Correlations(msgspec.Struct):
@@ -228,6 +230,7 @@ READ_CUTS = Operation(
     role="read",
     query=CutsQuery,
     answer=CutsDocument,
+    errors=(TopicDropped,),
 )
 READ_BLOCKS = Operation(
     "read_blocks",
@@ -238,7 +241,7 @@ READ_BLOCKS = Operation(
     query=BlocksQuery,
     answer=bytes,
     media=(BLOCKS,),
-    errors=(PositionTrimmed,),
+    errors=(PositionTrimmed, TopicDropped),
 )
 FIND_CORRELATIONS = Operation(
     "find_correlations",

@@ -31,9 +31,7 @@ After = Annotated[Count, Meta(description="the position to go on from, exclusive
 Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
-Number = Annotated[
-    Count | None, Meta(description="the topic's own number: 410 when another topic has its name meanwhile")
-]
+Number = Annotated[Count | None, Meta(description="the topic's own number: 410 when another one has its name now")]
 
 
 class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -60,14 +58,13 @@ class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
 
 
 class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
-    after: Annotated[
-        Count | Literal["latest"], Meta(description="a position, exclusive, or latest; Last-Event-ID goes before it")
-    ] = 0
+    after: Annotated[Count | Literal["latest"], Meta(description="exclusive, or latest; Last-Event-ID goes first")] = 0
     number: Number = None
 
 
 class PositionQuery(msgspec.Struct, omit_defaults=True):
     time: Annotated[str, Meta(description=TIME)] = ""
+    number: Number = None
 
 
 class TopicNames(msgspec.Struct):
@@ -222,6 +219,7 @@ FIND_POSITION = Operation(
     role="read",
     query=PositionQuery,
     answer=PositionDocument,
+    errors=(TopicDropped,),
 )
 LIST_CURSORS = Operation(
     "list_cursors",

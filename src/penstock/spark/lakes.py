@@ -16,6 +16,7 @@ from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.storage.to_arrow import arrow_schema
 from penstock.local.journal import LocalJournal
 from penstock.names import check_name, split_url
+from penstock.spark.served.journal import served_journal
 from penstock.spark.source.place import JournalPlace, place_of_journal
 from penstock.surface.journal import Journal
 
@@ -38,7 +39,8 @@ def lake(
 
     What is not sealed yet comes through the source, so the frame has every event once, also when sealing goes on while
     it is read. Lakes that Spark has no file system for are read through the source as well, and so are those of a
-    served journal (http://…).
+    served journal (http://…). A frame whose topic was dropped since is TopicDropped when it is used, unless all of its
+    rows are in sealed files, which stay.
     """
     check_name(topic)
     if payload not in ("json", "binary"):
@@ -61,7 +63,8 @@ def lake(
         segments = []
     after = segments[-1].last if segments else state.trimmed
     source = spark.read.format("penstock").options(url=url, topic=topic, payloadFormat=payload)
-    tail = source.options(startingOffsets=str(after), endingOffsets=str(latest)).load()
+    offsets = {"startingOffsets": str(after), "endingOffsets": str(latest)}
+    tail = source.options(**offsets, topicNumber=str(view.number)).load()
     if not segments:
         return tail
     sealed = _sealed(spark, segments, topic, payload)
@@ -72,17 +75,13 @@ def lake(
 
 def _served(spark: SparkSession, place: JournalPlace, topic: str, payload: str) -> DataFrame:
     """A topic of a served journal, all of it through the server: the lake's files are the server's to reach."""
-    from penstock.remote import connect
-
-    token = None if place.token is None else place.token.reveal()
-    with connect(place.url, token=token, read_only=True) as journal:
-        if topic not in journal.topics():
-            raise ConfigError(f"there is no topic {topic!r} in {place.url}")
-        latest = journal.topic(topic).latest
+    ends = served_journal(place, None).ends([topic]).ends.get(topic)
+    if ends is None:
+        raise ConfigError(f"there is no topic {topic!r} in {place.url}")
     source = spark.read.format("penstock").options(url=place.url, topic=topic, payloadFormat=payload)
-    if token is not None:
-        source = source.option("token", token)
-    return source.option("endingOffsets", str(latest)).load()
+    if place.token is not None:
+        source = source.option("token", place.token.reveal())
+    return source.options(endingOffsets=str(ends.latest), topicNumber=str(ends.number)).load()
 
 
 def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: str) -> DataFrame:

@@ -176,7 +176,10 @@ def find_position(call: Call[PositionQuery, None]) -> PositionDocument:
     time = parameters.moment(call.query.time)
     if time is None:
         raise ConfigError("time is missing: /position?time=2024-05-01T12:00:00Z")
-    return PositionDocument(topic_of(call).position_at(time))
+    topic = topic_of(call)
+    found = topic.position_at(time)
+    same_topic(topic, call.query.number)
+    return PositionDocument(found)
 
 
 @serves(operations_of_journal.READ_CORRELATED)

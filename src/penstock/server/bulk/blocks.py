@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from penstock.errors import ConfigError, PositionTrimmed
+from penstock.errors import ConfigError, PositionTrimmed, TopicDropped
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.names import check_name
@@ -54,7 +54,7 @@ def read_cuts(call: Call[CutsQuery, None]) -> CutsDocument:
     query = call.query
     if query.after >= query.through:
         return CutsDocument(0, [])
-    with _topic(call.service, call.name("topic")) as view:
+    with _topic(call.service, call.name("topic"), query.number) as view:
         through = min(query.through, view.latest())
         size = range_size(view, query.after, through)
         if not query.pieces:
@@ -82,7 +82,7 @@ def _blocks(service: Service, topic: str, query: BlocksQuery) -> tuple[bytes, in
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
-    with _topic(service, topic) as view:
+    with _topic(service, topic, query.number) as view:
         trimmed = load_state(view.snap, view.number, topic).trimmed
         if query.strict and after < min(trimmed, through):
             raise PositionTrimmed(
@@ -104,11 +104,13 @@ def _gzipped(message: bytes) -> bytes:
 
 
 @contextmanager
-def _topic(service: Service, name: str) -> Iterator[TopicView]:
-    """A topic in a snapshot of its own; Refused when there is none."""
+def _topic(service: Service, name: str, number: int | None) -> Iterator[TopicView]:
+    """A topic in a snapshot of its own; Refused when there is none, TopicDropped when it is not that of the number."""
     check_name(name)
     with service.journal._engine.read() as snap:
         view = TopicView.open(snap, name)
+        if number is not None and (view is None or view.number != number):
+            raise TopicDropped(f"topic {name!r} was dropped while it was read; read it from the beginning")
         if view is None:
             raise Refused(404, "UnknownTopic", f"there is no topic {name!r}")
         yield view

@@ -23,7 +23,7 @@ from penstock.entity.projection.snapshot import pack_state, unpack_state
 from penstock.entity.projection.streamed import StreamedState, StreamedStates
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark.projection.fold import Folded, emit, fold_sorted
-from penstock.spark.projection.keeping import LoadedStates, StateKeeper, keeper_of
+from penstock.spark.projection.keeping import LoadedStates, StateKeeper, dropped, keeper_of
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
 from penstock.spark.source.options import read_options
@@ -41,12 +41,23 @@ _STATELESS = ("Project", "SubqueryAlias", "EventTimeWatermark")
 class StreamFold:
     """The task of a streaming projection."""
 
-    def __init__(self, shipped: Shipped, schema: StructType, keeper: StateKeeper, topic: str, whole: bool) -> None:
+    def __init__(
+        self,
+        shipped: Shipped,
+        schema: StructType,
+        keeper: StateKeeper,
+        topic: str,
+        *,
+        whole: bool,
+        number: int | None,
+    ) -> None:
         self.shipped = shipped
         self.schema = schema
         self.keeper = keeper
         self.topic = topic
         self.whole = whole
+        self.number = number
+        """The topic's own when the stream was planned; None when it was not there yet."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = [batch for batch in batches if batch.num_rows]
@@ -76,7 +87,10 @@ class StreamFold:
         return StreamedStates(self.topic, own.name, own.version, query)
 
     def check(self, found: LoadedStates) -> None:
-        """ConfigError when what a query has saved is not of this projection."""
+        """ConfigError when what a query has saved is not of this projection; TopicDropped when its topic is gone: what
+        is folded from that one must not be kept with another."""
+        if self.number not in (None, found.number):
+            raise dropped(self.topic)
         own, filed = self.shipped.projection.__projection__, found.filed
         if filed is None or (filed.version, filed.fingerprint) == (own.version, own.fingerprint):
             return
@@ -146,16 +160,22 @@ def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: J
             "so name it: project(events, Projection, journal=…)"
         )
     check_reach(place.url)
-    if source is not None and source.place.url == place.url:
-        return StreamFold(shipped, schema, keeper_of(place), source.topic, source.whole)
-    own = shipped.projection.__projection__
-    topic = f"states-{own.name}"
-    if not topic.replace("-", "").replace(".", "").replace("_", "").isalnum() or not topic.isascii():
-        topic = f"states-{zlib.crc32(own.name.encode()):08x}"
     keeper = keeper_of(place)
-    if _planned.get() is None:  # else nothing is to be changed
-        keeper.make_topic(topic)
-    return StreamFold(shipped, schema, keeper, topic, False)
+    if source is not None and source.place.url == place.url:
+        topic, whole = source.topic, source.whole
+    else:
+        topic, whole = _states_name(shipped.projection.__projection__.name), False
+        if _planned.get() is None:  # else nothing is to be changed
+            keeper.make_topic(topic)
+    return StreamFold(shipped, schema, keeper, topic, whole=whole, number=keeper.number(topic))
+
+
+def _states_name(projection: str) -> str:
+    """The topic that states are kept with where that is none of the stream's own."""
+    topic = f"states-{projection}"
+    if topic.isascii() and topic.replace("-", "").replace(".", "").replace("_", "").isalnum():
+        return topic
+    return f"states-{zlib.crc32(projection.encode()):08x}"
 
 
 class FollowedTopic(NamedTuple):
@@ -187,6 +207,7 @@ def _source_of(events: DataFrame) -> FollowedTopic | None:
     kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
     same = all(kept.get(name) == attributes.get(name) for name in ("key", "seq", "kind", "payload"))
     whole = stateless and same and options.start == "earliest" and options.start_ms is None
+    whole = whole and options.fail_on_data_loss  # else it may begin in the middle of a topic that was made anew
     return FollowedTopic(options.place, options.topics[0], whole)
 
 

@@ -5,12 +5,13 @@ Planning looks at one state of the journal (`JournalState`), tasks fetch blocks 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, PositionTrimmed
+from penstock.errors import PositionTrimmed, StorageError, TopicDropped
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
@@ -19,12 +20,17 @@ from penstock.journal.storage.block import Block
 from penstock.local.journal import LocalJournal
 from penstock.spark.source.options import ReadOptions
 from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.stores import reading, writing
+from penstock.spark.source.stores import REMOTE, reading, writing
 from penstock.transfer.causes import correlations_of, topic_names
 from penstock.transfer.ranges import range_cuts, range_size
 
 _CHUNK_BYTES = 8 << 20
 """How much a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long."""
+_BEHIND_SECONDS, _BEHIND_PAUSE = 5.0, 0.05
+"""For how long a reader that is behind the plan is waited for: much longer than it pauses between two looks."""
+
+Reached = tuple[int, int]
+"""How far a topic was read: a position, and the number of the topic whose position it is."""
 
 
 class PlannedTopic(Protocol):
@@ -78,10 +84,11 @@ class SourceJournal(Protocol):
         """The journal as it is now."""
         ...
 
-    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+    def blocks(self, topic: str, number: int, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         """The blocks with events in after < position ≤ through, some at a time.
 
-        `strict`: PositionTrimmed when some of the events were removed; else what is left comes.
+        TopicDropped when the topic that has the number is gone. `strict`: PositionTrimmed when some of the events were
+        removed; else what is left comes.
         """
         ...
 
@@ -89,9 +96,18 @@ class SourceJournal(Protocol):
         """By event id, its correlation id; ids that no event has are left out."""
         ...
 
-    def follow(self, consumer: str, offsets: Mapping[str, int], *, back: bool) -> None:
-        """Moves a consumer's cursors, as far as the topics go."""
+    def follow(self, consumer: str, reached: Mapping[str, Reached], *, back: bool) -> None:
+        """Moves a consumer's cursors, as far as the topics go; one of a topic that was dropped since stays."""
         ...
+
+
+def dropped(topic: str) -> TopicDropped:
+    """What a query hears whose topic is gone: rows of two topics must not be mixed, nor some of them be left out."""
+    return TopicDropped(
+        f"topic {topic!r} was dropped after this query was planned: the rest of its events is gone, and what has its "
+        "name now is another topic. Run the query again; start a stream with a new checkpoint, or set "
+        "failOnDataLoss=false to go on behind the position that was reached"
+    )
 
 
 def check_kept(topic: str, after: int, through: int, trimmed: int) -> None:
@@ -139,46 +155,66 @@ class LocalSource:
         with self._engine.read() as snap:
             yield _SnapshotState(snap)
 
-    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+    def blocks(self, topic: str, number: int, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:
-            found, after = self._fetch(topic, after, through, strict)
+            found, after = self._fetch(topic, number, after, through, strict)
             yield found
 
-    def _fetch(self, topic: str, after: int, through: int, strict: bool) -> tuple[list[Block], int]:
-        """Some blocks from a position on, and how far they reach; the snapshot is held only meanwhile."""
-        blocks: list[Block] = []
-        size = 0
-        with self._engine.read() as snap:
-            view = TopicView.open(snap, topic)
-            if view is None:
-                raise ConfigError(f"topic {topic!r} is not there any more: the journal was replaced while it was read")
-            if strict:
-                check_kept(topic, after, through, load_state(snap, view.number, topic).trimmed)
-            for block in view.blocks(after, through):
-                blocks.append(block)
-                size += len(block.payload)
-                if size >= _CHUNK_BYTES:
-                    return blocks, block.last
-        return blocks, through
+    def _fetch(self, topic: str, number: int, after: int, through: int, strict: bool) -> tuple[list[Block], int]:
+        """Some blocks from a position on, and how far they reach; a snapshot is held only meanwhile.
+
+        This process's reader of a bucket may be a moment behind the one that planned: then it is looked at again.
+        """
+        deadline = time.monotonic() + _BEHIND_SECONDS
+        while True:
+            with self._engine.read() as snap:
+                view = TopicView.open(snap, topic)
+                if view is not None and view.number == number:
+                    if strict:
+                        check_kept(topic, after, through, load_state(snap, number, topic).trimmed)
+                    blocks, reached = _chunk(view, after, through)
+                    if reached > after:
+                        return blocks, reached
+                elif self._engine.scheme not in REMOTE or (view is not None and view.number > number):
+                    raise dropped(topic)
+            if time.monotonic() > deadline:
+                if view is None:
+                    raise dropped(topic)
+                raise StorageError(f"topic {topic!r} is not there as far as it was planned; try again", retryable=True)
+            self._engine.hear_word()
+            time.sleep(_BEHIND_PAUSE)
 
     def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
         with self._engine.read() as snap:
             return correlations_of(snap, ids)
 
-    def follow(self, consumer: str, offsets: Mapping[str, int], *, back: bool) -> None:
+    def follow(self, consumer: str, reached: Mapping[str, Reached], *, back: bool) -> None:
         if self._place.server is not None:
             from penstock.spark.served.journal import served_journal
 
-            served_journal(self._place.server, self.id).follow(consumer, offsets, back=back)
+            served_journal(self._place.server, self.id).follow(consumer, reached, back=back)
             return
 
         def move(commit: Commit) -> None:
-            for name, position in offsets.items():
-                if commit.latest(name) >= position:
+            for name, (position, number) in reached.items():
+                if commit.is_current(name, number) and commit.latest(name) >= position:
                     move_cursor(commit, name, consumer, position, back=back)
 
         with writing(self._place.url) as journal:
             journal._core.run(move, relaxed=True)
+
+
+def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]:
+    """Some blocks, and how far they reach: to the end of the range unless there are more, or the topic ends before."""
+    blocks: list[Block] = []
+    size = 0
+    for block in view.blocks(after, through):
+        blocks.append(block)
+        size += len(block.payload)
+        if size >= _CHUNK_BYTES:
+            return blocks, block.last
+    whole = bool(blocks) and blocks[-1].last >= through
+    return blocks, through if whole else min(through, view.latest())
 
 
 class _SnapshotState:

@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
 from penstock.spark.source.options import ReadOptions
 from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.stores import writing
 from penstock.surface.journal import Journal
+from penstock.surface.queue import Queue
 
 CORRUPT = "_corrupt_record"
 """The column that holds the text of payloads that do not fit, in the mode PERMISSIVE."""
@@ -32,8 +33,8 @@ class BadRecords(msgspec.Struct, frozen=True):
     """The queue or topic that takes the events that do not fit, each once.
 
     An event put there has the kind, key, scope, payload and headers of the one that does not fit, which is its cause;
-    headers say where that one is and what is wrong with it. Tasks may run twice, so the event's place and the schema
-    are its dedup key.
+    headers say where that one is and what is wrong with it. Tasks may run twice, so the event's id and the schema are
+    its dedup key; its place would be that of another event, too, once its topic was dropped and made anew.
     """
 
     place: JournalPlace
@@ -49,8 +50,8 @@ class BadRecords(msgspec.Struct, frozen=True):
         """Puts events there, with the reasons; those that are there already are left alone."""
         drafts = [self._draft(event, reason) for event, reason in events]
         with self._journal() as journal:
-            if self.name in journal.queues():
-                queue = journal.queue(self.name)
+            queue = self._queue(journal)
+            if queue is not None:
                 if queue.policy.throttle is not None or queue.policy.debounce is not None:
                     raise self._keeps_one("queue", "has a throttle or a debounce")
                 queue.push_many(drafts)
@@ -59,6 +60,13 @@ class BadRecords(msgspec.Struct, frozen=True):
                 if topic.settings.by_key:
                     raise self._keeps_one("topic", "keeps the newest event of every key")
                 topic.append_many(drafts)
+
+    def _queue(self, journal: Journal) -> Queue | None:
+        """The queue of the name, if there is one; none is made, nor made again that is dropped meanwhile."""
+        try:
+            return journal.queue(self.name, create=False)
+        except UnknownQueue:
+            return None
 
     def _keeps_one(self, what: str, why: str) -> ConfigError:
         return ConfigError(
@@ -75,7 +83,7 @@ class BadRecords(msgspec.Struct, frozen=True):
         return connect(server.url, token=None if server.token is None else server.token.reveal())
 
     def _draft(self, event: Event, reason: str) -> Draft:
-        place = f"{event.topic}\0{event.seq}\0{self.schema}"
+        known = f"{event.id}\0{self.schema}"
         return Draft(
             event.kind,
             _payload(event),
@@ -88,7 +96,7 @@ class BadRecords(msgspec.Struct, frozen=True):
                 "penstock-reason": reason[:1000],
             },
             occurred_at=event.occurred_at,
-            dedup=f"misfit:{hashlib.sha256(place.encode()).hexdigest()}",
+            dedup=f"misfit:{hashlib.sha256(known.encode()).hexdigest()}",
             cause=event,
         )
 

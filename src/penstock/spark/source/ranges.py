@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from penstock.clock import to_ms
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import RowFilter
-from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept
+from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept, dropped
 from penstock.spark.source.options import Offset, ReadOptions
 
 _TASK_BYTES = 128 << 20
@@ -31,11 +31,13 @@ Offsets = dict[str, int]
 class Range(InputPartition):
     """One task's share: the events after < position ≤ through of a topic."""
 
-    def __init__(self, topic: str, after: int, through: int, journal: str | None = None) -> None:
+    def __init__(self, topic: str, number: int, after: int, through: int) -> None:
         super().__init__(None)
-        self.journal = journal
+        self.journal: str | None = None
         """The id of the journal it was cut from."""
         self.topic = topic
+        self.number = number
+        """The topic's own: positions of another one of this name mean other events."""
         self.after = after
         self.through = through
 
@@ -53,7 +55,10 @@ class Topics:
             names = tuple(name for name in found.names() if matches(options.pattern, name))
         self.views = found.topics(names)
         for name in names:
-            if name not in self.views:
+            view = self.views.get(name)
+            if options.topic_number is not None and (view is None or view.number != options.topic_number):
+                raise dropped(name)
+            if view is None:
                 there = ", ".join(found.names()) or "none yet"
                 raise ConfigError(f"there is no topic {name!r} in {options.place.url}; topics: {there}")
 
@@ -121,7 +126,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
         if high is not None:
             end = min(end, view.position_before(to_ms(high, "recorded_at") + 1))
         if start < end:
-            ranges.append(Range(name, start, end))
+            ranges.append(Range(name, view.number, start, end))
     return ranges
 
 
@@ -146,7 +151,7 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
         share = max(1, -(-pieces * size // total)) if total else 1
         view = topics.views[range_.topic]
         bounds = view.cuts(range_.after, range_.through, share, exactly=least >= pieces)
-        parts.extend(Range(range_.topic, low, high) for low, high in pairwise(bounds))
+        parts.extend(Range(range_.topic, range_.number, low, high) for low, high in pairwise(bounds))
     return parts
 
 

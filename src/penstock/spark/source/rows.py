@@ -28,6 +28,7 @@ from penstock.spark.source.filters import NO_FILTER, RowFilter
 from penstock.spark.source.journals import SourceJournal
 from penstock.spark.source.misfits import CORRUPT, BadRecords, refused
 from penstock.spark.source.options import Mode, ReadOptions
+from penstock.spark.source.ranges import Range
 
 _BATCH_ROWS = 65_536
 
@@ -194,20 +195,14 @@ def _chosen(column: pa.Array, block: Block, start: int, stop: int, keep: NDArray
 
 
 def read_range(
-    journal: SourceJournal,
-    topic: str,
-    after: int,
-    through: int,
-    layout: SourceLayout,
-    filter: RowFilter = NO_FILTER,
-    *,
-    strict: bool,
+    journal: SourceJournal, share: Range, layout: SourceLayout, filter: RowFilter = NO_FILTER, *, strict: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The events after < position ≤ through, fetched some blocks at a time.
+    """The events of a task's share, fetched some blocks at a time.
 
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
-    for fetched in journal.blocks(topic, after, through, strict=strict):
+    after, through = share.after, share.through
+    for fetched in journal.blocks(share.topic, share.number, after, through, strict=strict):
         for block in joined(filter_blocks(fetched, filter), _BATCH_ROWS):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count
@@ -215,6 +210,7 @@ def read_range(
                 batch = layout.batch(block, start, stop, filter)
                 if batch.num_rows:
                     yield batch
+            after = max(after, block.last)  # blocks that are merged meanwhile come again, as part of the next ones
 
 
 def filter_blocks(blocks: list[Block], filter: RowFilter) -> Iterator[Block]:

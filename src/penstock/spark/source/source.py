@@ -89,16 +89,8 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # Spark makes one of its own when there are none
             return iter(())
-        options = self.options
-        return read_range(
-            open_source(options.place, partition.journal),
-            partition.topic,
-            partition.after,
-            partition.through,
-            self.layout,
-            self.filter,
-            strict=options.fail_on_data_loss,
-        )
+        journal = open_source(self.options.place, partition.journal)
+        return read_range(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
 
 
 class PushdownReader(BatchReader):

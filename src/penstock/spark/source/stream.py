@@ -3,8 +3,8 @@
 Spark asks for the newest offset with the end of the last batch that its checkpoint holds as complete, also while
 nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes.
 
-In a checkpoint an offset has the positions by topic, as `topic#` the number of each topic that was read, and as `#` a
-checksum of the id of the journal in which they have these numbers:
+In a checkpoint an offset has the positions by topic, as `topic#` the number of each topic of which something was read
+or left behind, and as `#` a checksum of the id of the journal in which they have these numbers:
 
     {"orders": 250, "orders#": 3, "#": 2898456003}
 
@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import option_filter
-from penstock.spark.source.journals import SourceJournal, check_rights, open_source
+from penstock.spark.source.journals import Reached, SourceJournal, check_rights, dropped, open_source
 from penstock.spark.source.options import ReadOptions, check_stream
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range
@@ -44,11 +44,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_stream(options)
         self.options = options
         self.layout = SourceLayout.of(schema, options)
-        self._target: Offsets | None = None
+        self._target: tuple[Offsets, Offsets] | None = None
+        """How far trigger(availableNow=True) reads, and the numbers of the topics that went so far."""
         self._latest: tuple[int | None, Offsets, Offsets] | None = None
         """The store's changes when it was looked into, how far its topics went, and their numbers."""
         self._served: SourceJournal | None = None
-        self._followed: Offsets = {}
+        self._followed: dict[str, Reached] = {}
         self._initial: Offsets | None = None
         self._anchored = True
         self._filter = option_filter(options)
@@ -61,9 +62,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             journal = open_source(self.options.place)
             check_rights(self.options)
             with journal.state() as found:
-                self._initial = Topics(found, self.options).starts()
+                topics = Topics(found, self.options)
+                starts, numbers = topics.starts(), _numbers(journal, topics)
+            self._initial = starts | _named(numbers, [name for name, position in starts.items() if position])
             self._anchored = not self._moving
-            self._follow(self._initial, back=True)
+            self._follow(starts, numbers, back=True)
         return _sorted(self._initial)
 
     @property
@@ -85,13 +88,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, numbers = split_offset(start)
         latest, now = self._now()
         self._check_numbers(numbers, now)
-        self._follow(begin)
+        self._follow(begin, now)
         if not self._anchored:
             self._anchored = True
             return _sorted(start)
         if self.options.hold is not None and os.path.exists(self.options.hold):  # noqa: PTH110
             return _sorted(start)
-        end = latest if self._target is None else self._target
+        end = latest if self._target is None else self._left_to_read(now)
         self._check_ahead(begin, end)
         end = {name: max(position, begin.get(name, 0)) for name, position in end.items()}
         if self._too_few(begin, end):
@@ -100,9 +103,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             end = limited(begin, end, limit.max_rows)
         read = [name for name, position in end.items() if position > begin.get(name, 0) and name in now]
-        if read:
-            end |= {f"{name}{_NUMBER}": now[name] for name in (_JOURNAL, *read)}
-        return _sorted({**start, **end})
+        known = begin if read and numbers.get(_JOURNAL) != now[_JOURNAL] else start  # no numbers of another journal
+        return _sorted({**known, **end, **_named(now, read)})
+
+    def _left_to_read(self, now: Offsets) -> Offsets:
+        """The target, without topics that are gone; what has their names now is read by the next run."""
+        assert self._target is not None
+        ends, numbers = self._target
+        return {name: position for name, position in ends.items() if now.get(name) == numbers[name]}
 
     def _check_numbers(self, known: Offsets, now: Offsets) -> None:
         if not self.options.fail_on_data_loss or known.get(_JOURNAL) != now[_JOURNAL]:
@@ -127,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _sorted(self._now()[0])
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._now()[0]
+        self._target = self._now()
 
     def _now(self) -> tuple[Offsets, Offsets]:
         """How far the topics go, and their numbers; asked for every few milliseconds, so that an unchanged store is not
@@ -164,22 +172,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topics = Topics(found, self.options)
             positions, numbers = split_offset(end)
             self._check_numbers(numbers, _numbers(journal, topics))
-            ends = {name: position for name, position in positions.items() if name in topics.views}
-            ranges = cut(topics, narrowed(topics, split_offset(start)[0], ends, self._filter))
+            begin, latest = split_offset(start)[0], topics.latest()
+            ends = {name: min(position, latest[name]) for name, position in positions.items() if name in latest}
+            for name, position in positions.items():
+                if self.options.fail_on_data_loss and name not in ends and position > begin.get(name, 0):
+                    raise dropped(name)
+            ranges = cut(topics, narrowed(topics, begin, ends, self._filter))
         return signed(ranges, journal.id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        options = self.options
-        return read_range(
-            open_source(options.place, partition.journal),
-            partition.topic,
-            partition.after,
-            partition.through,
-            self.layout,
-            self._filter,
-            strict=options.fail_on_data_loss,
-        )
+        journal = open_source(self.options.place, partition.journal)
+        return read_range(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing to do: see the top of this file."""
@@ -188,14 +192,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to let go of: the process ends."""
 
     # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _follow(self, offsets: Offsets, *, back: bool = False) -> None:
+    def _follow(self, offsets: Offsets, numbers: Offsets, *, back: bool = False) -> None:
         """Moves the query's cursor, so that its lag can be seen and compaction waits for it."""
-        consumer = self.options.consumer
-        if consumer is None or offsets == self._followed:
+        if self.options.consumer is None:
             return
-        moved = {name: position for name, position in offsets.items() if self._followed.get(name) != position}
-        self._opened().follow(consumer, moved, back=back)
-        self._followed = dict(offsets)
+        reached = {name: (position, numbers[name]) for name, position in offsets.items() if name in numbers}
+        moved = {name: place for name, place in reached.items() if self._followed.get(name) != place}
+        if moved:
+            self._opened().follow(self.options.consumer, moved, back=back)
+            self._followed = reached
 
 
 def split_offset(offset: Mapping[str, int]) -> tuple[Offsets, dict[str, int]]:
@@ -207,6 +212,11 @@ def split_offset(offset: Mapping[str, int]) -> tuple[Offsets, dict[str, int]]:
 
 def _numbers(journal: SourceJournal, topics: Topics) -> Offsets:
     return {_JOURNAL: zlib.crc32(journal.id.encode()), **topics.numbers()}
+
+
+def _named(numbers: Offsets, names: Sequence[str]) -> Offsets:
+    """The numbers of topics as an offset has them."""
+    return {f"{name}{_NUMBER}": numbers[name] for name in (_JOURNAL, *names)} if names else {}
 
 
 def _sorted(offsets: Offsets) -> dict[str, int]:

@@ -1,0 +1,128 @@
+"""A projected stream whose topic is dropped and made anew: no state of the one is kept with the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock import Draft, Projection, on
+from penstock.errors import TopicDropped
+from penstock.spark.projection import follow, keeping
+from penstock.spark.projection.follow import StreamFold, _source_of
+from penstock.spark.projection.keeping import StateKeeper, keeper_of
+from penstock.spark.projection.shipping import Shipped
+from penstock.spark.projection.states import result_schema
+from penstock.spark.source.place import JournalPlace
+from server.serving import serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Total(Projection):
+    amount: int = 0
+
+    @on("added")
+    def add(self, payload: Any) -> None:
+        self.amount += payload
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
+    with penstock.open(tmp_path / "shop.db", durability="process") as journal:
+        add(journal, "ab", 1000)
+        yield journal
+
+
+@pytest.fixture(params=["file", "served"])
+def url(request: pytest.FixtureRequest, journal: penstock.Journal, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"sqlite:{tmp_path / 'shop.db'}"
+        return
+    with serving(journal) as served:
+        yield served.url
+
+
+@pytest.fixture(autouse=True)
+def query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_query_of_task", lambda: "query-1")
+
+
+def add(journal: penstock.Journal, keys: str, amount: int) -> None:
+    journal.topic("sums").append_many([Draft("added", amount, key=key) for key in keys])
+
+
+def make_anew(journal: penstock.Journal) -> None:
+    journal.drop_topic("sums", force=True)
+    add(journal, "aaaaa", 3)
+
+
+def rows(journal: penstock.Journal) -> list[pa.RecordBatch]:
+    return [batch.select(["key", "seq", "kind", "payload"]) for batch in journal.topic("sums").read_arrow()]
+
+
+def planned(keeper: StateKeeper) -> StreamFold:
+    return StreamFold(Shipped(Total), result_schema(Total), keeper, "sums", whole=True, number=keeper.number("sums"))
+
+
+def total(journal: penstock.Journal, key: str) -> int:
+    state = journal.topic("sums").project(Total, key)
+    return -1 if state is None else state.amount
+
+
+def test_no_state_of_a_dropped_topic_is_kept_with_the_one_made_anew(url: str, journal: penstock.Journal) -> None:
+    fold = planned(keeper_of(JournalPlace(url)))
+    read = rows(journal)
+    make_anew(journal)
+    with pytest.raises(TopicDropped, match=r"'sums' was dropped after this stream was planned.* Project it anew"):
+        list(fold(iter(read)))
+    assert total(journal, "a") == 15
+    again = planned(keeper_of(JournalPlace(url)))
+    [states] = again(iter(rows(journal)))
+    assert states.column("key").to_pylist() == ["a"] and total(journal, "a") == 15
+
+
+def test_a_stream_may_be_planned_before_its_topic_is_there(url: str, journal: penstock.Journal) -> None:
+    journal.drop_topic("sums")
+    fold = planned(keeper_of(JournalPlace(url)))
+    assert fold.number is None
+    add(journal, "a", 5)
+    assert [batch.num_rows for batch in fold(iter(rows(journal)))] == [1]
+
+
+def test_states_that_are_asked_for_in_parts_are_of_one_topic(
+    journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(journal) as served:
+        keeper = keeper_of(JournalPlace(served.url))
+        fold = planned(keeper)
+        list(fold(iter(rows(journal))))
+        wanted = fold.wanted("query-1")
+        monkeypatch.setattr(keeping, "MOST_STATES", 1)
+        assert set(keeper.load(wanted, ["a", "b"]).states) == {"a", "b"}
+        client, asked = keeping.client_of, []
+
+        def dropped_after_the_first(place: JournalPlace) -> Any:
+            asked.append(place)
+            if len(asked) == 2:
+                make_anew(journal)
+            return client(place)
+
+        monkeypatch.setattr(keeping, "client_of", dropped_after_the_first)
+        with pytest.raises(TopicDropped):
+            keeper.load(wanted, ["a", "b"])
+
+
+def test_states_of_a_stream_that_may_go_on_in_the_middle_of_a_topic_are_its_own_only(
+    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    """With failOnDataLoss=false it goes on behind its position in a topic made anew: what it folds there is a part."""
+    read = spark.readStream.format("penstock").options(url=str(tmp_path / "shop.db"), topic="sums")
+    for lenient in ("true", "false"):
+        found = _source_of(read.option("failOnDataLoss", lenient).load())
+        assert found is not None and found.whole == (lenient == "true")
