@@ -327,5 +327,5 @@ def test_a_listener_and_many_large_events_take_little_memory(server: tuple[int, 
         listener.join(300)
         assert heard == list(range(1, events + 2))
     print(f"{events} events of {size:,} bytes: {(peak(pid) - before) >> 20} MiB more")
-    # 300 MB went through; 32 MB are kept for listeners, some more is on its way.
-    assert peak(pid) - before < 160 << 20, f"{(peak(pid) - before) >> 20} MiB"
+    # 300 MB went through, which unbounded would be held twice; 32 MB are kept for listeners, some more is on its way.
+    assert peak(pid) - before < 200 << 20, f"{(peak(pid) - before) >> 20} MiB"

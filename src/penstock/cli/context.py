@@ -73,10 +73,13 @@ class CommandContext:
 
     def existing_queue(self, journal: Journal, name: str, *, create: bool = False) -> Queue:
         """A queue that is there, unless `create` insists on making it; Nothing when it is not."""
-        if not create and name not in (names := journal.queues()):
+        from penstock.errors import UnknownQueue
+
+        try:
+            return journal.queue(name, create=create)
+        except UnknownQueue:
             advice = "`penstock push` or `penstock configure` makes one"
-            raise Nothing(f"there is no queue {name!r}{did_you_mean(name, names) or ';'} {advice}")
-        return journal.queue(name)
+            raise Nothing(f"there is no queue {name!r}{did_you_mean(name, journal.queues()) or ';'} {advice}") from None
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
     def line(self, text: str, style: str | None = None) -> None:

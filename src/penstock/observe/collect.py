@@ -8,11 +8,13 @@ from __future__ import annotations
 import shutil
 import time
 import weakref
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.errors import UnknownQueue
 from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
@@ -24,11 +26,13 @@ from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.observe.workers import WorkerFailure, gave_up
+from penstock.queue.inspect.positions import number_of
 from penstock.queue.inspect.stats import settle_times
 
 if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot
     from penstock.local.journal import LocalJournal
+    from penstock.queue.policy import QueuePolicy
     from penstock.queue.queue import LocalQueue
 
 COUNTED_LETTERS = 10_000
@@ -49,7 +53,8 @@ def take_sample(journal: LocalJournal) -> Sample:
             consumers = read_consumers(snap, view.number, latest)
             lags = {one.name: one.lag for one in consumers}
             moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
-            topics[name] = TopicSample(name, latest, events, 0.0, lags, moved, _event_bytes(snap, view.number))
+            size = _event_bytes(snap, view.number)
+            topics[name] = TopicSample(name, latest, events, 0.0, lags, moved, size, view.number)
     free, total = _disk(journal)
     pressure = journal.pressure()
     sample = Sample(
@@ -79,39 +84,59 @@ def _event_bytes(snap: Snapshot, topic: int) -> int:
 
 
 def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dict[str, list[QueueSample]]:
-    """Every group of every queue, with dead letters counted where they came from."""
-    handles = {name: journal.queue(name) for name in journal.queues()}
-    policies = {name: queue.policy for name, queue in handles.items()}
+    """Every group of every queue, with dead letters counted where they came from.
+
+    A queue that is dropped while it is looked at is left out, as are the counts of the letters it kept.
+    """
     found: dict[str, list[QueueSample]] = {}
+    targets: dict[str, str | None] = {}
+    for name in journal.queues():
+        with suppress(UnknownQueue):
+            queue = journal.queue(name, create=False)
+            policy = queue.policy
+            found[name] = _sample_queue(queue, policy, topics.get(name))
+            targets[name] = policy.dead_letter
     feeding: dict[str, list[QueueSample]] = {}
-    for name, queue in handles.items():
-        policy = policies[name]
-        groups = (queue.groups() or ["default"]) if policy.mode == "fanout" else ["default"]
-        found[name] = []
-        for group in groups:
-            stats = queue.stats(group)
-            one = QueueSample(name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age)
-            one.ttl = policy.ttl
-            one.settle_times = settle_times(queue, group)
-            one.paused = stats.paused
-            if name in topics:
-                unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed
-                one.settled = max(0, topics[name].latest - unsettled)
-            found[name].append(one)
-            if policy.dead_letter in handles:
-                feeding.setdefault(policy.dead_letter, []).append(one)
+    for name, target in targets.items():
+        if target in found:
+            feeding.setdefault(target, []).extend(found[name])
     for target, origins in feeding.items():
         for one in found[target]:
             one.letters, one.ready, one.oldest_age = one.ready, 0, None
-        _count_dead(journal, handles[target], found[target], origins)
+        try:
+            _count_dead(journal, target, found[target], origins)
+        except UnknownQueue:
+            del found[target]
     return found
+
+
+def _sample_queue(queue: LocalQueue, policy: QueuePolicy, topic: TopicSample | None) -> list[QueueSample]:
+    """Every group of a queue."""
+    found = []
+    for group in (queue.groups() or ["default"]) if policy.mode == "fanout" else ["default"]:
+        stats = queue.stats(group)
+        one = QueueSample(
+            queue.name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age
+        )
+        one.ttl = policy.ttl
+        one.settle_times = settle_times(queue, group)
+        one.paused = stats.paused
+        if topic is not None:
+            unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed
+            one.settled = max(0, topic.latest - unsettled)
+        found.append(one)
+    return found
+
+
+TopicEnd = tuple[int, int]
+"""Which topic it is, and where it ends: one that is dropped and made anew may end at the same position."""
 
 
 class _CountedLetters(msgspec.Struct):
     """Where the letters of a dead-letter queue came from, as long as its numbers are these."""
 
     numbers: list[tuple[int | None, int, int, int]]
-    latest: int
+    end: TopicEnd
     counts: dict[tuple[str, str], int]
 
 
@@ -119,8 +144,8 @@ class _JournalMemory(msgspec.Struct):
     """What samples of one journal need not look up again while it stays the same."""
 
     letters: dict[str, _CountedLetters] = {}
-    flows: tuple[int, list[FlowStatus]] = (0, [])
-    workers: tuple[int, list[WorkerFailure]] = (0, [])
+    flows: tuple[TopicEnd, list[FlowStatus]] = ((0, 0), [])
+    workers: tuple[TopicEnd, list[WorkerFailure]] = ((0, 0), [])
 
 
 _memories: weakref.WeakKeyDictionary[LocalJournal, _JournalMemory] = weakref.WeakKeyDictionary()
@@ -130,23 +155,22 @@ def _memory(journal: LocalJournal) -> _JournalMemory:
     return _memories.setdefault(journal, _JournalMemory())
 
 
-def _count_dead(
-    journal: LocalJournal, target: LocalQueue, groups: list[QueueSample], origins: list[QueueSample]
-) -> None:
+def _count_dead(journal: LocalJournal, target: str, groups: list[QueueSample], origins: list[QueueSample]) -> None:
     """Tells each origin how many letters of a dead-letter queue are its own."""
     if len(origins) == 1:
         origins[0].dead = sum((one.letters or 0) + one.delayed + one.in_flight + one.failed for one in groups[:1])
         return
     # Several share it: the letters' headers say where they came from. They are read again only when something changed.
     numbers = [(one.letters, one.in_flight, one.delayed, one.failed) for one in groups]
-    latest = journal.topic(target.name).latest
-    known = _memory(journal).letters.get(target.name)
-    if known is None or known.numbers != numbers or known.latest != latest:
+    queue = journal.queue(target, create=False)
+    end = number_of(queue), journal.topic(target).latest
+    known = _memory(journal).letters.get(target)
+    if known is None or known.numbers != numbers or known.end != end:
         counts: dict[tuple[str, str], int] = {}
-        for event in islice(iter(target), COUNTED_LETTERS):
+        for event in islice(iter(queue), COUNTED_LETTERS):
             origin = (event.headers.get("dead-queue", ""), event.headers.get("dead-group", "default"))
             counts[origin] = counts.get(origin, 0) + 1
-        known = _memory(journal).letters[target.name] = _CountedLetters(numbers, latest, counts)
+        known = _memory(journal).letters[target] = _CountedLetters(numbers, end, counts)
     for one in origins:
         one.dead = known.counts.get((one.name, one.group), 0)
 
@@ -156,9 +180,9 @@ def flows_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[Flow
     reports = topics.get(PIPELINES)
     if reports is None:
         return []
-    memory = _memory(journal)
-    if memory.flows[0] != reports.latest:
-        memory.flows = (reports.latest, status(journal))
+    memory, end = _memory(journal), (reports.number, reports.latest)
+    if memory.flows[0] != end:
+        memory.flows = (end, status(journal))
     return memory.flows[1]
 
 
@@ -167,9 +191,9 @@ def _workers_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[W
     reports = topics.get(WORKERS)
     if reports is None:
         return []
-    memory = _memory(journal)
-    if memory.workers[0] != reports.latest:
-        memory.workers = (reports.latest, gave_up(journal))
+    memory, end = _memory(journal), (reports.number, reports.latest)
+    if memory.workers[0] != end:
+        memory.workers = (end, gave_up(journal))
     return memory.workers[1]
 
 

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
-from penstock.errors import QueueFull, UnknownQueue
+from penstock.errors import QueueFull, TopicDropped, UnknownQueue
 from penstock.protocol.journal import EventList, Receipts
 from penstock.protocol.operation import Operation
-from penstock.protocol.queues import Group
-from penstock.protocol.topics import After, Count, Limit
+from penstock.protocol.queues import QUEUE, GroupQuery
+from penstock.protocol.topics import After, Count, Limit, Number
 from penstock.queue.inspect.messages import ListedMessage, MessageState
 from penstock.surface.failure import Attempt
 
@@ -23,11 +23,11 @@ class MessageQuery(msgspec.Struct, omit_defaults=True):
     group: Annotated[str | None, Meta(description="as this group has them")] = None
     after: After = 0
     limit: Limit = None
+    number: Number = None
 
 
-class PeekQuery(msgspec.Struct, omit_defaults=True):
+class PeekQuery(GroupQuery):
     limit: Annotated[Count, Meta(description="how many at the most")] = 1
-    group: Group = "default"
 
 
 class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
@@ -35,10 +35,10 @@ class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
     limit: Limit = None
 
 
-class FailedQuery(msgspec.Struct, omit_defaults=True):
-    group: Group = "default"
+class FailedQuery(GroupQuery):
     after: After = 0
     limit: Limit = None
+    number: Number = None
 
 
 class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,9 +67,10 @@ class MessageDocument(ListedMessage[EventDocument], frozen=True):
 
 
 class MessagePage(msgspec.Struct):
-    """Some messages; ask again with after=… set to `next`, which is null at the end."""
+    """Some messages; ask again with after=… set to `next`, which is null at the end, and with the topic's `number`."""
 
     messages: list[MessageDocument]
+    number: int
     next: int | None = None
 
 
@@ -89,6 +90,7 @@ class FailureDocument(msgspec.Struct):
 
 class FailedList(msgspec.Struct):
     failed: list[FailureDocument]
+    number: int
     next: int | None = None
 
 
@@ -97,22 +99,20 @@ class DeadLetterList(msgspec.Struct):
     next: str | None = None
 
 
-_QUEUE = "/queues/{queue}"
-
 LIST_MESSAGES = Operation(
     "list_messages",
     "GET",
-    _QUEUE + "/messages",
+    QUEUE + "/messages",
     "Everything not settled, with its state, in order of position, a page at a time",
     role="read",
     query=MessageQuery,
     answer=MessagePage,
-    errors=(UnknownQueue,),
+    errors=(UnknownQueue, TopicDropped),
 )
 PUSH_MESSAGES = Operation(
     "push_messages",
     "POST",
-    _QUEUE + "/messages",
+    QUEUE + "/messages",
     "Pushes a message, or several",
     role="write",
     body=PushRequest,
@@ -124,7 +124,7 @@ PUSH_MESSAGES = Operation(
 READ_MESSAGE = Operation(
     "read_message",
     "GET",
-    _QUEUE + "/messages/{seq}",
+    QUEUE + "/messages/{seq}",
     "One message, without taking it",
     role="read",
     answer=EventDocument,
@@ -134,7 +134,7 @@ READ_MESSAGE = Operation(
 PEEK_MESSAGES = Operation(
     "peek_messages",
     "GET",
-    _QUEUE + "/peek",
+    QUEUE + "/peek",
     "What would be taken next",
     role="read",
     query=PeekQuery,
@@ -144,22 +144,22 @@ PEEK_MESSAGES = Operation(
 LIST_FAILED = Operation(
     "list_failed",
     "GET",
-    _QUEUE + "/failed",
+    QUEUE + "/failed",
     "Messages given up, with the reason",
     role="read",
     query=FailedQuery,
     answer=FailedList,
-    errors=(UnknownQueue,),
+    errors=(UnknownQueue, TopicDropped),
 )
 LIST_DEAD_LETTERS = Operation(
     "list_dead_letters",
     "GET",
-    _QUEUE + "/dead",
+    QUEUE + "/dead",
     "Dead letters, with the reason",
     role="read",
     query=DeadLetterQuery,
     answer=DeadLetterList,
-    errors=(UnknownQueue,),
+    errors=(UnknownQueue, TopicDropped),
 )
 
 OPERATIONS: tuple[Operation[object], ...] = (

@@ -146,13 +146,13 @@ class Discarded(msgspec.Struct):
     discarded: int
 
 
-_QUEUE = "/queues/{queue}"
+QUEUE = "/queues/{queue}"
 
 LIST_QUEUES = Operation("list_queues", "GET", "/queues", "The names of all queues", role="read", answer=QueueNames)
 READ_QUEUE = Operation(
     "read_queue",
     "GET",
-    _QUEUE,
+    QUEUE,
     "One queue: its policy, its groups, its numbers",
     role="read",
     answer=QueueDocument,
@@ -161,7 +161,7 @@ READ_QUEUE = Operation(
 OPEN_QUEUE = Operation(
     "open_queue",
     "PUT",
-    _QUEUE,
+    QUEUE,
     "Makes a queue; another policy than the stored one is refused",
     role="write",
     body=PolicyFields,
@@ -171,7 +171,7 @@ OPEN_QUEUE = Operation(
 CONFIGURE_QUEUE = Operation(
     "configure_queue",
     "PATCH",
-    _QUEUE,
+    QUEUE,
     "Changes a queue's policy",
     role="admin",
     body=PolicyFields,
@@ -181,7 +181,7 @@ CONFIGURE_QUEUE = Operation(
 DROP_QUEUE = Operation(
     "drop_queue",
     "DELETE",
-    _QUEUE,
+    QUEUE,
     "Removes a queue with its messages",
     role="admin",
     answer=Removed,
@@ -190,7 +190,7 @@ DROP_QUEUE = Operation(
 READ_QUEUE_STATS = Operation(
     "read_queue_stats",
     "GET",
-    _QUEUE + "/stats",
+    QUEUE + "/stats",
     "How many messages are in which state",
     role="read",
     query=GroupQuery,
@@ -200,7 +200,7 @@ READ_QUEUE_STATS = Operation(
 ADD_GROUP = Operation(
     "add_group",
     "POST",
-    _QUEUE + "/groups",
+    QUEUE + "/groups",
     "Adds a group",
     role="write",
     body=NewGroup,
@@ -211,7 +211,7 @@ ADD_GROUP = Operation(
 REMOVE_GROUP = Operation(
     "remove_group",
     "DELETE",
-    _QUEUE + "/groups/{group}",
+    QUEUE + "/groups/{group}",
     "Forgets a group",
     role="write",
     answer=WasRemoved,
@@ -220,7 +220,7 @@ REMOVE_GROUP = Operation(
 LIST_SCHEDULES = Operation(
     "list_schedules",
     "GET",
-    _QUEUE + "/schedules",
+    QUEUE + "/schedules",
     "Periodic messages",
     role="read",
     answer=ScheduleList,
@@ -229,7 +229,7 @@ LIST_SCHEDULES = Operation(
 ADD_SCHEDULE = Operation(
     "add_schedule",
     "POST",
-    _QUEUE + "/schedules",
+    QUEUE + "/schedules",
     "Adds a periodic message",
     role="write",
     body=NewSchedule,
@@ -240,7 +240,7 @@ ADD_SCHEDULE = Operation(
 REMOVE_SCHEDULE = Operation(
     "remove_schedule",
     "DELETE",
-    _QUEUE + "/schedules/{schedule}",
+    QUEUE + "/schedules/{schedule}",
     "Removes a periodic message",
     role="write",
     answer=WasRemoved,
@@ -249,7 +249,7 @@ REMOVE_SCHEDULE = Operation(
 REDRIVE_QUEUE = Operation(
     "redrive_queue",
     "POST",
-    _QUEUE + "/redrive",
+    QUEUE + "/redrive",
     "Sends dead letters and failed messages back",
     role="admin",
     body=RedriveRequest,
@@ -259,7 +259,7 @@ REDRIVE_QUEUE = Operation(
 MOVE_MESSAGES = Operation(
     "move_messages",
     "POST",
-    _QUEUE + "/move",
+    QUEUE + "/move",
     "Moves messages that are not in flight to another queue",
     role="admin",
     body=MoveRequest,
@@ -269,7 +269,7 @@ MOVE_MESSAGES = Operation(
 DISCARD_MESSAGES = Operation(
     "discard_messages",
     "POST",
-    _QUEUE + "/discard",
+    QUEUE + "/discard",
     "Settles messages that are not in flight, by their positions",
     role="admin",
     body=DiscardRequest,
@@ -279,7 +279,7 @@ DISCARD_MESSAGES = Operation(
 RUN_NOW = Operation(
     "run_now",
     "POST",
-    _QUEUE + "/run-now",
+    QUEUE + "/run-now",
     "Makes delayed messages ready at once, by their positions",
     role="admin",
     body=RunNowRequest,
@@ -289,7 +289,7 @@ RUN_NOW = Operation(
 PURGE_QUEUE = Operation(
     "purge_queue",
     "POST",
-    _QUEUE + "/purge",
+    QUEUE + "/purge",
     "Removes every message",
     role="admin",
     answer=Removed,
@@ -298,7 +298,7 @@ PURGE_QUEUE = Operation(
 PAUSE_QUEUE = Operation(
     "pause_queue",
     "POST",
-    _QUEUE + "/pause",
+    QUEUE + "/pause",
     "Hands nothing out any more, to one group or to all",
     role="admin",
     body=PauseRequest,
@@ -308,7 +308,7 @@ PAUSE_QUEUE = Operation(
 RESUME_QUEUE = Operation(
     "resume_queue",
     "POST",
-    _QUEUE + "/resume",
+    QUEUE + "/resume",
     "Ends a pause: takes that wait wake up",
     role="admin",
     body=PauseRequest,

@@ -123,6 +123,7 @@ class QueueRegistry:
         return Scheduler(self)
 
     def handle(self, name: str, topic: int) -> LocalQueue:
+        """The one handle of a queue, which a snapshot has over this topic."""
         from penstock.queue.queue import LocalQueue
 
         with self._lock:
@@ -131,10 +132,13 @@ class QueueRegistry:
                 handle = self._handles[name] = LocalQueue(self, name, topic)
                 if not self._closed:
                     self.scheduler.watch(name)
+            else:
+                # Another process may have made it anew; but a snapshot may be older than what the writer has found.
+                handle._number = max(handle._number, topic)
         return handle
 
     def _renumber(self, name: str, topic: int) -> None:
-        """A handle may be older than the topic that its queue now is over."""
+        """A handle may be older than the topic that its queue now is over, as the writer knows it."""
         handle = self._handles.get(name)
         if handle is not None:
             handle._number = topic

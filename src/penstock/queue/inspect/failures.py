@@ -16,7 +16,7 @@ from penstock.observe.sample import FailedMessage
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.inspect import letters
 from penstock.queue.inspect.letters import LetterPlace
-from penstock.queue.inspect.positions import group_named, inspecting, unsettled_events
+from penstock.queue.inspect.positions import events_after, group_named, inspecting
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
@@ -46,13 +46,16 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
         event = BlockCache(queue.name, state.topic).event(snap, message.seq)
         if event is None:
             raise stale(token, queue.name)
+        queue._registry.handle(queue.name, state.topic)  # another process may have made it anew: tokens have its number
         hold = LeaseHandle(queue, lease.label, lease.consumer).under(address.group, address.number, lease)
         return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
-def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
-    """The queue's own failed messages beyond a position, in order."""
-    with inspecting(queue) as (snap, state):
+def failures(
+    queue: LocalQueue, group: str = "default", after: int = 0, number: int | None = None
+) -> Iterator[FailedMessage]:
+    """The queue's own failed messages beyond a position, in order; `number`: of which topic the position is."""
+    with inspecting(queue, number) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         chosen = group_named(snap, state, group)
         _, stop = keys.rows(chosen.topic, chosen.number, b"f")
@@ -71,19 +74,32 @@ def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Itera
 def dead_letters(queue: LocalQueue, after: LetterPlace | None = None) -> Iterator[FailedMessage]:
     """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. Those
     behind a place cost nothing for what lies before it."""
+    return (found for found, _ in placed_letters(queue, after))
+
+
+def placed_letters(queue: LocalQueue, after: LetterPlace | None = None) -> Iterator[tuple[FailedMessage, LetterPlace]]:
+    """The same, each with its place; TopicDropped when the queue of `after` was dropped and made anew since then."""
     registry = queue._registry
     target = queue.policy.dead_letter
     own = after is not None and after.queue == queue.name != target
     if target is not None and not own and target in registry.names():
-        behind = after.seq if after is not None and after.queue == target else 0
-        for event in unsettled_events(registry.existing(target), behind):
+        behind = after if after is not None and after.queue == target else None
+        for event, place in _events_behind(registry.existing(target), behind):
             if letters.origin(event) == queue.name:
-                yield letter(event)
+                yield letter(event), place
     # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
     if queue.name != target and _receives_dead(queue):
-        for event in unsettled_events(queue, after.seq if own and after is not None else 0):
+        for event, place in _events_behind(queue, after if own else None):
             if letters.origin(event) is not None:
-                yield letter(event)
+                yield letter(event), place
+
+
+def _events_behind(queue: LocalQueue, after: LetterPlace | None) -> Iterator[tuple[Event, LetterPlace]]:
+    """What is not settled behind a place of a queue, or all of it, each with its own place."""
+    seq, number = (0, None) if after is None else (after.seq, after.number)
+    with inspecting(queue, number) as (snap, state):
+        for event in events_after(snap, state, queue.journal.clock.now_ms(), seq):
+            yield event, LetterPlace(queue.name, event.seq, state.topic)
 
 
 def _receives_dead(queue: LocalQueue) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engine.contract import Snapshot
+from penstock.errors import TopicDropped
 from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
@@ -26,15 +27,23 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
-    """A snapshot and the queue in it."""
+def inspecting(queue: LocalQueue, number: int | None = None) -> Iterator[tuple[Snapshot, QueueState]]:
+    """A snapshot and the queue in it; TopicDropped when that is not the one over the topic of this number."""
     queue._core.check_open()
     with queue._core.engine.read() as snap:
         state = queue._cache.load(snap, queue.name)
         if state is None:
             raise unknown_queue(queue.name)
+        if number not in (None, state.topic):
+            raise TopicDropped(f"queue {queue.name!r} was dropped with its topic, and is another one now")
         state.blocks = BlockCache(queue.name, state.topic)  # the other one is the writer's
         yield snap, state
+
+
+def number_of(queue: LocalQueue, number: int | None = None) -> int:
+    """The number of the topic that a queue is over: its positions mean nothing in another one of that name."""
+    with inspecting(queue, number) as (_, state):
+        return state.topic
 
 
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,13 +65,18 @@ def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
 
 
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def unsettled_events(queue: LocalQueue, after: int = 0) -> Iterator[Event]:
+def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
     with inspecting(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        for seq in unsettled_positions(snap, state, queue.journal.clock.now_ms(), after):
-            event = blocks.event(snap, seq)
-            if event is not None:
-                yield event
+        yield from events_after(snap, state, queue.journal.clock.now_ms(), 0)
+
+
+def events_after(snap: Snapshot, state: QueueState, now_ms: int, after: int) -> Iterator[Event]:
+    """The messages beyond a position that some group has not settled, in order."""
+    blocks = BlockCache(state.name, state.topic)
+    for seq in unsettled_positions(snap, state, now_ms, after):
+        event = blocks.event(snap, seq)
+        if event is not None:
+            yield event
 
 
 def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int, after: int = 0) -> Iterator[int]:

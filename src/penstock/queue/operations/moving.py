@@ -1,6 +1,7 @@
 """Messages that go elsewhere: dead letters back to where they come from, others to the end of another queue.
 
-What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
+What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there:
+nothing, of a queue that was dropped with its topic and made anew meanwhile. Its positions are messages no one chose.
 With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget.
 """
 
@@ -63,25 +64,35 @@ class Redriven(int):
 def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
-    failed = _choose(_failed_events(queue), limit, where)
-    rest = None if limit is None else limit - len(failed)
+    with inspecting(queue) as (snap, state):
+        failed = _Chosen(queue, state.topic, _choose(_failed_events(snap, state), limit, where))
+    rest = None if limit is None else limit - len(failed.seqs)
     picked = _Letters(to, where)
-    picked.choose(queue, None, rest)
+    letters = picked.choose(queue, None, rest)
     dead_letters = queue.policy.dead_letter
     if dead_letters is not None and queue._registry.record(dead_letters) is not None:
-        rest = None if rest is None else rest - len(picked.letters)
-        picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
-    if dry_run or not (failed or picked.letters):
-        return Redriven(len(failed) + len(picked.letters), picked.report())
+        rest = None if rest is None else rest - letters
+        letters += picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
+    if dry_run or not (failed.seqs or letters):
+        return Redriven(len(failed.seqs) + letters, picked.report())
 
     def apply(commit: Commit) -> int:
-        count = _revive(commit, queue, failed, to)
-        for source in {id(source): source for source, _ in picked.letters}.values():
-            seqs = [seq for owner, seq in picked.letters if owner is source]
-            count += _send_back(commit, source, seqs, to)
-        return count
+        return _revive(commit, failed, to) + sum([_send_back(commit, chosen, to) for chosen in picked.letters])
 
     return Redriven(queue._writer.run(WriteRequest(apply)), picked.report())
+
+
+class _Chosen(msgspec.Struct):
+    """Messages of a queue, by the positions they have in one topic."""
+
+    queue: LocalQueue
+    topic: int
+    seqs: list[int]
+
+    def still(self, commit: Commit) -> QueueState | None:
+        """The queue they are in; None when it was made anew over another topic."""
+        state = self.queue._cache.state(commit, self.queue.name)
+        return state if state.topic == self.topic else None
 
 
 class _Letters:
@@ -92,24 +103,27 @@ class _Letters:
         self._where = where
         self._known: dict[str, QueueState | None] = {}
         self._left: dict[tuple[str, str | None], int] = {}
-        self.letters: list[tuple[LocalQueue, int]] = []
+        self.letters: list[_Chosen] = []
+        """By the queue that holds them."""
 
-    def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> None:
-        """Picks letters of one queue, or of all, that are not in flight."""
+    def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> int:
+        """Picks letters of one queue, or of all, that are not in flight; returns how many."""
         if limit is not None and limit <= 0:
-            return
+            return 0
         with inspecting(source) as (snap, state):
+            chosen = _Chosen(source, state.topic, [])
             for event in available(snap, state, source.journal.clock.now_ms()):
                 name = origin(event)
                 if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
                     continue
                 if self._to is None and not self._can_go(snap, source._cache, event, name):
                     continue
-                self.letters.append((source, event.seq))
-                if limit is not None:
-                    limit -= 1
-                    if not limit:
-                        return
+                chosen.seqs.append(event.seq)
+                if len(chosen.seqs) == limit:
+                    break
+        if chosen.seqs:
+            self.letters.append(chosen)
+        return len(chosen.seqs)
 
     def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str) -> bool:
         if name not in self._known:
@@ -141,13 +155,12 @@ def _has_home(target: QueueState, group: str | None) -> bool:
     return group is None or not target.fanout or group in target.record.groups
 
 
-def _failed_events(queue: LocalQueue) -> Iterator[Event]:
-    with inspecting(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        for seq in failed_positions(snap, state):
-            event = blocks.event(snap, seq)
-            if event is not None:
-                yield event
+def _failed_events(snap: Snapshot, state: QueueState) -> Iterator[Event]:
+    blocks = BlockCache(state.name, state.topic)
+    for seq in failed_positions(snap, state):
+        event = blocks.event(snap, seq)
+        if event is not None:
+            yield event
 
 
 def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> list[int]:
@@ -162,16 +175,18 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
     return chosen
 
 
-def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
+def _revive(commit: Commit, failed: _Chosen, to: LocalQueue | None) -> int:
     """Failed messages become ready again, or go to another queue."""
-    state = queue._cache.state(commit, queue.name)
-    groups = state.everyone(commit.tx)
+    state = failed.still(commit)
+    if state is None:
+        return 0
+    seqs, groups = failed.seqs, state.everyone(commit.tx)
     revived: set[int] = set()
     still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
     if to is None and state.policy.max_size is not None:
         refuse_overflow(commit, state, len(still), state.policy.max_size)
     if to is not None:
-        _copy_over(commit, state, still, queue._cache.state(commit, to.name))
+        _copy_over(commit, state, still, state.cache.state(commit, to.name))
     for seq in seqs:
         for group in groups:
             message = group.message(commit.tx, seq)
@@ -191,18 +206,20 @@ def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
     return message is not None and message.state == FAILED
 
 
-def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
+def _send_back(commit: Commit, letters: _Chosen, to: LocalQueue | None) -> int:
     """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
-    state = source._cache.state(commit, source.name)
+    state = letters.still(commit)
+    if state is None:
+        return 0
     targets: dict[str, dict[int, str | None]] = {}
-    for seq in still_free(commit, state, seqs):
+    for seq in still_free(commit, state, letters.seqs):
         event = state.blocks.event(commit.tx, seq)
         name = None if event is None else to.name if to is not None else origin(event)
         if event is not None and name is not None:
             targets.setdefault(name, {})[seq] = event.headers.get(GROUP) if to is None else None
     count = 0
     for name, groups in targets.items():
-        target = source._cache.find(commit, name)
+        target = state.cache.find(commit, name)
         if target is None:
             continue  # it went while we chose
         chosen = [seq for seq, group in groups.items() if _has_home(target, group)]
@@ -227,18 +244,21 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
     with inspecting(queue) as (snap, state):
-        seqs = _choose(available(snap, state, queue.journal.clock.now_ms()), limit, where)
+        events = available(snap, state, queue.journal.clock.now_ms())
+        chosen = _Chosen(queue, state.topic, _choose(events, limit, where))
 
     def apply(commit: Commit) -> int:
-        state = queue._cache.state(commit, queue.name)
+        state = chosen.still(commit)
+        if state is None:
+            return 0
         target = queue._cache.state(commit, to.name)
-        still = still_free(commit, state, seqs)
+        still = still_free(commit, state, chosen.seqs)
         _copy_over(commit, state, still, target)
         for seq in still:
             discard(commit, state, seq)
         return len(still)
 
-    return queue._writer.run(WriteRequest(apply)) if seqs else 0
+    return queue._writer.run(WriteRequest(apply)) if chosen.seqs else 0
 
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,12 +32,16 @@ WORK = 0
 
 
 class ProcessMemory:
-    """What this process remembers of a queue whatever others commit: nothing in it is ever wrong."""
+    """What this process remembers of a queue whatever others commit: nothing in it is wrong while the queue is there.
 
-    __slots__ = ("blocks", "owner_sweeps", "seen")
+    One that is dropped and made anew over the same topic has no consumers yet, and begins with a new memory.
+    """
 
-    def __init__(self, name: str, topic: int) -> None:
-        self.blocks = BlockCache(name, topic)
+    __slots__ = ("blocks", "created_ms", "owner_sweeps", "seen")
+
+    def __init__(self, name: str, record: QueueRecord) -> None:
+        self.blocks = BlockCache(name, record.topic)
+        self.created_ms = record.created_ms
         self.owner_sweeps: dict[int, tuple[float, int]] = {}
         """When the owners of endless leases were last looked for, and up to which lease; 0: all. By group."""
         self.seen: dict[tuple[int, str], Presence] = {}
@@ -211,7 +215,7 @@ class QueueCache:
         self._refuse_sealed(commit, name, head.number, 0 if dropped is None else keys.unpack_seq(dropped))
         policy = QueuePolicy(**fields)
         record = QueueRecord(policy, head.number, commit.now_ms)
-        lasting = self._lasting.setdefault(head.number, ProcessMemory(name, head.number))
+        lasting = self._lasting[head.number] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         self.found(name, head.number)
         state.save(commit)
@@ -248,8 +252,8 @@ class QueueCache:
         stored = snap.get(keys.traits_key(record.topic))
         traits = Traits() if stored is None else read_traits(stored, name)
         lasting = self._lasting.get(record.topic)
-        if lasting is None:
-            lasting = self._lasting.setdefault(record.topic, ProcessMemory(name, record.topic))
+        if lasting is None or lasting.created_ms != record.created_ms:  # another process may have made it anew
+            lasting = self._lasting[record.topic] = ProcessMemory(name, record)
         return QueueState(self, name, record, traits, lasting)
 
     def beside(self, snap: Snapshot, name: str) -> QueueState | None:
@@ -260,10 +264,13 @@ class QueueCache:
         return state
 
     def drop(self, name: str) -> None:
-        self._states.pop(name, None)
+        """A queue was dropped: one that is made anew over its topic is another."""
+        state = self._states.pop(name, None)
+        if state is not None:
+            self.forget_topic(state.topic)
 
     def forget_topic(self, number: int) -> None:
-        """A topic was dropped: what was remembered of its number is not asked for again."""
+        """A topic, or its queue, was dropped: what was remembered of its number is not asked for again."""
         self._lasting.pop(number, None)
 
 

@@ -1,4 +1,8 @@
-"""Looking into a served queue: lists that come page by page."""
+"""Looking into a served queue: lists that come page by page, all of one queue.
+
+Each page says of which topic it is, and the next is asked for with that: TopicDropped when the queue was dropped with
+its topic and made anew meanwhile. The place behind which dead letters go on says so itself.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,17 @@ LISTED = 10_000
 
 def unsettled_events(queue: RemoteQueue) -> Iterator[Event]:
     """Everything not acknowledged, in order of position; once, however many groups have not settled it."""
-    after: int | None = 0
-    while after is not None:
-        page = queue._ask(operations.LIST_MESSAGES, query=MessageQuery(after=after))
+    query = MessageQuery(after=0)
+    while True:
+        page = queue._ask(operations.LIST_MESSAGES, query=query)
         previous = 0
         for one in page.messages:
             if one.event.seq != previous:
                 previous = one.event.seq
                 yield event_of(one.event)
-        after = page.next
+        if page.next is None:
+            return
+        query.after, query.number = page.next, page.number
 
 
 def listed(queue: RemoteQueue, query: MessageQuery, limit: int) -> list[QueueMessage]:
@@ -45,17 +51,19 @@ def listed(queue: RemoteQueue, query: MessageQuery, limit: int) -> list[QueueMes
         left -= len({one.event.seq for one in page.messages})
         if page.next is None:
             break
-        query.after = page.next
+        query.after, query.number = page.next, page.number
     return found
 
 
 def failures(queue: RemoteQueue, group: str) -> Iterator[FailedMessage]:
     """A group's messages that were given up and have no dead-letter queue to go to."""
-    after: int | None = 0
-    while after is not None:
-        page = queue._ask(operations.LIST_FAILED, query=FailedQuery(group, after, LISTED))
+    query = FailedQuery(group, 0, LISTED)
+    while True:
+        page = queue._ask(operations.LIST_FAILED, query=query)
         yield from map(_failure, page.failed)
-        after = page.next
+        if page.next is None:
+            return
+        query.after, query.number = page.next, page.number
 
 
 def dead_letters(queue: RemoteQueue) -> Iterator[FailedMessage]:

@@ -191,7 +191,7 @@ class RemoteQueue(Queue):
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
         """The messages that would be taken next, without taking them."""
         check_limit(limit)
-        return list(events_of(self._ask(messages.PEEK_MESSAGES, query=PeekQuery(limit, group)).events))
+        return list(events_of(self._ask(messages.PEEK_MESSAGES, query=PeekQuery(group, limit)).events))
 
     def __iter__(self) -> Iterator[Event]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""

@@ -106,9 +106,10 @@ class ActCall:
     def queue(self, name: str = "queue") -> LocalQueue:
         """A queue that is there: a mistyped name must not make one."""
         found = self.text(name)
-        if found not in self.journal.queues():
-            raise UnknownQueue(f"there is no queue {found[:80]!r}")
-        return self.journal.queue(found)
+        try:
+            return self.journal.queue(found, create=False)
+        except UnknownQueue:
+            raise UnknownQueue(f"there is no queue {found[:80]!r}") from None
 
 
 Perform = Callable[[ActCall], str]

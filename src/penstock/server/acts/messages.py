@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.documents.conditions import Where
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
+from penstock.queue.control import hastening
 from penstock.queue.inspect.letters import living_headers, origin
+from penstock.queue.inspect.positions import number_of
+from penstock.queue.operations.repair import discard_many
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.server.acts.redriving import redrive_slowly
 
@@ -63,6 +66,7 @@ def delete(call: ActCall) -> str:
     queue, choice = call.queue(), _choice(call)
     if call.optional("rate") is not None:
         raise ConfigError("only what is sent back has a rate: empty that field to delete")
+    numbers = _numbers(queue)
     found: dict[str, list[int]] = {}
     for group in queue.groups() if queue.policy.mode == "fanout" else ["default"]:
         for failure in queue.failures(group):
@@ -76,40 +80,63 @@ def delete(call: ActCall) -> str:
         raise ConfigError("no message that was given up is among those")
     if call.preview:
         return f"Delete {counted(count, 'message')} that {queue.name} gave up? This cannot be undone."
-    removed = sum(call.journal.queue(name).discard(sorted(set(seqs))) for name, seqs in found.items())
+    removed = sum(_discard(call, name, sorted(set(seqs)), numbers) for name, seqs in found.items())
     return happened(removed, "message", "deleted")
 
 
-def _message(call: ActCall) -> Event:
-    queue, seq = call.queue(), call.whole("seq")
+def _numbers(queue: LocalQueue) -> dict[str, int]:
+    """Of which topics the positions of a queue's messages and of its dead letters are.
+
+    Asked before the messages are looked for: what was found of another topic by then is not removed, either.
+    """
+    names = (queue.name, queue.policy.dead_letter)
+    records = {name: queue._registry.record(name) for name in names if name is not None}
+    return {name: record.topic for name, record in records.items() if record is not None}
+
+
+def _discard(call: ActCall, name: str, seqs: list[int], numbers: dict[str, int]) -> int:
+    """Removes messages of a queue, by the positions they had; none when it was dropped, or made anew, meanwhile."""
+    try:
+        return discard_many(call.journal.queue(name, create=False), seqs, numbers[name]) if name in numbers else 0
+    except UnknownQueue:
+        return 0
+
+
+def _message(call: ActCall, queue: LocalQueue) -> Event:
+    """The message that a form is about; its id says so when another one has its position meanwhile."""
+    seq, id = call.whole("seq"), call.optional("id")
     event = None if seq is None else queue.get(seq)
-    if event is None:
+    if event is None or id not in (None, event.id):
         raise ConfigError(f"{queue.name} has no message {seq}: it was settled meanwhile")
     return event
 
 
-@act("admin", "queue", "seq")
+@act("admin", "queue", "seq", "id")
 def delete_message(call: ActCall) -> str:
     """Removes one message that is not in flight, whatever its state."""
-    queue, event = call.queue(), _message(call)
+    queue = call.queue()
+    number, event = number_of(queue), _message(call, queue)
     if any(held.seq == event.seq for held in queue.pending()):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first, or settle it")
     if call.preview:
         return f"Delete 1 message, {queue.name} #{event.seq:,}? This cannot be undone."
-    return happened(queue.discard([event.seq]), "message", "deleted")
+    return happened(discard_many(queue, [event.seq], number), "message", "deleted")
 
 
-@act("admin", "queue", "seq", "payload")
+@act("admin", "queue", "seq", "id", "payload")
 def edit(call: ActCall) -> str:
     """Pushes a message with another payload, and removes the old one.
 
     A delayed one keeps its time, and each its priority. The new one comes first, under a dedup key, so that a failure
     in between loses nothing and a repeat adds nothing.
     """
-    queue, event, payload = call.queue(), _message(call), call.payload()
-    states = [one for one in queue.messages(after=event.seq - 1, limit=1) if one.seq == event.seq]
-    home = origin(event) or queue.name
-    target = call.journal.queue(home) if home in call.journal.queues() else queue
+    queue, payload = call.queue(), call.payload()
+    number, event = number_of(queue), _message(call, queue)
+    states = [one for one in queue.messages(after=event.seq - 1, limit=1) if one.event.id == event.id]
+    try:
+        target = call.journal.queue(origin(event) or queue.name, create=False)
+    except (UnknownQueue, ConfigError):  # anyone may push a letter's headers: they may name nothing
+        target = queue
     if call.preview:
         return f"Push 1 edited message to {target.name} and delete {queue.name} #{event.seq:,}?"
     if any(one.state == "in_flight" for one in states):
@@ -126,20 +153,21 @@ def edit(call: ActCall) -> str:
         priority=max((one.priority for one in states), default=0),
         dedup=f"edit-{event.id}-{contents}",
     )
-    queue.discard([event.seq])
+    discard_many(queue, [event.seq], number)
     return f"the edited message is {target.name} #{receipt.seq:,}"
 
 
-@act("admin", "queue", "seq", "group")
+@act("admin", "queue", "seq", "id", "group")
 def run_now(call: ActCall) -> str:
     """Makes a delayed message ready at once, or all of them."""
     queue, group, seq = call.queue(), call.optional("group"), call.whole("seq")
-    waiting = [seq] if seq is not None else list(_delayed(queue, group))
+    number = number_of(queue)
+    waiting = [_message(call, queue).seq] if seq is not None else list(_delayed(queue, group))
     if call.preview:
         if not waiting:
             raise ConfigError(f"no message of {queue.name} waits for its time")
         return "" if seq is not None else f"Run {counted(len(waiting), 'delayed message')} of {queue.name} now?"
-    return happened(queue.run_now(waiting, group=group), "message", "made ready")
+    return happened(queue._change(hastening.run_now, waiting, group, number), "message", "made ready")
 
 
 def _delayed(queue: LocalQueue, group: str | None) -> Iterator[int]:

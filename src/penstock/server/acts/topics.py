@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnknownQueue
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.units import show_duration, show_size
 
@@ -90,9 +90,11 @@ def drop_topic(call: ActCall) -> str:
     if call.preview:
         what = counted(len(topic), "event")
         if call.yes("force"):
-            queues = [call.journal.queue(name) for name in call.journal.queues() if name == topic.name]
-            held = f" with {counted(sum(map(len, queues)), 'message')}" if queues else ""
-            what += f", {counted(len(topic.cursors()), 'consumer')} and {counted(len(queues), 'queue')}{held}"
+            try:
+                held = f"1 queue with {counted(len(call.journal.queue(topic.name, create=False)), 'message')}"
+            except UnknownQueue:
+                held = "0 queues"
+            what += f", {counted(len(topic.cursors()), 'consumer')} and {held}"
         return f"Drop the topic {topic.name} with {what}? This cannot be undone."
     report = call.journal.drop_topic(topic.name, call.yes("force"))
     return f"the topic {topic.name} was dropped with {counted(report.events, 'event')}"

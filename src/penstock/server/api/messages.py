@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -33,9 +33,10 @@ from penstock.protocol.messages import (
     PeekQuery,
     PushRequest,
 )
-from penstock.queue.inspect.failures import dead_letters, failures
+from penstock.queue.inspect.failures import failures, placed_letters
 from penstock.queue.inspect.letters import LetterPlace
 from penstock.queue.inspect.messages import QueueMessage, messages
+from penstock.queue.inspect.positions import number_of
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import page_size
 from penstock.server.api.queues import called
@@ -44,6 +45,8 @@ from penstock.server.problems import Refused
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
+
+P = TypeVar("P")
 
 
 # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,17 +113,18 @@ def peek_messages(call: Call[PeekQuery, None]) -> EventList:
 
 @serves(operations.LIST_MESSAGES)
 def list_messages(call: Call[MessageQuery, None]) -> MessagePage:
-    query, limit = call.query, page_size(call.query.limit)
+    query, limit, queue = call.query, page_size(call.query.limit), called(call)
+    number = number_of(queue, query.number)
     documents: list[MessageDocument] = []
     last, positions, size = 0, 0, 0
-    for one in messages(called(call), query.state, query.group, query.after):
+    for one in messages(queue, query.state, query.group, query.after, number=number):
         if one.seq != last:
             if positions >= limit or size >= PAGE_BYTES:
-                return MessagePage(documents, last)
+                return MessagePage(documents, number, last)
             last, positions = one.seq, positions + 1
         documents.append(_message(one))
         size += len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
-    return MessagePage(documents)
+    return MessagePage(documents, number)
 
 
 def _message(one: QueueMessage) -> MessageDocument:
@@ -137,23 +141,26 @@ def read_message(call: Call[None, None]) -> EventDocument:
     return event_document(event)
 
 
-def _failures(found: Iterable[FailedMessage], limit: int) -> tuple[list[FailureDocument], bool]:
-    """The documents of messages given up, bounded in number and bytes, and whether there are more."""
+def _failures(found: Iterable[tuple[FailedMessage, P]], limit: int) -> tuple[list[FailureDocument], P | None]:
+    """The documents of messages given up, bounded in number and bytes, and the place behind which there are more."""
     documents: list[FailureDocument] = []
-    size = 0
-    for one in found:
+    size, last = 0, None
+    for one, place in found:
         if len(documents) >= limit or size >= PAGE_BYTES:
-            return documents, True
+            return documents, last
+        last = place
         documents.append(FailureDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)})))
         size += len(one.event.raw) + len(one.traceback or "")
-    return documents, False
+    return documents, None
 
 
 @serves(operations.LIST_FAILED)
 def list_failed(call: Call[FailedQuery, None]) -> FailedList:
-    found = failures(called(call), check_consumer(call.query.group, "group"), call.query.after)
-    documents, more = _failures(found, page_size(call.query.limit))
-    return FailedList(documents, documents[-1].event.seq if more and documents else None)
+    query, queue = call.query, called(call)
+    number = number_of(queue, query.number)
+    found = failures(queue, check_consumer(query.group, "group"), query.after, number)
+    documents, follows = _failures(((one, one.event.seq) for one in found), page_size(query.limit))
+    return FailedList(documents, number, follows)
 
 
 @serves(operations.LIST_DEAD_LETTERS)
@@ -161,6 +168,5 @@ def list_dead_letters(call: Call[DeadLetterQuery, None]) -> DeadLetterList:
     after = LetterPlace.read(call.query.after) if call.query.after else None
     if call.query.after and after is None:
         raise ConfigError(f"after must be the next of the page before, not {call.query.after[:40]!r}")
-    documents, more = _failures(dead_letters(called(call), after), page_size(call.query.limit))
-    last = documents[-1].event if more and documents else None
-    return DeadLetterList(documents, None if last is None else str(LetterPlace(last.topic, last.seq)))
+    documents, follows = _failures(placed_letters(called(call), after), page_size(call.query.limit))
+    return DeadLetterList(documents, None if follows is None else str(follows))

@@ -35,7 +35,6 @@ from penstock.protocol.queues import (
 )
 from penstock.queue.inspect.stats import QueueStats
 from penstock.queue.run.schedule import Schedule
-from penstock.queue.state.cache import unknown_queue
 from penstock.server.api.binding import Call, serves
 from penstock.server.service import Service
 
@@ -49,10 +48,10 @@ def queue_of(request: Request, service: Service) -> LocalQueue:
 
 
 def existing_queue(service: Service, name: str) -> LocalQueue:
-    names = service.journal.queues()
-    if name not in names:
-        raise UnknownQueue(f"{unknown_queue(name, names).args[0]}, or PUT /v1/queues/{name}")
-    return service.journal.queue(name)
+    try:
+        return service.journal.queue(name, create=False)
+    except UnknownQueue as unknown:
+        raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{name}") from None
 
 
 def called(call: Call[object, object]) -> LocalQueue:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.entity.causality.walk import walk
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.server.api.topics import existing
@@ -61,12 +61,22 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
 
     if "dead-reason" in event.headers:
         return letter(event)
-    if event.topic not in service.journal.queues():
-        return None
-    queue: LocalQueue = service.journal.queue(event.topic)
     group = request.query_params.get("group") or "default"
-    failure = next(failures(queue, group, event.seq - 1), None)
-    return failure if failure is not None and failure.event.seq == event.seq else None
+    try:
+        queue: LocalQueue = service.journal.queue(event.topic, create=False)
+        failure = next(failures(queue, group, event.seq - 1), None)
+    except UnknownQueue:
+        return None
+    return failure if failure is not None and failure.event.id == event.id else None
+
+
+def message_of(service: Service, event: Event) -> list[QueueMessage] | None:
+    """How an event stands as a message, with each group that has not settled it; None when its topic is no queue."""
+    try:
+        found = service.journal.queue(event.topic, create=False).messages(after=event.seq - 1, limit=1)
+    except UnknownQueue:
+        return None
+    return [one for one in found if one.event.id == event.id]
 
 
 @guarded("read")
@@ -80,23 +90,18 @@ def event_page(request: Request, service: Service) -> Response:
     cause = None
     if event.causation_id is not None:
         cause = next((found for found in topic.ancestors(event) if found.id == event.causation_id), None)
-    is_queue = topic.name in service.journal.queues()
-    failure = failure_of(request, service, event)
-    message: list[QueueMessage] = []
-    if is_queue:
-        queue: LocalQueue = service.journal.queue(topic.name)
-        message = [one for one in queue.messages(after=event.seq - 1, limit=1) if one.seq == event.seq]
+    message = message_of(service, event)
     values = {
         "event": event,
         "payload": payload_of(event),
-        "failure": failure,
+        "failure": failure_of(request, service, event),
         "cause": cause,
         "effects": list(islice(topic.effects(event), SHOWN_EFFECTS + 1)),
         "shown_effects": SHOWN_EFFECTS,
         "oldest": topic.oldest,
         "latest": topic.latest,
-        "is_queue": is_queue,
-        "message": message,
+        "is_queue": message is not None,
+        "message": message or [],
         "consumer_names": sorted(topic.cursors()),
     }
     if "part" in request.query_params:

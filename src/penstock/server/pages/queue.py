@@ -223,11 +223,11 @@ def message_table(
         cells += ["–" if until is None else _clock(until), str(one.priority), one.key or "–"]
         cells += [(one.error or one.consumer or "–").partition("\n")[0], parts.preview(one.event)]
         buttons = []
+        fields = {"queue": queue.name, "seq": str(one.seq), "id": one.event.id}
         if may_admin and one.state == "delayed":
-            fields = {"queue": queue.name, "seq": str(one.seq)} | ({"group": one.group} if one.group else {})
-            buttons.append(ActButton("Run now", "run-now", fields))
+            buttons.append(ActButton("Run now", "run-now", fields | ({"group": one.group} if one.group else {})))
         if may_admin and one.state != "in_flight":
-            buttons.append(ActButton("Delete", "delete-message", {"queue": queue.name, "seq": str(one.seq)}))
+            buttons.append(ActButton("Delete", "delete-message", fields))
         href = f"{base}/topics/{rendering.segment(queue.name)}/events/{one.seq}"
         rows.append(Row(f"{one.group}/{one.seq}", cells, href, one.state == "failed", buttons))
     columns = ["Message", "State", "Group", "Attempts", "Due or until", "Priority", "Key", "Error or holder", "Payload"]

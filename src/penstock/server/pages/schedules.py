@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.errors import UnknownQueue
 from penstock.observe.sample import Sample
 from penstock.queue.run.cron import Cron
 from penstock.queue.run.schedule import Schedule
@@ -75,7 +77,11 @@ def listing(request: Request) -> Listing[Schedule]:
 
 def all_schedules(service: Service) -> list[Schedule]:
     """The schedules of every queue."""
-    return [one for name in service.journal.queues() for one in service.journal.queue(name).schedules()]
+    found: list[Schedule] = []
+    for name in service.journal.queues():
+        with suppress(UnknownQueue):  # dropped this very moment
+            found += service.journal.queue(name, create=False).schedules()
+    return found
 
 
 @guarded("read")

@@ -34,16 +34,22 @@ def queues(context: CommandContext, pattern: str | None) -> None:
 
     A message given up is dead where it came from, and in the dead-letter queue that keeps it: there it is not ready.
     """
+    from penstock.errors import UnknownQueue
+
     rows = []
     with context.journal(read_only=True) as journal:
         found = {(one.name, one.group): one for groups in sampler_of(journal)().queues.values() for one in groups}
         for name in journal.queues():
             if pattern is not None and pattern not in name:
                 continue
-            queue = journal.queue(name)
-            fanout = queue.policy.mode == "fanout"
-            for group in (queue.groups() or ["default"]) if fanout else ["default"]:
-                stats = queue.stats(group)
+            try:
+                queue = journal.queue(name, create=False)
+                fanout = queue.policy.mode == "fanout"
+                groups = (queue.groups() or ["default"]) if fanout else ["default"]
+                counted = [(group, queue.stats(group)) for group in groups]
+            except UnknownQueue:
+                continue  # dropped this very moment
+            for group, stats in counted:
                 seen = found.get((name, group))
                 letters = None if seen is None else seen.letters
                 dead = letters if letters is not None else 0 if seen is None else seen.dead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,6 +109,7 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
     """
     import msgspec
 
+    from penstock.errors import UnknownQueue
     from penstock.observe import workers as reports
 
     if forget is not None:
@@ -118,8 +120,13 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
         return
     with context.journal(read_only=True) as journal:
         found = [one for one in reports.gave_up(journal) if only is None or one.worker.startswith(f"{only}:")]
-        handles = [context.existing_queue(journal, only)] if only is not None else map(journal.queue, journal.queues())
-        there = [(handle.name, one) for handle in handles for one in handle.consumers()]
+        if only is not None:
+            there = [(only, one) for one in context.existing_queue(journal, only).consumers()]
+        else:
+            there = []
+            for name in journal.queues():
+                with suppress(UnknownQueue):  # dropped this very moment
+                    there += [(name, one) for one in journal.queue(name, create=False).consumers()]
     if context.json:
         for one in found:
             context.document(one)

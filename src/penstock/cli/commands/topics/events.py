@@ -103,7 +103,9 @@ def tail(
     several = len(topics) > 1 or _is_pattern(topics[0])
     with context.journal(read_only=True) as journal:
         found = _matching(context, journal, topics, must_be_there=not follow)
-        positions = {name: journal.topic(name).latest for name in found}
+        # First of all: what comes while the newest are shown, it has; and it knows another topic of the name.
+        followed = {name: journal.topic(name).subscribe("latest", **chosen.filters()) for name in found if follow}
+        positions = {name: followed[name].position if follow else journal.topic(name).latest for name in found}
         left = count
         for event in _newest(chosen, [(journal.topic(name), through) for name, through in positions.items()], lines):
             if left == 0:
@@ -120,7 +122,7 @@ def tail(
         def wanted(name: str) -> bool:
             return any(fnmatchcase(name, one) for one in patterns)
 
-        for event in follow_topics(journal, positions, wanted, chosen.filters()):
+        for event in follow_topics(journal, followed, wanted, chosen.filters()):
             context.event(event, payload_only=payload, topic=several)
             context.flush()
             left = None if left is None else left - 1

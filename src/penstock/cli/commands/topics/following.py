@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,12 @@ TOPICS_SECONDS = 0.5
 
 
 def follow_topics(
-    journal: Journal, positions: dict[str, int], wanted: Callable[[str], bool], filters: dict[str, Any]
+    journal: Journal, followed: Mapping[str, Subscription], wanted: Callable[[str], bool], filters: dict[str, Any]
 ) -> Iterator[Event]:
-    """Chosen events after the topics' positions as they come, and all of topics made meanwhile whose name is wanted."""
+    """Events of topics that are followed as they come, and the chosen ones of topics made meanwhile whose name is
+    wanted."""
     arrived: SimpleQueue[Event | PenstockError] = SimpleQueue()
-    subscriptions: dict[str, Subscription] = {}
+    subscriptions = dict(followed)
     threads: list[threading.Thread] = []
 
     def pass_on(subscription: Subscription) -> None:
@@ -33,13 +34,12 @@ def follow_topics(
         except PenstockError as error:
             arrived.put(error)
 
-    def begin(name: str, after: int) -> None:
-        subscriptions[name] = journal.topic(name).subscribe(after, **filters)
-        threads.append(threading.Thread(target=pass_on, args=(subscriptions[name],), daemon=True))
+    def begin(subscription: Subscription) -> None:
+        threads.append(threading.Thread(target=pass_on, args=(subscription,), daemon=True))
         threads[-1].start()
 
-    for name, position in positions.items():
-        begin(name, position)
+    for subscription in followed.values():
+        begin(subscription)
     try:
         while True:
             try:
@@ -47,7 +47,8 @@ def follow_topics(
             except Empty:
                 for name in journal.topics():
                     if name not in subscriptions and wanted(name):
-                        begin(name, 0)
+                        subscriptions[name] = journal.topic(name).subscribe(0, **filters)
+                        begin(subscriptions[name])
                 continue
             if isinstance(news, PenstockError):
                 raise news
