@@ -61,7 +61,7 @@ def test_the_demo_tells_a_story_whose_pages_are_there_and_leaves_nothing(start: 
 
 
 def test_a_kept_journal_holds_what_happened(start: Start, tmp_path: Path) -> None:
-    process = start("--seconds", "3", "--keep")
+    process = start("--seconds", "6", "--keep")
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors == ""
     kept = Path(json.loads(out.splitlines()[-1])["kept"])

@@ -182,8 +182,22 @@ def test_tail_begins_with_the_newest(cli: Cli, orders: str) -> None:
     assert seqs("--since", "1h") == list(range(1, 11))
 
 
-def test_tail_follows_what_comes_and_filters_it(cli: Cli, orders: str, url: str) -> None:
+@pytest.fixture
+def following(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a command has begun to follow topics: what is there before it looks would be history to it."""
+    begun = threading.Event()
+
+    def follow(*args: Any) -> Iterator[penstock.Event]:
+        begun.set()
+        return follow_topics(*args)
+
+    monkeypatch.setattr("penstock.cli.commands.topics.following.follow_topics", follow)
+    return begun
+
+
+def test_tail_follows_what_comes_and_filters_it(cli: Cli, orders: str, url: str, following: threading.Event) -> None:
     def append() -> None:
+        assert following.wait(60), "nothing follows"
         with penstock.open(url) as journal:
             for number in range(40):
                 journal.topic("orders").append("late" if number % 2 else "other", {"total": number}, key="k")
@@ -231,16 +245,8 @@ def test_tail_of_several_topics_is_in_the_order_of_time(cli: Cli, shops: None) -
 
 
 def test_tail_follows_several_topics_and_those_made_later(
-    cli: Cli, shops: None, url: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, shops: None, url: str, following: threading.Event
 ) -> None:
-    following = threading.Event()
-
-    def follow(*args: Any) -> Iterator[penstock.Event]:
-        following.set()
-        return follow_topics(*args)
-
-    monkeypatch.setattr("penstock.cli.commands.topics.following.follow_topics", follow)
-
     def append() -> None:
         assert following.wait(60), "nothing follows"
         with penstock.open(url) as journal:
@@ -252,6 +258,28 @@ def test_tail_follows_several_topics_and_those_made_later(
     said = cli("tail", "shop.*", "plain", "-f", "-n0", "--kind", "late", "--count", "3", "--json")
     appending.join()
     assert sorted(event["payload"] for event in said.documents) == ["plain", "shop.north", "shop.west"]
+
+
+def test_topics_made_later_are_found_beside_a_busy_one(journal: penstock.Journal) -> None:
+    busy, over = journal.topic("shop.busy"), threading.Event()
+
+    def sell() -> None:
+        while not over.wait(0.001):
+            busy.append("sold")
+
+    selling = threading.Thread(target=sell)
+    selling.start()
+    found = follow_topics(journal, {"shop.busy": busy.subscribe()}, lambda name: name.startswith("shop."), {})
+    deadline = time.monotonic() + 60
+    try:
+        next(found)
+        journal.topic("shop.new").append("opened")
+        assert any(event.topic == "shop.new" or time.monotonic() > deadline for event in found)
+        assert time.monotonic() < deadline
+    finally:
+        over.set()
+        selling.join()
+        found.close()  # type: ignore[attr-defined]
 
 
 def append_once_followed(served: Served, topic: penstock.Topic) -> None:

@@ -19,9 +19,11 @@ class ServerProcess:
         self._url = str(url)
         self._tokens = tokens
         self._options = options
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        # Held, bound and not listening, for as long as this is used: no other program is given the port meanwhile.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self.port: int = self._port.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -31,6 +33,7 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._port.close()
 
     def start(self) -> None:
         environ = {**os.environ, "PENSTOCK_SERVE_TOKENS": self._tokens}

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import penstock
 from penstock.limits import BUFFER_MANIFEST
@@ -203,6 +203,35 @@ def test_the_tail_follows_and_filters(
     page.fill("#filter-where", "payload.total >")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("#filter-problem")).to_contain_text("cannot be read")
+
+
+def test_what_comes_while_the_page_loads_is_shown(
+    open_page: Callable[..., Page], served: Served, journal: penstock.Journal, shop: penstock.Receipt
+) -> None:
+    """Also where it shows no event yet, and follows from where the topic ended when it was made."""
+    page = open_page()
+
+    def late(route: Route) -> None:
+        journal.topic("orders").append("unheard.of", {"n": 1})
+        route.continue_()
+
+    page.route("**/events.js*", late, times=1)
+    page.goto(f"{served.url}/topics/orders?kind=unheard.of")
+    expect(page.locator("#tail li")).to_have_count(1)
+
+
+def test_an_event_pressed_before_the_scripts_are_there_is_shown_when_they_are(
+    open_page: Callable[..., Page], served: Served, shop: penstock.Receipt
+) -> None:
+    page = open_page()
+
+    def late(route: Route) -> None:
+        page.evaluate("document.querySelector('#tail li .kind').click()")
+        route.continue_()
+
+    page.route("**/events.js*", late, times=1)
+    page.goto(f"{served.url}/topics/orders", wait_until="commit")
+    expect(page.locator("#inspector")).to_contain_text("order.placed")
 
 
 def test_the_tail_can_be_paused(

@@ -149,6 +149,7 @@ def test_a_message_in_flight_is_released_and_a_consumer_moved_to_an_event(
     expect(page.locator("#pending tbody tr")).to_have_count(2)
     page.get_by_role("button", name="Release #6").click()
     say_yes(page, "Take 1 message, emails #6, from worker-1?")
+    expect(page.locator("#toast")).to_contain_text("emails #6 is ready again")
     expect(page.locator("#pending tbody tr")).to_have_count(1)
     page.get_by_role("button", name="Done #7").click()
     say_yes(page, "Settle as done 1 message, emails #7, which worker-1 still works on?")
@@ -157,7 +158,8 @@ def test_a_message_in_flight_is_released_and_a_consumer_moved_to_an_event(
     page.locator('#tail li[data-seq="12"] .kind').click()
     page.get_by_role("button", name="to this event").click()
     say_yes(page, "Move billing from 20 to 11 of orders: it will get 9 events again?")
-    wait_until(lambda: journal.topic("orders").cursor("billing") == 11)
+    expect(page.locator("#toast")).to_contain_text("billing is at 11")  # on the page that is loaded then
+    assert journal.topic("orders").cursor("billing") == 11
     page.locator("#seek [name=consumer]").fill("billing")
     page.locator("#seek [name=value]").fill("abc")
     page.locator("#seek").get_by_role("button", name="Seek").click()

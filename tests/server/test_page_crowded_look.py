@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from server.accessibility import SCREENS, complaints, open_live
+from server.browser import SLOW
 from server.crowded import NASTY
 from server.serving import Served
 
@@ -44,6 +45,7 @@ def test_axe_finds_nothing_on_any_page_of_a_crowd(open_page: Callable[..., Page]
 
 def test_axe_finds_nothing_on_the_page_that_asks_for_a_token(browser: Browser, guarded: Served) -> None:
     page = browser.new_page()  # its console says that the answer was a 401
+    page.set_default_timeout(SLOW)
     page.goto(guarded.url)
     expect(page).to_have_url(f"{guarded.url}/login")
     wrong = complaints(page, SCREENS)
@@ -56,6 +58,7 @@ def test_axe_finds_nothing_on_the_page_that_asks_for_a_token(browser: Browser, g
 
 def test_a_page_that_is_not_there_is_readable_and_leads_back(browser: Browser, crowd: Served) -> None:
     page = browser.new_page()  # its console says that the answer was a 404
+    page.set_default_timeout(SLOW)
     page.goto(f"{crowd.url}/topics/" + "a-name-that-goes-on-and-on." * 8)
     expect(page.locator("h1")).to_have_text("Not found")
     assert complaints(page, [("light", 390), ("dark", 1440)]) == []

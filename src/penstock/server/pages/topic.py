@@ -126,6 +126,7 @@ def topic_page(request: Request, service: Service) -> Response:
     topic = existing(request, service)
     service.sampler.start()
     sample = service.sampler.newest
+    after = topic.latest  # before the events: a page that shows none follows what comes after this
     events, problem = _events(request, topic)
     older = None
     if events and events[-1].seq > topic.oldest:
@@ -147,6 +148,7 @@ def topic_page(request: Request, service: Service) -> Response:
         templates=[event for event in events[:5] if not event.binary],
         consumer_names=sorted(topic.cursors()),
         events=events,
+        after=after,
         problem=problem,
         older=older,
     )

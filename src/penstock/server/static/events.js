@@ -111,7 +111,7 @@ if (tail) {
   const newest = tail.firstElementChild?.dataset.seq;
   if (tail.dataset.paused) pause(true);
   if ($("filter-problem").hidden) {
-    wanted.set("after", tail.dataset.paused || !newest ? "latest" : newest);
+    wanted.set("after", tail.dataset.paused ? "latest" : newest ?? tail.dataset.after);
     follow(`${base}/v1/topics/${encodeURIComponent(tail.dataset.topic)}/live?${wanted}`, (event) => {
       waiting.push(event);
       if (waiting.length > 2 * MOST_SHOWN) waiting.splice(0, waiting.length - MOST_SHOWN);

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -41,18 +43,21 @@ def follow_topics(
     for subscription in followed.values():
         begin(subscription)
     try:
+        due = time.monotonic() + TOPICS_SECONDS
         while True:
-            try:
-                news = arrived.get(timeout=TOPICS_SECONDS)
-            except Empty:
+            news: Event | PenstockError | None = None
+            with suppress(Empty):
+                news = arrived.get(timeout=max(0.0, due - time.monotonic()))
+            if time.monotonic() >= due:  # however much arrives
                 for name in journal.topics():
                     if name not in subscriptions and wanted(name):
                         subscriptions[name] = journal.topic(name).subscribe(0, **filters)
                         begin(subscriptions[name])
-                continue
+                due = time.monotonic() + TOPICS_SECONDS
             if isinstance(news, PenstockError):
                 raise news
-            yield news
+            if news is not None:
+                yield news
     finally:
         for subscription in subscriptions.values():
             subscription.close()
