@@ -21,11 +21,14 @@ from buffer.emulator import Emulator
 from penstock import Draft
 from penstock.api import local
 from penstock.buffer import store as buffer_store
+from penstock.entity.projection.streamed import StreamedState, StreamedStates
 from penstock.errors import ConfigError, Locked, StorageError
 from penstock.journal.bulk.staging import staged_batches
 from penstock.limits import STAGED_SECONDS
 from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
+from penstock.spark.projection.keeping import keeper_of
 from penstock.spark.served.connection import client_of
+from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.source import PenstockSource
 from penstock.transfer.objects import StagingArea, own_area
 from server.cutting import CuttingProxy
@@ -335,3 +338,15 @@ def test_a_stream_over_a_bucket_is_exact_while_its_writer_is_killed(spark: Spark
     assert numbers(folder, "copies") == list(range(2_000)) and objects(folder) == []
     with penstock.open(folder, read_only=True) as journal:
         assert journal.topic("orders").cursor("copying") == 2_000
+
+
+def test_states_that_a_batch_has_saved_are_what_the_next_one_finds(home: str) -> None:
+    """A task's reader may be behind what another process has written: states folded on from older ones would lose
+    events."""
+    with penstock.open(home) as journal:
+        journal.topic("sums").append("added", 1, key="a")
+    keeper, wanted = keeper_of(JournalPlace(home)), StreamedStates("sums", "Total", 1, "query-1")
+    number = keeper.load(wanted, ["a"]).number
+    for generation in range(1, 5):
+        keeper.save(wanted, number, [StreamedState("a", 7, generation, 1, b"state")], whole=False)
+        assert keeper.load(wanted, ["a"]).states["a"].generation == generation

@@ -294,7 +294,7 @@ class Behind:
     def read(self) -> AbstractContextManager[Any]:
         return nullcontext(self.old) if self._words else self._engine.read()
 
-    def hear_word(self) -> None:
+    def catch_up(self) -> None:
         self._words -= 1
 
 

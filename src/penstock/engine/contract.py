@@ -122,6 +122,11 @@ class Engine(ABC):
         """Others have committed: the next read, and the next `changes`, look without a pause that saves requests."""
         return
 
+    def catch_up(self) -> None:
+        """Makes the next read see everything that was durable when this was called; only a reader of a store that is
+        asked now and then whether it has grown has anything to do."""
+        return
+
     @abstractmethod
     def flush(self) -> None:
         """Puts everything committed so far on disk, also what `sync=False` and "process" left in memory."""

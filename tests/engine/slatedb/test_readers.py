@@ -50,6 +50,19 @@ def test_a_reader_follows_the_writer_and_refuses_to_write(home: Home) -> None:
         reader.topic("t").append("k", "no")
 
 
+def test_a_reader_that_catches_up_sees_what_was_acknowledged_before(home: Home) -> None:
+    writer = home.open()
+    writer.topic("t").append("k", 0)
+    reader = home.open(read_only=True)
+    for number in range(1, 21):
+        assert reader.topic("t").latest <= number
+        writer.topic("t").append("k", number)
+        reader._engine.catch_up()
+        assert reader.topic("t").latest == number + 1
+        if number % 7 == 0:
+            writer._engine.reclaim()
+
+
 def test_a_subscription_on_a_reader_has_no_gap_and_no_duplicate(home: Home) -> None:
     writer = home.open()
     writer.topic("t").append("k", 0)

@@ -268,6 +268,11 @@ class SlatedbEngine(BaseEngine):
         if self._follower is not None:
             self._follower.hear_word()
 
+    def catch_up(self) -> None:
+        self._check_usable()
+        if self._follower is not None:
+            self._follower.refresh(at_once=True)
+
     def flush(self) -> None:
         self._check_usable()
         if self.read_only:

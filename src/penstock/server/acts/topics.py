@@ -104,11 +104,12 @@ def drop_topic(call: ActCall) -> str:
 def seek(call: ActCall) -> str:
     """Moves a consumer, back or ahead."""
     topic, consumer = call.topic(), call.text("consumer")
+    number, latest = topic._log.number_and_latest()
     to = call.optional("to") or "position"
     if to == "start":
         position = 0
     elif to == "end":
-        position = topic.latest
+        position = latest
     elif to == "time":
         position = topic.position_at(call.moment("value"))
     elif to == "event":
@@ -121,8 +122,8 @@ def seek(call: ActCall) -> str:
         position = given
     else:
         raise ConfigError(f"a consumer is moved to a position, a time, an event, the start or the end, not {to[:40]!r}")
-    if position > topic.latest:
-        raise ConfigError(f"{topic.name} ends at {topic.latest:,}: {position:,} lies beyond it")
+    if position > latest:
+        raise ConfigError(f"{topic.name} ends at {latest:,}: {position:,} lies beyond it")
     now = topic.cursor(consumer)
     if call.preview:
         if now is None:
@@ -134,7 +135,7 @@ def seek(call: ActCall) -> str:
         elif skipped:
             effect = f"it will skip {counted(skipped, 'event')}"
         return f"Move {consumer} from {now:,} to {position:,} of {topic.name}: {effect}?"
-    topic.seek(consumer, position)
+    topic._move_cursor(consumer, position, back=True, number=number)
     return f"{consumer} is at {position:,}; {counted(topic.lag(consumer), 'event')} ahead"
 
 

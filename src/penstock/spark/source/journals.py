@@ -181,8 +181,8 @@ class LocalSource:
                 if view is None:
                     raise dropped(topic)
                 raise StorageError(f"topic {topic!r} is not there as far as it was planned; try again", retryable=True)
-            self._engine.hear_word()
             time.sleep(_BEHIND_PAUSE)
+            self._engine.catch_up()
 
     def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
         with self._engine.read() as snap:

@@ -121,9 +121,9 @@ class Follower:
         self._pause = min(self._pause, FOLLOW_SECONDS)  # not all that is said of is stored yet
         self._word = True
 
-    def refresh(self) -> None:
+    def refresh(self, *, at_once: bool = False) -> None:
         """Reads what the log has gained, unless another thread is at it or the last refresh was a moment ago."""
-        now = self._place.folder is not None or self._is_ahead()
+        now = at_once or self._place.folder is not None or self._is_ahead()
         pause = min(self._pause, FOLLOW_TOLD_LEAST) if self._word else self._pause
         if not now and time.monotonic() - self._refreshed < pause:
             return
