@@ -26,7 +26,7 @@ def wait_for_start(process: subprocess.Popen[bytes], ready: Callable[[], object]
         try:
             ready()
             return
-        except (urllib.error.URLError, ConnectionError):
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
             if process.poll() is not None or time.monotonic() > deadline:
                 process.terminate()
                 process.wait(10)

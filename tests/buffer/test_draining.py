@@ -172,8 +172,13 @@ def test_a_drain_that_is_killed_again_and_again_appends_every_entry_once(tmp_pat
     journal, url = f"{tmp_path}/journal.db", f"file://{tmp_path}/buffer"
     rng = random.Random(7)
     expected: list[bytes] = []
+
+    def drained() -> bool:
+        with penstock.open(journal, read_only=True) as opened:
+            return len(opened.topic("events")) > 0
+
     with Producer(url, flush_interval=0.001) as producer:
-        for _ in range(4):
+        for round_ in range(4):
             process = subprocess.Popen([sys.executable, "-c", DRAINER, journal, url], stdout=subprocess.PIPE)
             process.stdout.readline()
             until = time.monotonic() + rng.uniform(0.05, 0.3)
@@ -182,6 +187,8 @@ def test_a_drain_that_is_killed_again_and_again_appends_every_entry_once(tmp_pat
                 expected += entries
                 producer.produce(entries)
                 time.sleep(0.001)
+            while round_ == 0 and not drained():
+                time.sleep(0.01)
             os.kill(process.pid, signal.SIGKILL)
             process.wait(30)
             process.stdout.close()

@@ -335,7 +335,7 @@ def test_flush_says_when_it_took_too_long(memory: ObjectStore):
 
 def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: ObjectStore, eventually):
     faulty = FaultyStore(memory)
-    faulty.on("put", "hold")
+    faulty.on("put", *["hold"] * 5)
     with Producer(faulty, flush_interval=FOREVER, flush_bytes=1) as producer:
         tickets = [producer.produce([f"{n}".encode()]) for n in range(5)]
         eventually(lambda: faulty.calls["put"] == 5)
@@ -353,7 +353,7 @@ def test_one_manifest_write_carries_every_batch_that_is_ready(memory: ObjectStor
         tickets = [producer.produce([b"first"])]
         eventually(lambda: faulty.calls["put_if"] == 1)
         tickets += [producer.produce([b"more"]) for _ in range(9)]
-        eventually(lambda: faulty.calls["put"] == 10)
+        eventually(lambda: all(batch.uploaded for batch in producer._lanes[0].queue) and faulty.calls["put"] == 10)
         faulty.release()
         for ticket in tickets:
             ticket.result(30)
@@ -382,7 +382,7 @@ def test_produce_blocks_only_when_too_many_calls_wait(memory: ObjectStore, event
 
 def test_waiting_bytes_are_bounded_too(memory: ObjectStore):
     faulty = FaultyStore(memory)
-    faulty.on("put", "hold")
+    faulty.on("put", *["hold"] * 9)
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=100, inflight_bytes=1000)
     for _ in range(9 + 10):  # 9 in flight, and the tenth that waits brings those to more than 1000 bytes
         producer.produce([b"x" * 100])

@@ -109,7 +109,7 @@ class World:
                 if rng.random() < 0.5:
                     time.sleep(rng.uniform(0, self.pace))
             if not store.dead:
-                producer.close(timeout=60)
+                producer.close(timeout=300)
         finally:
             producer._pipeline.give_up()
             producer._pipeline.stop()
@@ -230,7 +230,7 @@ def play(world: World, steps: int, pause: float, entries: int) -> None:
             alive["c1"] = world.start(rng.choice(["reader", "runner"]), "c1")
         elif action < 0.8:  # another takes over while the first still believes it is the one
             alive["c1"] = world.start(rng.choice(["reader", "runner"]), "c1")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(world.sink.entries) < entries or world.audit.dequeues < 2:
         assert time.monotonic() < deadline, "nothing moves"
         if not any(thread.is_alive() for thread in world.consumers):

@@ -38,6 +38,8 @@ def test_a_look_up_reads_nothing_that_this_process_has_written(
     def refuse(*_: object) -> None:
         raise AssertionError("a block was read")
 
+    journal._core.housekeeper.request = lambda topic: None  # type: ignore[attr-defined]
+
     monkeypatch.setattr(lookup, "open_block", refuse)
     topic.append("k", 2, key="a")
     topic.append_many([Draft("k", n, key="ab"[n % 2]) for n in range(10)])

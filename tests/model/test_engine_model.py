@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from dead_store import copy_as_it_is
 from nightly import examples
 from penstock.engine.contract import Durability, Engine, ReadTx, WriteTx
 from penstock.engine.memory import sorted_map
@@ -32,8 +33,6 @@ from penstock.engine.url import open_engine
 
 END = b"\xff" * 600
 SCHEMES = ["memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb"]
-LEFT_BEHIND = ("lock", "lock.mdb", "LOCK", "store-shm", "penstock")
-"""Locks, leases and shared memory: they mean nothing to the process that opens a dead one's store."""
 
 State = dict[bytes, bytes]
 _names = itertools.count()
@@ -49,20 +48,6 @@ operations = st.one_of(
     st.tuples(st.just("delete"), keys, st.just(b"")),
     st.tuples(st.just("delete_range"), bounds, bounds),
 )
-
-
-def copy_as_it_is(source: Path, target: Path) -> None:
-    """Copies a store's files at one moment; where rocksdb's own threads remove one meanwhile, it tries again."""
-    while True:
-        before = sorted(path.name for path in source.rglob("*"))
-        try:
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
-        except shutil.Error:
-            pass
-        else:
-            if before == sorted(path.name for path in source.rglob("*")):
-                return
-        shutil.rmtree(target)
 
 
 class EngineMachine(RuleBasedStateMachine):

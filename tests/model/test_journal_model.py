@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from journal_model import Known, Refused, TopicModel
 
 import penstock
+from dead_store import copy_as_it_is
 from nightly import examples
 from penstock import Draft, Journal, ManualClock, Receipt, Topic
 from penstock.errors import Conflict, PositionTrimmed
@@ -277,9 +278,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.copies += 1
         old, name = self.url.partition(":")[2], f"crashed-{self.copies}"
         if Path(old).is_dir():
-            shutil.copytree(
-                old, self.folder / name, ignore=shutil.ignore_patterns("LOCK", "lock", "lock.mdb", "penstock")
-            )
+            copy_as_it_is(Path(old), self.folder / name)
         else:
             for suffix in ("", "-wal"):
                 shutil.copy(old + suffix, f"{self.folder / name}{suffix}")

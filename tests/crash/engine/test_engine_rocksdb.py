@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dead_store import copy_as_it_is
 from penstock.engine.rocksdb.engine import RocksdbEngine
 from penstock.engine.rocksdb.log import record_places
 from penstock.engine.rocksdb.manifest import cut_torn_end
@@ -35,7 +36,7 @@ def dead_store(folder: Path, *, synced: int, relaxed: int) -> tuple[Path, Path, 
             tx.put(b"k%d" % number, bytes([number + 1]) * 3000)
         ends.append(log.stat().st_size)
         states.append(state(engine))
-    shutil.copytree(folder / "live", folder / "dead", ignore=shutil.ignore_patterns("LOCK"))
+    copy_as_it_is(folder / "live", folder / "dead")
     engine.close()
     return folder / "dead", folder / "dead" / log.name, ends, states
 
@@ -97,7 +98,7 @@ def test_the_log_of_another_store_in_a_value_vouches_for_nothing(tmp_path: Path)
     before = state(engine)
     with engine.write(sync=False) as tx:
         tx.put(b"lost", b"x" * 100)
-    shutil.copytree(tmp_path / "live", tmp_path / "dead", ignore=shutil.ignore_patterns("LOCK"))
+    copy_as_it_is(tmp_path / "live", tmp_path / "dead")
     engine.close()
     (log,) = (tmp_path / "dead").glob("[0-9]*.log")
     data = log.read_bytes()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,17 @@ def start(url: str, oracle: Path, name: str, durability: str, *options: str) -> 
     return process
 
 
-def kill(process: subprocess.Popen[str], chance: random.Random, longest: float = 0.25) -> None:
+def kill(
+    process: subprocess.Popen[str],
+    chance: random.Random,
+    longest: float = 0.25,
+    until: Callable[[], bool] = lambda: True,
+) -> None:
+    """Kills a writer at some moment, not before something has happened."""
+    deadline = time.monotonic() + DEADLINE
+    while not until():
+        assert process.poll() is None and time.monotonic() < deadline, "the writer does not get on"
+        time.sleep(0.01)
     time.sleep(chance.random() * longest)
     assert process.poll() is None, "the writer ended by itself"
     process.kill()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import penstock
+from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.local.journal import LocalJournal
 
 
@@ -23,6 +24,14 @@ class Home:
         journal = penstock.open(self.url, **options)
         assert isinstance(journal, LocalJournal)
         self.opened.append(journal)
+        return journal
+
+    def open_reader(self, timeout: float) -> LocalJournal:
+        """A reader that waits so long for its store once it is open: a busy machine may take longer to open it."""
+        journal = self.open(read_only=True)
+        engine = journal._engine
+        assert isinstance(engine, SlatedbEngine) and engine._follower is not None
+        engine._timeout = engine._follower._timeout = engine._follower._base._timeout = timeout
         return journal
 
     def close(self) -> None:

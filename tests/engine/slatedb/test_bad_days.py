@@ -98,6 +98,7 @@ def test_a_commit_the_store_does_not_answer_is_said_to_be_unknown_and_settles_la
 
     proxy.heal()
     again = eventually(lambda: journal.topic("t").append("k", 2, dedup="two"))
+    journal._engine._timeout = DEADLINE
     assert (again.seq, again.duplicate) == (2, True), "it was kept after all, and dedup finds it"
     assert journal.topic("t").append("k", 3).seq == 3
     assert payloads(journal) == [1, 2, 3]
@@ -151,6 +152,7 @@ def test_a_writer_that_cannot_renew_its_lease_acknowledges_nothing(behind: Home,
         journal.topic("t").append("k", 2, dedup="two")
     proxy.heal()
     assert eventually(lambda: journal.topic("t").append("k", 2, dedup="two")).seq == 2
+    journal._engine._timeout = DEADLINE
     assert journal.topic("t").append("k", 3).seq == 3, "nobody had taken the lease: work goes on"
 
 
@@ -186,7 +188,7 @@ def test_reads_go_on_when_the_store_is_back(behind: Home, proxy: StoreProxy) -> 
     journal = behind.open()
     for number in range(5):
         journal.topic("t").append("k", number)
-    reader = eventually(lambda: behind.open(read_only=True, timeout=0.5))
+    reader = behind.open_reader(timeout=0.5)
     assert eventually(lambda: payloads(reader)) == list(range(5))
     proxy.cut()
     for _ in range(3):
@@ -221,8 +223,9 @@ def test_a_reader_asks_a_store_that_refuses_again_until_its_timeout(behind: Home
 
 
 def test_closing_without_a_network_ends_and_loses_nothing_acknowledged(behind: Home, proxy: StoreProxy) -> None:
-    journal = behind.open(timeout=5.0, lease=1.0)
+    journal = behind.open(lease=1.0)
     journal.topic("t").append("k", 1)
+    journal._engine._timeout = 5.0  # not before: a busy machine may take longer to open it
     proxy.cut()
     begun = time.monotonic()
     journal.close()
@@ -246,8 +249,8 @@ def test_opening_ends_at_its_deadline_when_the_store_dies_half_way(behind: Home,
     proxy.silence = lambda method, path: "/manifest" in path or "prefix" in path
     begun = time.monotonic()
     with pytest.raises(StorageError, match="could not be opened"):
-        behind.open(timeout=1.0)
-    assert time.monotonic() - begun < 30
+        behind.open(timeout=5.0)
+    assert time.monotonic() - begun < 50
     proxy.heal()
     behind.open().topic("t").append("k", 1)
 
@@ -294,11 +297,18 @@ def test_credentials_the_store_refuses_are_an_error_at_once(behind: Home, proxy:
 
 
 def test_ctrl_c_arrives_while_an_append_waits_for_the_store(behind: Home, proxy: StoreProxy) -> None:
-    journal = behind.open(timeout=3.0, lease=30)
+    journal = behind.open(lease=60)
     journal.topic("t").append("k", 1)
-    proxy.refuse = log_put
-    threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
-    with pytest.raises((KeyboardInterrupt, OutcomeUnknown)):
+    main, refused = threading.main_thread().ident, Once(log_put)
+    assert main is not None
+
+    def refuse(method: str, path: str) -> bool:
+        if refused(method, path):  # now it waits for the store, and for this answer first
+            signal.pthread_kill(main, signal.SIGINT)
+        return log_put(method, path)
+
+    proxy.refuse = refuse
+    with pytest.raises(KeyboardInterrupt):
         journal.topic("t").append("k", 2, dedup="two")
     proxy.heal()
     assert eventually(lambda: journal.topic("t").append("k", 2, dedup="two")).seq == 2

@@ -106,7 +106,7 @@ def test_a_takeover_ends_the_first_writer_and_loses_nothing(home: Home) -> None:
 
 
 def test_a_standby_goes_on_where_the_first_writer_closed(home: Home) -> None:
-    first = home.open()
+    first = home.open(lease=60)
     first.topic("t").append("k", "a")
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(home.open(standby=True)), daemon=True)
@@ -226,7 +226,7 @@ def test_of_two_standbys_one_takes_over_and_the_other_waits_on(home: Home) -> No
     try:
         assert writer.append("a") == "1"
         waiting = [
-            threading.Thread(target=lambda: opened.append(home.open(standby=True, lease=2.0)), daemon=True)
+            threading.Thread(target=lambda: opened.append(home.open(standby=True, lease=30)), daemon=True)
             for _ in range(2)
         ]
         for thread in waiting:

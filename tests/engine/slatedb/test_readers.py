@@ -100,7 +100,9 @@ def test_a_snapshot_stands_still_while_newer_tables_are_opened_under_it(
     monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
     monkeypatch.setattr(follower, "FOLLOW_BYTES", 1000)
     writer = home.open()
-    reader = home.open(read_only=True)
+    options = ObjectOptions(hold=3600, store=home.options)  # without a checkpoint it may be told to read again
+    reader = open_local(home.url, read_only=True, options=options)
+    home.opened.append(reader)
     engine = writer._engine
     held: list[tuple[Any, int]] = []
     for number in range(6):

@@ -65,7 +65,7 @@ def test_a_store_that_falls_silent_in_a_long_scan_is_an_error_that_says_so(behin
     fill(behind, 3 * READ_AHEAD_TASKS * READ_AHEAD_BYTES // (6 * len(KEYS)))  # more than is on its way at once
     behind.opened[0]._engine.reclaim()  # rows of the log would be in the reader's memory
     behind.opened[0].close()
-    reader = behind.open(read_only=True, timeout=5)._engine
+    reader = behind.open_reader(timeout=5)._engine
     with reader.read() as snap:
         rows = snap.scan(b"k", b"l")
         next(rows)
