@@ -26,7 +26,7 @@ from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import flush_log, flush_tables, make_batch, make_cache, open_database
 from penstock.engine.slatedb.errors import explain, explained
-from penstock.engine.slatedb.format import FORMAT, FORMAT_KEY, check_folder, is_made
+from penstock.engine.slatedb.format import FORMAT, check_folder, is_made, put_format, unfinished
 from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place, check_store
@@ -134,8 +134,7 @@ class SlatedbEngine(BaseEngine):
         )
         self._take_snapshot()
         if not is_made(self._view, self._name, self.read_only):
-            call(self._database.put(FORMAT_KEY, FORMAT), self._timeout)
-            flush_log(self._database, self._timeout)
+            put_format(self._database, FORMAT, self._timeout)
             self._take_snapshot()
         if not lease.was_given_back:
             self._tabling = threading.Thread(target=self._make_table_of_long_log, name="penstock-table", daemon=True)
@@ -328,15 +327,17 @@ class SlatedbEngine(BaseEngine):
         return time.monotonic() - self._relaxed_since
 
     def usable(self) -> bool:
+        if self._follower is not None and self._follower.replaced is not None:
+            return False
         return self._broken is None and (self._lease is None or not self._lease.lost)
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a copy into a folder; or, given a url in the same bucket, makes a store there.
 
         The writer makes it of the same tables, without copying them; a reader, which cannot have the log made into a
-        table, copies every row.
+        table, copies every row, of everything that was stored when it was asked to.
         """
-        self._check_usable()
+        self.catch_up()
         if isinstance(destination, str) and "://" in destination:
             self._back_up_beside(destination)
             return
@@ -351,7 +352,9 @@ class SlatedbEngine(BaseEngine):
             options = replace(self.options, takeover=False, standby=False)
             copy = type(self)(destination.partition(":")[2], options=options)
             try:
-                with self.read() as snapshot:
+                assert copy._database is not None
+                making = unfinished(copy._database, self._timeout)
+                with self.read() as snapshot, explained(self._name, "backed up"), making:
                     copy_rows(snapshot, copy)
             finally:
                 copy.close()

@@ -96,9 +96,7 @@ class OpenedKeeper:
             self.id = journal.id
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
-        engine = reading(self.url, self.id)._engine
-        engine.catch_up()  # the batch before was saved by another process, and its states are folded on from here
-        with engine.read() as snap:
+        with reading(self.url, self.id)._engine.read() as snap:
             number = states_topic(snap, wanted.topic)
             found = (load_streamed(snap, number, wanted, key) for key in keys)
             states = {one.key: one for one in found if one is not None}

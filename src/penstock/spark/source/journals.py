@@ -121,13 +121,17 @@ def check_kept(topic: str, after: int, through: int, trimmed: int) -> None:
         )
 
 
-def open_source(place: JournalPlace, id: str | None = None) -> SourceJournal:
-    """The journal that a place names. `id` is its own where the work was planned; ConfigError when it is another."""
+def open_source(place: JournalPlace, id: str | None = None, *, newest: bool = False) -> SourceJournal:
+    """The journal that a place names. `id` is its own where the work was planned; ConfigError when it is another.
+
+    `newest`: everything that was committed before is seen. This process's reader of a bucket may be a moment behind
+    others, and planning with it takes offsets of theirs: those in a checkpoint, or of events that were just appended.
+    """
     if place.served:
         from penstock.spark.served.journal import served_journal
 
         return served_journal(place, id)
-    return LocalSource(reading(place.url, id), place)
+    return LocalSource(reading(place.url, id, newest=newest), place)
 
 
 def check_rights(options: ReadOptions) -> None:

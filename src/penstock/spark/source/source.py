@@ -79,7 +79,7 @@ class BatchReader(DataSourceReader):
         self.filter = option_filter(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        journal = open_source(self.options.place)
+        journal = open_source(self.options.place, newest=True)
         check_rights(self.options)
         with journal.state() as found:
             topics = Topics(found, self.options)

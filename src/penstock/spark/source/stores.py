@@ -45,12 +45,20 @@ class _OpenJournal(NamedTuple):
 _kept: dict[tuple[int, str], _OpenJournal] = {}
 
 
-def reading(url: str, id: str | None = None) -> LocalJournal:
+def reading(url: str, id: str | None = None, *, newest: bool = False) -> LocalJournal:
     """The journal, open for reading; it stays open for the next task of this process.
 
-    `id` is the journal's own, where the work was planned; ConfigError when the one found here is another.
+    `id` is the journal's own, where the work was planned; ConfigError when the one found here is another. Then, or when
+    `newest` is wanted, everything is seen that was committed before: a kept reader of a bucket may be a moment behind.
     """
     journal = _opened(url)
+    if id is not None or newest:
+        try:
+            journal._engine.catch_up()
+        except ConfigError:
+            if journal._engine.usable():
+                raise
+            journal = _opened(url)  # in a bucket, too, a store may have been deleted and made again
     _check_same(journal, url, id)
     return journal
 
@@ -59,7 +67,8 @@ def _opened(url: str) -> LocalJournal:
     slot = (os.getpid(), url)
     kept = _kept.get(slot)
     if kept is not None:
-        if not kept.journal.closed and kept.identity == _identity(kept.journal):
+        usable = not kept.journal.closed and kept.journal._engine.usable()
+        if usable and kept.identity == _identity(kept.journal):
             return kept.journal
         del _kept[slot]
         kept.journal.close()

@@ -49,6 +49,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: tuple[int | None, Offsets, Offsets] | None = None
         """The store's changes when it was looked into, how far its topics went, and their numbers."""
         self._served: SourceJournal | None = None
+        self._behind = True
+        """Whether the offsets that this query goes on from may be newer than what this process has seen."""
         self._followed: dict[str, Reached] = {}
         self._initial: Offsets | None = None
         self._anchored = True
@@ -59,7 +61,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:
         """Where a new query starts. Spark asks more than once and must get one answer."""
         if self._initial is None:
-            journal = open_source(self.options.place)
+            journal = self._opened()
             check_rights(self.options)
             with journal.state() as found:
                 topics = Topics(found, self.options)
@@ -135,6 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _sorted(self._now()[0])
 
     def prepareForTriggerAvailableNow(self) -> None:
+        self._behind = True
         self._target = self._now()
 
     def _now(self) -> tuple[Offsets, Offsets]:
@@ -151,7 +154,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _opened(self) -> SourceJournal:
         """The journal; at a server, the one that this query began with."""
         if not self.options.place.served:
-            return open_source(self.options.place)  # kept by the process, and opened anew when it was replaced
+            # Kept by the process, and opened anew when it was replaced.
+            journal = open_source(self.options.place, newest=self._behind)
+            self._behind = False
+            return journal
         if self._served is None:
             self._served = open_source(self.options.place)
         return self._served

@@ -25,10 +25,11 @@ from penstock.engine.memory.sorted_map import SortedMap
 from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, open_reader
 from penstock.engine.slatedb.errors import explain
+from penstock.engine.slatedb.lease import read_lease
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.place import Place
 from penstock.engine.slatedb.reading.view import LayeredView, SlatedbView, commits_in
-from penstock.errors import ConfigError, NoStore, StorageError
+from penstock.errors import ConfigError, Corrupt, NoStore, PenstockError, StorageError
 from penstock.limits import (
     FOLLOW_BYTES,
     FOLLOW_IDLE_SECONDS,
@@ -45,6 +46,11 @@ RENEW_SECONDS = SNAPSHOT_SECONDS / 3
 """How old the tables may be before newer ones are opened, if there are any."""
 HOLD_TIMEOUT = 5.0
 """How long a reader waits for a checkpoint before it goes without."""
+CALM_SECONDS = FOLLOW_IDLE_SECONDS
+"""For how long a log has not grown before its next growth makes the reader check that the store is the same one still.
+
+A store that was deleted and made anew has no log as long as the old one so soon; a busy one costs no more requests.
+"""
 LOG_PATH = "wal/{:020d}.sst"
 OPEN_FETCHES = 8
 """How many objects of the log are fetched at once when it is read for the first time; afterwards one.
@@ -80,7 +86,13 @@ class Follower:
         self._bytes = 0
         self._applied = 0
         self._pause = 0.0
-        self._refreshed = self._manifest_read = self._based = float("-inf")
+        self._manifest_read = self._based = float("-inf")
+        self._looked = float("-inf")
+        """When the last look ended, however it did."""
+        self._seen = float("-inf")
+        """When the last look began that ended well: everything that was stored then is known."""
+        self._failed: PenstockError | None = None
+        """What the last look met, until one ends well."""
         self._manifest = -1
         self._retired: list[tuple[weakref.ref[SlatedbView], sl.DbReader, str | None]] = []
         self._reader: sl.DbReader | None = None
@@ -89,6 +101,11 @@ class Follower:
         self._held = 0
         self._newest = 0
         self._word = False
+        self._writer = (0, "")
+        """The last writer that is known: how many there were before it, and which one it is."""
+        self._grown = float("-inf")
+        self.replaced: ConfigError | None = None
+        """What is said once another store has been found in the place of this one."""
         self.told = False
         """Whether a server says when the log has grown, so that it need not be asked as often."""
         self.version = 0
@@ -100,6 +117,7 @@ class Follower:
     def open(self) -> None:
         """Opens the newest tables; ConfigError when there is no store."""
         try:
+            self._check_same()
             manifest = call(self._admin.read_manifest(None), self._timeout)
             if manifest is None:
                 raise NoStore(f"there is no store at {self._name}; open it for writing once to make it")
@@ -122,23 +140,52 @@ class Follower:
         self._word = True
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Reads what the log has gained, unless another thread is at it or the last refresh was a moment ago."""
+        """Reads what the log has gained, unless the last look was a moment ago.
+
+        While another thread looks, what is known is taken, unless it is old, after a time without reads: then this
+        thread waits for that look. `at_once` looks in any case, and makes sure that the store is the same one still.
+        """
+        asked = time.monotonic()
         now = at_once or self._place.folder is not None or self._is_ahead()
-        pause = min(self._pause, FOLLOW_TOLD_LEAST) if self._word else self._pause
-        if not now and time.monotonic() - self._refreshed < pause:
+        if not now and self._has_looked():
             return
-        if not self._lock.acquire(blocking=now):
+        old = asked - self._seen > FOLLOW_TOLD_SECONDS and self._failed is None
+        if not self._lock.acquire(blocking=now or old):
             return
         try:
-            self._word = False  # before looking: a word that comes meanwhile is for the next look
-            self._catch_up()
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise StorageError(f"{self._name} could not be read: {error}; try again", retryable=True) from error
+            if at_once or (self._seen < asked and (now or not self._has_looked())):
+                self._refresh_now(at_once)
+            elif self._failed is not None:  # the look that was waited for
+                raise self._failed.with_traceback(None)
         finally:
-            self._refreshed = time.monotonic()
             self._lock.release()
+
+    def _has_looked(self) -> bool:
+        """Whether the pause since the last look lasts still."""
+        pause = min(self._pause, FOLLOW_TOLD_LEAST) if self._word else self._pause
+        return time.monotonic() - self._looked < pause
+
+    def _refresh_now(self, thoroughly: bool) -> None:
+        begun = time.monotonic()
+        try:
+            self._word = False  # before looking: a word that comes meanwhile is for the next look
+            if self.replaced is not None:
+                raise self.replaced.with_traceback(None)
+            if thoroughly:
+                self._check_same()
+            self._catch_up()
+            self._seen, self._failed = begun, None
+        except sl.Error as error:
+            self._failed = explain(error, self._name)
+            raise self._failed from error
+        except TimedOut as error:
+            self._failed = StorageError(f"{self._name} could not be read: {error}; try again", retryable=True)
+            raise self._failed from error
+        except PenstockError as error:
+            self._failed = error
+            raise
+        finally:
+            self._looked = time.monotonic()
 
     def _catch_up(self) -> None:
         grown = self._read_log()
@@ -158,6 +205,7 @@ class Follower:
             self._delete_checkpoint(checkpoint)
 
     def _refresh_manifest(self, now: float) -> None:
+        self._check_same()
         manifest = call(self._admin.read_manifest(None), self._timeout)
         self._manifest_read = now
         if manifest is None:
@@ -168,9 +216,30 @@ class Follower:
             self._open_tables(manifest)
             self._read_log()
 
+    def _check_same(self) -> None:
+        """ConfigError when the store was deleted and another made in its place: their rows must not be mixed.
+
+        Writers are counted, and each has a name of its own; another store counts from 1 again.
+        """
+        try:
+            lease = read_lease(self._place.objects, self._name)
+        except Corrupt:  # the next writer's trouble
+            return
+        if lease is None:
+            return
+        known, now = self._writer, (lease.epoch, lease.owner)
+        if now[0] < known[0] or (now[0] == known[0] and now != known):
+            self.replaced = ConfigError(
+                f"the store at {self._name} was deleted, and another was made in its place, while it was read: close "
+                "this journal and open it again"
+            )
+            raise self.replaced
+        self._writer = now
+
     def _is_ahead(self) -> bool:
         """Whether the tables moved by themselves, and hold commits that were not read from the log yet."""
-        return self._reader is not None and self._checkpoint is None and commits_in(self._reader) > self._newest
+        reader = self._reader  # another thread may close it meanwhile
+        return reader is not None and self._checkpoint is None and commits_in(reader) > self._newest
 
     def _open_tables(self, manifest: sl.VersionedManifest) -> None:
         """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
@@ -228,6 +297,8 @@ class Follower:
         iterator: sl.SlateDbWalIterator | None = None
         while self._next_exists():
             if iterator is None:
+                if time.monotonic() - self._grown > CALM_SECONDS:
+                    self._check_same()
                 iterator = call(log.iterator(self._applied + 1), self._timeout)
             found = call(iterator.next(), self._timeout)
             if found is None:
@@ -238,6 +309,7 @@ class Follower:
                     self._apply(row)
                     self._newest = max(self._newest, row.seq)
             self._applied = found.last_consumed_wal_file_id
+            self._grown = time.monotonic()
             if found.rows:
                 grown = True
                 self._publish()

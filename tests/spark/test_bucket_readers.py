@@ -1,0 +1,173 @@
+"""Spark's processes keep their readers of a bucket: one that is behind sees what others planned or committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+import penstock
+from buffer.emulator import Emulator
+from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.journal.sealed.writing import SealPlace
+from penstock.local.journal import LocalJournal
+from penstock.spark.projection.keeping import keeper_of
+from penstock.spark.sealing import _SegmentTask
+from penstock.spark.source import stores
+from penstock.spark.source.causes import correlations
+from penstock.spark.source.journals import open_source
+from penstock.spark.source.place import JournalPlace
+from penstock.spark.source.ranges import Range
+from penstock.spark.source.source import PenstockSource
+from penstock.spark.source.stores import reading
+from penstock.spark.source.stream import StreamReader
+
+COLUMNS = StructType().add("seq", "long").add("payload", "string")
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Emulator]:
+    running = Emulator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def url(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name, value in emulator.environment.items():
+        monkeypatch.setenv(name, value)
+    yield f"{emulator.bucket()}/shop"
+    for slot in list(stores._kept):
+        stores._kept.pop(slot).journal.close()
+
+
+@pytest.fixture
+def journal(url: str) -> Iterator[LocalJournal]:
+    """The writer's, with three events that this process's reader has seen; it does not look again by itself."""
+    opened = penstock.open(url)
+    assert isinstance(opened, LocalJournal)
+    with opened:
+        fill(opened, 3)
+        assert reading(url).topic("orders").latest == 3
+        fall_behind(url)
+        yield opened
+
+
+def fill(journal: LocalJournal, count: int) -> None:
+    journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(count)])
+
+
+def fall_behind(url: str) -> None:
+    engine = reading(url)._engine
+    assert isinstance(engine, SlatedbEngine) and engine._follower is not None
+    engine._follower._pause = 1000.0
+
+
+def ranges(found: Any) -> list[tuple[int, int]]:
+    assert all(isinstance(one, Range) for one in found)
+    return [(one.after, one.through) for one in found]
+
+
+def stream(url: str, **options: str) -> StreamReader:
+    reader = PenstockSource({"url": url, "topic": "orders", **options}).streamReader(COLUMNS)
+    assert isinstance(reader, StreamReader)
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("options", "planned"),
+    [({}, (0, 5)), ({"endingOffsets": "5"}, (0, 5)), ({"startingOffsets": "4"}, (4, 5))],
+    ids=["all", "to an end", "from a start"],
+)
+def test_a_batch_reads_what_was_appended_before_it_was_planned(
+    url: str, journal: LocalJournal, options: dict[str, str], planned: tuple[int, int]
+) -> None:
+    """Its end was where the planner's reader saw the topic end, also where a later one was asked for."""
+    fill(journal, 2)
+    found = PenstockSource({"url": url, "topic": "orders", **options}).reader(COLUMNS).partitions()
+    assert ranges(found) == [planned]
+
+
+def test_a_topic_that_was_just_made_is_there(url: str, journal: LocalJournal) -> None:
+    journal.topic("new").append("placed", 1)
+    assert ranges(PenstockSource({"url": url, "topic": "new"}).reader(COLUMNS).partitions()) == [(0, 1)]
+
+
+def test_a_batch_that_is_run_again_has_all_its_rows(url: str, journal: LocalJournal) -> None:
+    """Spark gives the offsets of its checkpoint to another process: rows that its reader did not see were left out."""
+    fill(journal, 2)
+    assert ranges(stream(url).partitions({"orders": 1}, {"orders": 5})) == [(1, 5)]
+
+
+def test_a_stream_that_goes_on_elsewhere_does_not_take_the_journal_for_an_older_one(
+    url: str, journal: LocalJournal
+) -> None:
+    """It said that the journal is another one, or was restored from a backup."""
+    fill(journal, 2)
+    reader = stream(url)
+    assert reader.latestOffset({"orders": 5}, ALL)["orders"] == 5
+
+
+def test_a_run_over_what_is_available_reads_what_was_appended_before(url: str, journal: LocalJournal) -> None:
+    reader = stream(url)
+    start = reader.initialOffset()
+    fill(journal, 2)
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(start, ALL)["orders"] == 5
+
+
+def test_a_stream_that_waits_asks_the_store_no_more_often(url: str, journal: LocalJournal) -> None:
+    reader = stream(url)
+    offset = reader.initialOffset()
+    engine: Any = reading(url)._engine
+    engine._follower._pause = 1000.0
+    checks = engine._follower.log_checks
+    for _ in range(50):
+        offset = reader.latestOffset(offset, ALL)
+    assert engine._follower.log_checks == checks
+
+
+def test_an_effect_has_the_correlation_of_a_cause_that_was_just_appended(url: str, journal: LocalJournal) -> None:
+    """The task that writes it finds the cause with a reader of its own; it gave the cause's id instead."""
+    cause = journal.topic("orders").append("placed", 4, correlation="trip-7")
+    found = correlations(JournalPlace(url), pa.array([cause.id]), journal.id)
+    assert found.to_pylist() == ["trip-7"]
+
+
+def test_a_task_seals_what_the_writer_has_just_appended(url: str, journal: LocalJournal, tmp_path: Path) -> None:
+    """It said that events are missing, and that the journal is damaged."""
+    fill(journal, 2)
+    number = journal.topic("orders")._log.number
+    assert number is not None
+    task = _SegmentTask(url, journal.id, SealPlace("orders", number, str(tmp_path / "lake"), "token"))
+    assert task((0, 5)).count == 5
+
+
+def test_a_projected_stream_knows_the_topic_that_was_just_made(url: str, journal: LocalJournal) -> None:
+    keeper = keeper_of(JournalPlace(url))
+    number = keeper.number("orders")
+    journal.drop_topic("orders")
+    fill(journal, 1)
+    fall_behind(url)
+    assert keeper.number("orders") not in (None, number)
+    journal.topic("states-new").configure()
+    fall_behind(url)
+    assert keeper.number("states-new") is not None
+
+
+def test_a_kept_reader_of_a_journal_that_was_replaced_is_opened_anew(url: str, journal: LocalJournal) -> None:
+    """As one of a file is: queries were planned with the old journal, or told that this machine has another one."""
+    engine: Any = journal._engine
+    journal.close()
+    engine._place.objects.delete([path for path, _ in engine._place.objects.sizes()])
+    with penstock.open(url) as second:
+        second.topic("orders").append("placed", 1)
+        assert reading(url, second.id).id == second.id
+        assert open_source(JournalPlace(url), newest=True).id == second.id
+        assert ranges(PenstockSource({"url": url, "topic": "orders"}).reader(COLUMNS).partitions()) == [(0, 1)]
