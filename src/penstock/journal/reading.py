@@ -153,8 +153,9 @@ class TopicView:
         for key, value in self.snap.scan(low, keys.block_key(self.number, seq + 1), reverse=True):
             return open_block(self.snap, key, value, self.name)
         state = load_state(self.snap, self.number, self.name)
-        if state.trimmed < seq <= state.sealed:
-            return sealed_block_holding(self.snap, self.number, self.name, seq, state.trimmed)
+        through = min(seq, state.sealed)  # compaction by key may have emptied what lies between these and the others
+        if state.trimmed < through:
+            return sealed_block_holding(self.snap, self.number, self.name, through, state.trimmed)
         return None
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
@@ -298,7 +299,8 @@ class TopicView:
 
     def _first_block(self, state: TopicState) -> Block | None:
         if state.sealed > state.trimmed:
-            return self.block_holding(state.trimmed + 1)
+            for block in self.blocks(state.trimmed, state.sealed):  # the first positions may be empty: compacted by key
+                return block
         return first_block(self.snap, self.number, self.name)
 
     def find(self, number: int) -> Event | None:

@@ -36,6 +36,7 @@ def checked_settings(changes: Mapping[str, Any]) -> dict[str, object]:
 
 def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -> Settings:
     """Makes checked changes to a topic's settings, and whatever follows from them; returns the settings then."""
+    commit.flush()  # what others of this commit have appended so far is written under the settings of then
     head = commit.ensure(topic)
     settings = msgspec.structs.replace(head.settings, **changes)
     _check_together(topic, head.settings, settings)

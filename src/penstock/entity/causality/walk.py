@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.index.lookup import Lookup
 from penstock.journal.reading import TopicView, find_event
+from penstock.journal.storage import keys
 from penstock.names import check_text
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     id = id_of(event)
     lookups, now = _lookups(core), core.clock.now_ms()
     with core.engine.read() as snap:
-        found = [lookup.open(view).caused_by(id) for lookup, view in _opened(snap, lookups, now)]
+        found = [lookup.caused_by(id) for lookup in _opened(core, snap, lookups, now)]
         yield from merge(*found, key=_order)
 
 
@@ -51,7 +52,7 @@ def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
     with core.engine.read() as snap:
         # The first event of a chain has no correlation id: its own id is that of all others.
         first = find_event(snap, correlation_id, now)
-        found = [lookup.open(view).correlated(correlation_id) for lookup, view in _opened(snap, lookups, now)]
+        found = [lookup.correlated(correlation_id) for lookup in _opened(core, snap, lookups, now)]
         beginning = [first] if first is not None and first.correlation_id != correlation_id else []
         yield from causes_first(merge(beginning, *found, key=_order))
 
@@ -118,16 +119,19 @@ def id_of(event: Event | Receipt | str) -> str:
     raise ConfigError(f"name an event by itself, its receipt or its id, not by {event!r:.80}")
 
 
-def _lookups(core: JournalCore) -> list[Lookup]:
-    return [core.index.lookup(name) for name in core.topics()]
+def _lookups(core: JournalCore) -> dict[str, Lookup]:
+    """Begun before the snapshot is taken, for the topics that there are by now."""
+    return {name: core.index.lookup(name) for name in core.topics()}
 
 
-def _opened(snap: Snapshot, lookups: list[Lookup], now_ms: int) -> Iterator[tuple[Lookup, TopicView]]:
-    """The topics that there are, without what is too old for a reader."""
-    for lookup in lookups:
-        view = TopicView.open(snap, lookup.topic, now_ms)
+def _opened(core: JournalCore, snap: Snapshot, begun: dict[str, Lookup], now_ms: int) -> Iterator[Lookup]:
+    """Look-ups in all topics of a snapshot, without what is too old for a reader."""
+    for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
+        name = keys.stored_name(key[1:])
+        view = TopicView.open(snap, name, now_ms)
         if view is not None:
-            yield lookup, view
+            # A topic that was made since they were begun is read as it is: what is in memory may be newer than this.
+            yield (begun.get(name) or Lookup(core.index, name, None, None)).open(view)
 
 
 def _order(event: Event) -> int:

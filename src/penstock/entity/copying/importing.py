@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -18,9 +19,11 @@ from penstock.entity.copying.exporting import ExportManifest, PartEntry, TopicEn
 from penstock.entity.copying.files import CopyFormat, Progress, file_format
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
+from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
+from penstock.journal.reading import TopicView
 from penstock.journal.storage.wire import Columns
 from penstock.limits import BLOCK_BYTES
 from penstock.names import check_headers, check_kind, check_name, check_text
@@ -87,7 +90,7 @@ def import_file(
         what = "CSV does not say what of an event was missing or bytes" if format else f"{name} says no format"
         raise ConfigError(f"{what}: import .jsonl, .parquet or .arrow")
     rows = _line_rows(source, name, None) if format == "jsonl" else _arrow_rows(source, format, name, None)
-    copying = _Import(core, check_name(topic), TopicEntry())
+    copying = _Import(core, check_name(topic), None)
     for batch in _batches(rows):
         copying.add(batch)
     return ImportReport(1, copying.imported, copying.present)
@@ -96,11 +99,15 @@ def import_file(
 class _Import:
     """One topic being filled."""
 
-    def __init__(self, core: JournalCore, name: str, entry: TopicEntry) -> None:
+    def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None) -> None:
         self._log = TopicLog(core, name)
         self._name = name
         self.imported = self.present = 0
-        self._run(lambda commit: adopt_topic(commit, name, entry.settings))
+        if entry is None:  # a file says nothing of settings: those that the topic has stay
+            self._run(lambda commit: commit.ensure(name))
+        else:
+            settings = entry.settings
+            self._run(lambda commit: adopt_topic(commit, name, settings))
         self._latest = self._log.latest
 
     def add(self, rows: Copies) -> None:
@@ -118,10 +125,7 @@ class _Import:
     def _compare(self, rows: Copies, known: int) -> None:
         """What is there must be the same history: it is enough to look at both ends of a batch, ids being unique."""
         for row in {0, known - 1}:
-            if rows.seqs[row] < self._log.oldest:
-                continue  # removed by compaction since
-            event = self._log.get(rows.seqs[row])
-            if event is None or event._identity() != rows.ids[row]:
+            if not self._log.ask(partial(_held, rows.seqs[row], rows.ids[row]), False):
                 raise ConfigError(
                     f"topic {self._name!r} holds other events than the export (at position {rows.seqs[row]}): "
                     "import it into a topic that is not there yet, or append it with new ids: "
@@ -135,6 +139,14 @@ class _Import:
             apply(commit)
 
         self._log.core.run(unless_fenced)
+
+
+def _held(seq: int, id: int, view: TopicView) -> bool:
+    """Whether an event is at its position, or compaction has removed what was there: asked of one moment."""
+    event = view.get(seq)
+    if event is not None:
+        return event._identity() == id
+    return seq <= max(view.trimmed(), load_state(view.snap, view.number, view.name).compacted)
 
 
 def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:

@@ -1,7 +1,7 @@
 """Roots over a topic's events, and proofs under them.
 
     r topic s segment         the hash of a whole segment, as it was when it was first published
-    r topic t through         a published root: its hash, its unfinished segment's hash, when
+    r topic t through         published roots: their hashes, their unfinished segments' hashes, when
 
 What was published stays: when compaction has removed events of a segment, its stored hash goes on standing for them.
 Then the events of other segments can still be proven under every root; those of the segment itself no longer.
@@ -42,6 +42,8 @@ class _StoredRoot(msgspec.Struct, array_like=True, frozen=True):
     rest: bytes
     """The hash of the segment that was not full; empty when there was none."""
     published_ms: int
+    earlier: tuple[_StoredRoot, ...] = ()
+    """Those published through the same position before, of events that compaction has removed since: they stay."""
 
 
 _decoder = msgspec.msgpack.Decoder(_StoredRoot)
@@ -52,6 +54,12 @@ def _decode(value: bytes) -> _StoredRoot:
         return _decoder.decode(value)
     except msgspec.DecodeError as error:
         raise Corrupt(f"a published root does not decode: {error}") from error
+
+
+def _published(value: bytes) -> tuple[_StoredRoot, ...]:
+    """All roots that were published through one position, the newest first."""
+    newest = _decode(value)
+    return newest, *newest.earlier
 
 
 # ── leaves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,10 +174,12 @@ def publish(log: TopicLog, number: int, tree: TreeBuilder) -> TreeRoot | None:
             return None
         key = _key.pack(ROOTS, number, b"t", tree.through)
         value = commit.tx.get(key)
-        known = None if value is None else _decode(value)
-        if known is not None and known.hash == hash:
-            return known
-        found = _StoredRoot(hash, tree.rest, now)
+        published = () if value is None else _published(value)
+        for known in published:
+            if known.hash == hash:
+                return known
+        earlier = tuple(msgspec.structs.replace(known, earlier=()) for known in published)
+        found = _StoredRoot(hash, tree.rest, now, earlier)
         commit.tx.put(key, _encode(found))
         return found
 
@@ -227,10 +237,10 @@ def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) 
         if root.topic != view.name or root.through < seq:
             raise Unprovable(f"the root of {root.topic!r} through {root.through} does not cover {view.name!r} at {seq}")
         value = snap.get(_key.pack(ROOTS, view.number, b"t", root.through))
-        stored = None if value is None else _decode(value)
-        if stored is None or stored.hash.hex() != root.hash or stored.published_ms != root.published_ms:
-            raise Unprovable(f"this journal has published no such root of topic {view.name!r} through {root.through}")
-        return root.through, stored
+        for stored in () if value is None else _published(value):
+            if (stored.hash.hex(), stored.published_ms) == (root.hash, root.published_ms):
+                return root.through, stored
+        raise Unprovable(f"this journal has published no such root of topic {view.name!r} through {root.through}")
     low, high = _key.pack(ROOTS, view.number, b"t", seq), _key.pack(ROOTS, view.number, b"u", 0)
     for key, value in snap.scan(low, high, reverse=True):
         return int.from_bytes(key[-8:]), _decode(value)

@@ -61,7 +61,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     recorded_ms: int = 0
     last_id: bytes = b""
     compacted: keys.StoredPosition = 0
-    """Positions up to this one have been compacted by key."""
+    """Positions up to this one may have been compacted by key; it grows whenever events are taken out so."""
     sealed: keys.StoredPosition = 0
     """Positions up to this one lie in Parquet files of a lake; see `penstock.journal.sealed.files`."""
 

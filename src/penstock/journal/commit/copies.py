@@ -22,6 +22,7 @@ from penstock.journal.commit.checked import topic_is_full
 from penstock.journal.commit.commit import Commit
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
+from penstock.journal.storage.links import GENESIS, stored_link
 from penstock.journal.storage.wire import Columns
 from penstock.limits import MAX_POSITION
 
@@ -57,6 +58,7 @@ class Copies:
 
 def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
     """Creates a topic with another one's settings, unless it is there; one that is empty takes them over."""
+    commit.flush()
     head = commit.head(name)
     if head is None:
         commit._new_heads[name] = create_topic(commit.tx, name, settings)
@@ -80,8 +82,8 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         )
     if rows.seqs[0] <= latest or rows.ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
         raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
-    if head.settings.chained and (rows.columns.chain is None or None in rows.columns.chain):
-        raise ConfigError(f"topic {name!r} keeps hash chains; event {rows.seqs[0]} and its neighbours have no links")
+    if head.settings.chained:
+        _check_links(commit, head, rows)
     first, last = rows.seqs[0], rows.seqs[-1]
     if last > MAX_POSITION:
         raise topic_is_full(name, latest, len(rows))
@@ -91,8 +93,30 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         if not latest:
             state = replace(state, trimmed=first - 1)
         if last - first + 1 > len(rows) or (latest and first > latest + 1):
-            state = replace(state, compacted=last)
+            state = replace(state, compacted=max(state.compacted, last))
         save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
     commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
     commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)
+
+
+def _check_links(commit: Commit, head: Head, rows: Copies) -> None:
+    """ConfigError when an event without a link comes after one that has a link.
+
+    Those from before the topic kept chains have none: they come first, whatever their entities.
+    """
+    linked = _ends_linked(commit, head)
+    for seq, link in zip(rows.seqs, rows.columns.chain or [GENESIS] * len(rows), strict=True):
+        if link and link != GENESIS:
+            linked = True
+        elif linked:
+            raise ConfigError(f"topic {head.name!r} keeps hash chains; event {seq} has no link, and earlier ones have")
+
+
+def _ends_linked(commit: Commit, head: Head) -> bool:
+    """Whether a topic's newest event is there and has a link."""
+    from penstock.journal.reading import TopicView
+
+    view = TopicView(commit.tx, head.name, TopicRecord(head.number, head.settings))
+    event = view.get(head.latest)
+    return event is not None and stored_link(event) is not None

@@ -53,10 +53,6 @@ class Lookup:
         self._tail = tail
         self._limit, self._checked_version, self._newest = tail.state if tail is not None else (0, None, None)
 
-    @property
-    def topic(self) -> str:
-        return self._name
-
     def open(self, view: TopicView, *, needed: int = keys.MAX_SEQ) -> Lookup:
         """Brings what is in memory up to the snapshot, or at least through the position `needed`."""
         self._view = view

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed.segments import Segment, SegmentFile, load_segments
+from penstock.journal.sealed.segments import Segment, SegmentFile, load_segments, load_segments_back
 from penstock.journal.storage.block import Block, read_block
 from penstock.journal.storage.joining import select
 from penstock.names import shown_url
@@ -55,7 +55,7 @@ def sealed_blocks_back(
 ) -> Iterator[Block]:
     """The same, in reverse."""
     after = max(after, trimmed)
-    for segment in reversed(list(load_segments(snap, topic, after, through))):
+    for segment in load_segments_back(snap, topic, after, through):
         found = _segments.open(segment, name)
         for group in range(len(found.groups) - 1, -1, -1):
             first, last = found.groups[group]
@@ -64,8 +64,8 @@ def sealed_blocks_back(
 
 
 def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimmed: int) -> Block | None:
-    """The block of sealed events that holds a position."""
-    for block in sealed_blocks(snap, topic, name, seq - 1, seq, trimmed):
+    """The newest block of sealed events that begins at or before a position."""
+    for block in sealed_blocks_back(snap, topic, name, trimmed, seq, trimmed):
         return block
     return None
 

@@ -154,6 +154,14 @@ def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = key
         yield segment
 
 
+def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
+    """The same from the newest back, each when it is asked for."""
+    if after < through:
+        yield from load_segments(snap, topic, through - 1, through)
+        for _, value in snap.scan(keys.segment_key(topic, after + 1), keys.segment_key(topic, through), reverse=True):
+            yield _decode_segment(value)
+
+
 def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
     """The lakes and paths of all files that hold sealed history."""
     return frozenset((one.lake, file.path) for one in load_segments(snap, topic) for file in one.files)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.clock import SystemClock
-from penstock.engine.contract import Engine
+from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
@@ -147,7 +147,7 @@ class Housekeeper:
     def begin(self) -> None:
         """Finds the topics that need a look also when no process appends to them."""
         with self._engine.read() as snap:
-            aged = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
+            aged = _aged_topics(snap)
             dropped = next(iter(snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))), None)
         for topic in aged:
             self._aged.add(topic)
@@ -191,16 +191,19 @@ class Housekeeper:
         return through > state.compacted and (through - state.compacted) * 2 >= live
 
     def _nap(self) -> float | None:
-        """How long to sleep at the most; for ever when only commits make work."""
-        if not self._aged:
+        """How long to sleep at the most; for ever when only commits of this process make work."""
+        if not self._aged and not self._engine.shared:
             return None
         return RETENTION_SECONDS if isinstance(self._writer.clock, SystemClock) else 0.02
 
     def _check_aged(self) -> None:
         """What was young enough at the last look may be too old by now."""
         now = self._writer.clock.now_ms()
-        if self._aged and not 0 <= now - self._aged_checked_ms < RETENTION_SECONDS * 1000:
+        if not 0 <= now - self._aged_checked_ms < RETENTION_SECONDS * 1000:
             self._aged_checked_ms = now
+            if self._engine.shared:  # another process may have given a topic its max_age, and have ended since
+                with self._engine.read() as snap:
+                    self._aged.update(_aged_topics(snap))
             with self._lock:
                 self._due.update(self._aged)
 
@@ -215,7 +218,8 @@ class Housekeeper:
         while True:
             self._wanted.wait(self._nap())
             self._wanted.clear()
-            self._check_aged()
+            if not self._try("topics with a max_age", self._check_aged):
+                return
             if self._clearing and not self._closed:
                 self._clearing = False
                 if not self._try("the rows of dropped topics", self.clear_dropped):
@@ -242,3 +246,8 @@ class Housekeeper:
         except Exception:
             log.exception("housekeeping of %s failed", what)
         return True
+
+
+def _aged_topics(snap: Snapshot) -> list[str]:
+    """The names of the topics that have a max_age."""
+    return [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]

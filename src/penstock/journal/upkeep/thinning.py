@@ -87,7 +87,7 @@ def exchange(commit: Commit, topic: str, number: int, part: Sequence[ThinnedBloc
         latest=head.latest,
         recorded_ms=head.recorded_ms,
         last_id=head.last_id.to_bytes(16),
-        compacted=max(state.compacted, *(one.last for one in part)),
+        compacted=max(state.compacted + 1, *(one.last for one in part)),  # another number: saved states are void by it
     )
     save_state(tx, number, changed)
     return True
