@@ -503,7 +503,6 @@ else:
 """
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 def test_what_a_task_failed_of_is_said_without_pages_of_java(shallow_path: Path) -> None:
     done = run(f"URL = {str(shallow_path / 'shop.db')!r}\n{FAILING}")
