@@ -256,7 +256,15 @@ def test_one_message_is_deleted_or_edited_and_no_other(
     journal.queue("emails").push("old")
     before_discarding(monkeypatch, lambda: anew(journal, "precious"))
     assert do(served, "delete-message", queue="emails", seq="1") == "0 messages were deleted"
-    assert do(served, "edit", queue="emails", seq="1", payload='"edited"') == "the edited message is emails #2"
+    replace = acts.replace
+
+    def edit(queue: LocalQueue, *args: Any) -> Any:
+        anew(journal, "precious")
+        return replace(queue, *args)
+
+    monkeypatch.setattr(acts, "replace", edit)
+    answer = served.post("/acts/edit", {"fields": {"queue": "emails", "seq": "1", "payload": '"edited"'}})
+    assert answer.status == 400 and "emails has no message 1" in answer.json["detail"]
     assert payloads(journal.queue("emails")) == ["precious"]
 
 

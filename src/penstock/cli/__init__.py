@@ -27,6 +27,9 @@ def main() -> None:
         if error.name != "click":
             raise
         sys.exit("penstock: the command line needs the package 'click': pip install \"penstock[cli]\"")
+    from penstock.cli.output import prepare_streams
+
+    prepare_streams()
     try:
         sys.exit(run(sys.argv[1:]))
     finally:

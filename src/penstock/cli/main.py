@@ -106,6 +106,15 @@ def run(words: Sequence[str]) -> int:
         app.main(list(words), prog_name="penstock")
     json = "--json" in words
     try:
+        return _run(words, json=json)
+    except OSError as error:  # of standard output itself: Python flushes it once more on exit, which would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return failure.CUT_OFF if isinstance(error, BrokenPipeError) else _explain(error, json=json)
+
+
+def _run(words: Sequence[str], *, json: bool) -> int:
+    """The same; OSError when what it says cannot be written."""
+    try:
         with app.make_context("penstock", list(words)) as ctx:
             code = app.invoke(ctx)
         sys.stdout.flush()
@@ -123,9 +132,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return failure.INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output once more on exit, which would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return failure.CUT_OFF
+        raise
     except Exception as error:
         return _explain(error, json=json)
 
@@ -170,7 +177,8 @@ def _complain(name: str, message: str, code: int, *, json: bool, hint: str = "")
     if json:
         import msgspec
 
-        sys.stderr.write(msgspec.json.encode({"error": name, "message": message}).decode() + "\n")
+        readable = message.encode(errors="backslashreplace").decode()  # a file's name may be no Unicode
+        sys.stderr.write(msgspec.json.encode({"error": name, "message": readable}).decode() + "\n")
         return code
     sys.stderr.write(f"penstock: {message}\n")
     if hint:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TextIO
@@ -10,6 +13,27 @@ from typing import TextIO
 from penstock.units import show_moment
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+def prepare_streams() -> None:
+    """Streams that were closed lead nowhere: the number of one must not become a store's file. Characters that the
+    output's encoding does not have are spelled out as in JSON, which stays JSON."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    codecs.register_error("penstock-spelled", _spelled)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="penstock-spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2)), error.end
 
 
 def colored(stream: TextIO) -> bool:
@@ -75,5 +99,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 def pairs(values: dict[str, object], *, color: bool) -> str:
     """A record, one field a line."""
-    width = max((len(name) for name in values), default=0)
-    return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {shown(value)}" for name, value in values.items())
+    lines = [(safe(name), shown(value)) for name, value in values.items()]  # a header may have any name
+    width = max((len(name) for name, _ in lines), default=0)
+    return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {value}" for name, value in lines)

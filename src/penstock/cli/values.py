@@ -37,7 +37,7 @@ def time(text: str) -> datetime:
 
 def position(text: str) -> int:
     """A position in a topic."""
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ValueError(f"a position is a whole number, not {text!r}")
     return int(text)
 
@@ -45,7 +45,7 @@ def position(text: str) -> int:
 def number(text: str) -> int:
     """How many."""
     plain = text.replace(",", "").replace("_", "")
-    if not plain.isdigit():
+    if not plain.isdecimal():
         raise ValueError(f"a number of at least 0 was expected, not {text!r}")
     return int(plain)
 

@@ -7,7 +7,7 @@ does not compare is false.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import PoisonMessage
@@ -93,7 +93,10 @@ def _moment(text: str) -> datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.astimezone()
+    try:
+        return moment if moment.tzinfo else moment.astimezone()
+    except (OverflowError, ValueError):  # at the edge of the years there are, no local time
+        return moment.replace(tzinfo=UTC)
 
 
 def same(left: object, right: object) -> bool:

@@ -38,6 +38,10 @@ class Limiter:
             self._breaker = load_breaker(self._commit.tx, self._group)
         breaker = self._breaker
         if breaker is not None and breaker.open_until:
+            latest = self._now + round(self._queue.record.policy.breaker_pause * 1000)
+            if breaker.open_until > latest:  # the clock was set back, or the policy has a shorter pause since
+                breaker.open_until = latest
+                save_breaker(self._commit, self._group, breaker)
             if breaker.probe and self._group.lease(self._commit.tx, breaker.probe_lease) is None:
                 breaker.probe = breaker.probe_lease = 0  # it was given back, claimed or purged
             asked = breaker.room(self._now, asked)

@@ -282,7 +282,7 @@ def _keys_in_flight(commit: Commit, group: Group, after: int) -> dict[str, list[
 def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
     """Whether the end of another group's delivery is something this group will hear of."""
     if other.number == group.number:
-        return True
+        return lease.comes_back(index)
     if group.queue.fanout:
         return other.number == WORK
     return group.number == WORK and lease.comes_back(index)

@@ -18,7 +18,7 @@ from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.queue.inspect.letters import GROUP, died_with, former_headers, living_headers, origin
-from penstock.queue.inspect.positions import available, failed_positions, inspecting
+from penstock.queue.inspect.positions import available, failed_positions, flying_in, inspecting
 from penstock.queue.operations.dead import as_batch
 from penstock.queue.operations.push import push, refuse_overflow
 from penstock.queue.operations.repair import still_free
@@ -26,7 +26,7 @@ from penstock.queue.options import DeliveryOptions
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache, copy_columns
 from penstock.queue.state.cache import WORK, QueueCache, QueueState
-from penstock.queue.state.discarding import discard, discard_for
+from penstock.queue.state.discarding import discard, discard_for, is_open
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
 from penstock.queue.state.trail import forget_trail
@@ -261,6 +261,39 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
     return queue._writer.run(WriteRequest(apply)) if chosen.seqs else 0
 
 
+# ── edit ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def replace(queue: LocalQueue, to: LocalQueue, event: Event, number: int, payload: object) -> Receipt | None:
+    """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
+    None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
+    fields = (event.kind, event.key, 0, 0, None, None, None, living_headers(event.headers), event)
+    batch, _ = to._pushing.prepare(payload, *fields)
+
+    def apply(commit: Commit) -> Receipt | None:
+        state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
+        flies = any(seq in flying_in(tx, group) for group in state.everyone(tx))
+        if state.topic != number or flies or not any(is_open(tx, group, seq) for group in state.keeping(tx)):
+            return None
+        target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
+        if to.name == queue.name:
+            waiting = [group.name for group in target.delivering(tx) if is_open(tx, group, seq)]
+        else:
+            died, group = died_with(event), event.headers.get(GROUP)
+            if not _has_home(target, group):
+                raise ConfigError(f"queue {to.name!r} has no group {group!r} any more: add it again")
+            waiting = [] if group is None else [group]
+            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
+        discard(commit, state, seq)  # first: a full queue has room for it again
+        (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
+        for other in target.delivering(tx) if target.fanout and waiting else ():
+            if other.name not in waiting:
+                discard_for(commit, other, receipt.seq)
+        return receipt
+
+    receipt = queue._writer.run(WriteRequest(apply))
+    queue._registry.upkeep.note(queue.name, 1)
+    return receipt
+
+
 # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _copy_over(
     commit: Commit, state: QueueState, seqs: list[int], target: QueueState, revived: Revived | None = None
@@ -278,17 +311,22 @@ def _copy_over(
             copy.headers = [revived(event.headers) or None]
             died = died_with(event)
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
-        if event.key is not None:
-            wanted.due = 0  # a retry's: the messages of a key keep their order
-        to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
-        if not target.policy.priority and not to_front:
-            wanted.priority = 0
-        options.append(wanted)
+        options.append(_fitting(wanted, event, target))
         if columns is None:
             columns = copy
         else:
             columns.extend(copy)
     return [] if columns is None else push(commit, target, as_batch(columns), None, each=options, moved=True)
+
+
+def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
+    """What a message was pushed with, as far as another queue knows it."""
+    if event.key is not None:
+        wanted.due = 0  # a retry's: the messages of a key keep their order
+    to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
+    if not target.policy.priority and not to_front:
+        wanted.priority = 0
+    return wanted
 
 
 def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions:

@@ -64,7 +64,7 @@ class ActCall:
         if text is None:
             return None
         plain = text.replace(",", "").replace("_", "")
-        if not plain.isdigit() or len(plain) > 18:
+        if not plain.isascii() or not plain.isdigit() or len(plain) > 18:
             raise ConfigError(f"{name.replace('_', ' ')} is a whole number, like 1200, not {text[:40]!r}")
         return int(plain)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
 from penstock.queue.control import hastening
-from penstock.queue.inspect.letters import living_headers, origin
+from penstock.queue.inspect.letters import origin
 from penstock.queue.inspect.positions import number_of
+from penstock.queue.operations.moving import replace
 from penstock.queue.operations.repair import discard_many
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.server.acts.redriving import redrive_slowly
@@ -125,10 +123,10 @@ def delete_message(call: ActCall) -> str:
 
 @act("admin", "queue", "seq", "id", "payload")
 def edit(call: ActCall) -> str:
-    """Pushes a message with another payload, and removes the old one.
+    """Pushes a message with another payload, and removes the old one, in one commit.
 
-    A delayed one keeps its time, and each its priority. The new one comes first, under a dedup key, so that a failure
-    in between loses nothing and a repeat adds nothing.
+    A delayed one keeps its time, unless it has a key, and each its priority and its own budget. It was pushed already:
+    no throttle or debounce applies to it.
     """
     queue, payload = call.queue(), call.payload()
     number, event = number_of(queue), _message(call, queue)
@@ -141,19 +139,9 @@ def edit(call: ActCall) -> str:
         return f"Push 1 edited message to {target.name} and delete {queue.name} #{event.seq:,}?"
     if any(one.state == "in_flight" for one in states):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first")
-    waits = max((one.due for one in states if one.due is not None), default=None)
-    contents = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()[:16]
-    receipt = target.push(
-        payload,
-        kind=event.kind,
-        key=event.key,
-        headers=living_headers(event.headers),
-        cause=event,
-        not_before=waits,
-        priority=max((one.priority for one in states), default=0),
-        dedup=f"edit-{event.id}-{contents}",
-    )
-    discard_many(queue, [event.seq], number)
+    receipt = replace(queue, target, event, number, payload)
+    if receipt is None:
+        raise ConfigError(f"{queue.name} has no message {event.seq}: it was taken or settled meanwhile")
     return f"the edited message is {target.name} #{receipt.seq:,}"
 
 

@@ -147,7 +147,8 @@ def add_schedule(call: ActCall) -> str:
     missed = next((one for one in MISSED if one == wanted), None)
     if missed is None:
         raise ConfigError(f"missed is all, last or none, not {wanted[:40]!r}")
-    interval = when if len(when.split()) == 5 or when.startswith("@") else parse_duration(when)
+    is_cron = len(when.split()) in (5, 6) or when.startswith("@")
+    interval = when if is_cron else parse_duration(when)
     if call.preview:
         known = any(one.name == name for one in queue.schedules())
         return f"{queue.name} has a schedule {name}. Replace it?" if known else ""

@@ -84,7 +84,7 @@ def event_page(request: Request, service: Service) -> Response:
     """An event as a page, or, with `part=1`, as the part of one that lists show beside themselves."""
     topic = existing(request, service)
     name = request.path_params["event"]
-    event = topic.get(int(name)) if name.isdigit() and len(name) <= 18 else topic.find(name)
+    event = topic.get(int(name)) if name.isdecimal() and len(name) <= 18 else topic.find(name)
     if event is None:
         raise Refused(404, "UnknownEvent", f"topic {topic.name!r} has no event {name[:80]!r}")
     cause = None

@@ -63,7 +63,7 @@ class Listing(Generic[T]):
         self._backwards = sort.startswith("-")
         self._column = next((column for column in columns if column.name == sort.lstrip("-")), columns[0])
         text = self._query.get(f"{self._prefix}page", "1")
-        self._page = max(1, int(text)) if text.isdigit() and len(text) < 6 else 1
+        self._page = max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
     def table(self, items: Iterable[T]) -> Table:
         """The rows of this page, and how to come to the others."""

@@ -189,7 +189,7 @@ def messages_page(request: Request, service: Service) -> Response:
     query = request.query_params
     state = check_state(query.get("state") or None)
     text = query.get("after", "0")
-    after = int(text) if text.isdigit() and len(text) <= 18 else 0
+    after = int(text) if text.isdecimal() and len(text) <= 18 else 0
     found = queue.messages(state, group=query.get("group") or None, after=after, limit=SHOWN + 1)
     seqs = sorted({one.seq for one in found})
     shown = [one for one in found if one.seq in set(seqs[:SHOWN])]

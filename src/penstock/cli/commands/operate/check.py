@@ -10,6 +10,7 @@ import click
 from penstock.cli.command import command
 from penstock.cli.commands.operate.watching import sampler_of
 from penstock.cli.context import CommandContext
+from penstock.cli.output import safe
 from penstock.cli.values import duration, number, queue_names, several, topic_names
 from penstock.cli.values import size as bytes_of
 from penstock.errors import ConfigError, PenstockError
@@ -182,5 +183,5 @@ def _verdict(
     if writer is not None:
         said += f"; written by {writer}"
     measured = " ".join(f"{key}={value:g}" for key, value in sorted(worst.items()))
-    context.line(f"PENSTOCK {name} - {said}" + (f" | {measured}" if measured else ""))
+    context.line(f"PENSTOCK {name} - {safe(said)}" + (f" | {measured}" if measured else ""))
     return code

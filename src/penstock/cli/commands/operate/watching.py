@@ -65,9 +65,9 @@ def sampler_of(journal: Journal) -> Callable[[], Sample]:
 def _say(context: CommandContext, sample: Sample, rows: int, show: Callable[[str], None]) -> None:
     if context.json:
         context.document(sample)
-        context.flush()
     else:
         show(_frame(sample, rows, color=context.color))
+    context.flush()  # the reader of a pipe sees each as it comes
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def messages(
     columns = ("Seq", "State", "Group", "Attempts", "Priority", "Key", "Until", "Consumer", "Error", "Payload")
     nothing = "nothing waits" if state is None else f"no message is {state.replace('_', ' ')}"
     context.rows(columns, rows, otherwise="" if found else nothing)
-    if len({one.seq for one in found}) >= limit:
+    if found and len({one.seq for one in found}) >= limit:
         context.note(f"there may be more: --after {found[-1].seq}")
 
 
@@ -205,11 +205,11 @@ def _say_failures(
             why = {"error": failure.error, "at": failure.at, "traceback": failure.traceback}
             context.document({**about, **why, "failed_attempts": failure.failed_attempts, "event": event})
             continue
+        heading = safe(f"{failure.queue}#{failure.event.seq}: {failure.error or failure.reason}")
         if attempts:
-            heading = f"{failure.queue}#{failure.event.seq}: {safe(failure.error or failure.reason)}"
             _say_attempts(context, heading, failure.failed_attempts)
         if traceback:
-            context.line(f"{failure.queue}#{failure.event.seq}: {safe(failure.error or failure.reason)}", "bold")
+            context.line(heading, "bold")
             context.line(safe_lines(failure.traceback or "no traceback: it was not given up for an exception"))
         if traceback or attempts:
             continue

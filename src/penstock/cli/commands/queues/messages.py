@@ -109,12 +109,19 @@ def take(
         if not taken:
             context.note("no message")
             return NOTHING
-        for delivery in taken:
-            if settle is None:
-                _ask(context, delivery)
-            else:
-                _settle(delivery, settle, error)
-                _say_delivery(context, delivery, settle)
+        left = list(taken)
+        try:
+            for delivery in taken:
+                if settle is None:
+                    _ask(context, delivery)
+                else:
+                    _say_delivery(context, delivery, settle)
+                    context.flush()  # a message that was never shown must not be settled
+                    _settle(delivery, settle, error)
+                left.remove(delivery)
+        finally:
+            for delivery in left:
+                delivery.release()
     return None
 
 

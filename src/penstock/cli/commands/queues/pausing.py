@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
+from penstock.cli.output import safe
 from penstock.cli.values import the_queue
 
 of_group = click.option("--group", help="this group only")
@@ -40,4 +41,4 @@ def resume(context: CommandContext, queue: str, group: str | None) -> None:
     context.record({"queue": queue, "group": group, "paused": still, "changed": changed})
     for one in left:
         what = queue if one.group is None else f"group {one.group}"
-        context.note(f"still paused: {what}, since {one.since:%F %T} UTC")
+        context.note(safe(f"still paused: {what}, since {one.since:%F %T} UTC"))

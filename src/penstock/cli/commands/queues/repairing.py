@@ -10,6 +10,7 @@ import click
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
+from penstock.cli.output import safe
 from penstock.cli.values import condition, number, position, queue_names, the_queue, with_yes
 
 if TYPE_CHECKING:
@@ -68,19 +69,23 @@ def redrive(
     shown = {"left": left} if left and context.json else {}
     context.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count), **shown})
     for one in count.left:
-        context.note(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}")
+        context.note(safe(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}"))
 
 
 def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, rate: float) -> int:
-    """In small steps, so that the workers that handle them are not overrun."""
+    """In small steps, so that the workers that handle them are not overrun.
+
+    As many as there are now: what fails again meanwhile lies behind them, and is not sent back for ever.
+    """
     step = max(1, int(rate / 5))
     total = 0
+    there = queue.redrive(to=to, limit=limit, where=where, dry_run=True)
     begun = time.monotonic()
-    while limit is None or total < limit:
-        wanted = step if limit is None else min(step, limit - total)
+    while total < there:
+        wanted = min(step, there - total)
         moved = queue.redrive(to=to, limit=wanted, where=where)
         total += moved
-        if moved < wanted:
+        if moved < wanted or total >= there:
             break
         time.sleep(max(0.0, begun + total / rate - time.monotonic()))
     return total

@@ -134,7 +134,7 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
             context.document({"queue": name} | msgspec.to_builtins(consumer))
     elif traceback and found:
         for one in found:
-            context.line(f"{one.worker}: {safe(one.error or '')}", "bold")
+            context.line(safe(f"{one.worker}: {one.error or ''}"), "bold")
             context.line(safe_lines(one.traceback or ""))
     else:
         rows = [(one.worker, one.at, one.error, one.host, one.pid) for one in found]

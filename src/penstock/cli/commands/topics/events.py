@@ -175,7 +175,7 @@ def show(context: CommandContext, topic: str, event: str) -> None:
     """Shows one event with everything it has."""
     with context.journal(read_only=True) as journal:
         handle = context.existing_topic(journal, topic)
-        found = handle.get(int(event)) if event.isdigit() else handle.find(event)
+        found = handle.get(int(event)) if event.isdecimal() and len(event) < 40 else handle.find(event)
         if found is None:
             raise Nothing(f"topic {topic!r} has no event {event}; it holds {handle.oldest} to {handle.latest}")
         if context.json:
