@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from sys import modules
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,12 @@ class BatchWorker(Worker):
         self._selection = selection
         self._runner: asyncio.Runner | None = None
 
-    def run(self) -> None:
-        with ExitStack() as opened:
+    @contextmanager
+    def _in_this_thread(self) -> Iterator[None]:
+        with super()._in_this_thread(), ExitStack() as opened:
             self._opened = opened
-            super().run()
+            self._runner = None  # that of a run before this one is closed
+            yield
 
     def _handle(self, events: list[Event]) -> None:
         # A batch has many senders and one span: it goes on with the trace of its first event.
@@ -182,3 +184,6 @@ class TopicWorker(BatchWorker):
 
     def _nudge(self) -> None:
         self._log.core.hub.signal(self._topic).notify()
+
+    def _check_may_wait(self) -> None:
+        self._log.core.writer.check_idle_here()

@@ -183,4 +183,12 @@ class QueueRegistry:
             used = bool(self._handles)
         if used:
             self.scheduler.close()
+        failures: list[Exception] = []
+        for worker in list(self.core.workers):  # what they hold endlessly is free only when no handler has it any more
+            try:
+                worker.stop()
+            except Exception as error:
+                failures.append(error)
         retire_owner(self.owner)
+        if failures:
+            raise failures[0]

@@ -121,11 +121,28 @@ class Client:
             raise ConfigError(f"{shown_url(url)!r} names no machine, or a port that is not 1 to 65535") from None
         self._waits = _Waits()
         self.closed = False
+        self._pid = os.getpid()
 
     def close(self) -> None:
         self.closed = True
-        self._waits.end()
-        self._pool.close()
+        if not self.inherited:  # in a forked child the connections are the parent's, which goes on with them
+            self._waits.end()
+            self._pool.close()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked from the one that made it."""
+        return os.getpid() != self._pid
+
+    def check_open(self) -> None:
+        """Closed when it is, or when this process was forked: parent and child would read each other's answers."""
+        if self.closed:
+            raise Closed("the journal is closed")
+        if self.inherited:
+            raise Closed(
+                f"the journal was opened by process {self._pid} and this one was forked from it; "
+                "open it again in the child"
+            )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def call(
@@ -157,8 +174,7 @@ class Client:
     def _exchange(
         self, operation: Operation[Any], names: tuple[str, ...], query: msgspec.Struct | None, body: Any, wait: float
     ) -> tuple[int, bytes]:
-        if self.closed:
-            raise Closed("the journal is closed")
+        self.check_open()
         target = self._base + operation.target(names, query)
         headers = self._headers
         data = None
@@ -196,8 +212,7 @@ class Client:
         timeout: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """An answer that is read piece by piece; the caller closes it, and with it its connection."""
-        if self.closed:
-            raise Closed("the journal is closed")
+        self.check_open()
         target = self._base + operation.target(names, query)
         sent = {**self._headers, "Accept": accept, **(headers or {})}
         patience = urllib3.Timeout(connect=self._timeout, read=self._timeout if timeout is None else timeout)

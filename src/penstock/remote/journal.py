@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,9 @@ class RemoteJournal(JournalElsewhere):
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._subscriptions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ThreadPoolExecutor | None = None
+        self._submitting = threading.Lock()
+        self._submitted_last = False
+        """Whether `close` has begun to wait for the submissions there are: no more are taken."""
         try:
             self.id = self._about().id  # a wrong address or token is found now
         except BaseException:
@@ -152,7 +156,7 @@ class RemoteJournal(JournalElsewhere):
     def flush(self) -> None:
         """Returns when everything submitted so far, here and at the server, is on disk."""
         if self._pool is not None:
-            self._drain_pool()
+            self._submit(_nothing).result()  # behind all the others, which one thread carries
         self._client.call(operations.FLUSH_JOURNAL)
 
     def maintain(self) -> None:
@@ -161,13 +165,19 @@ class RemoteJournal(JournalElsewhere):
         self._client.call(operations.MAINTAIN_JOURNAL)
 
     def _drain_pool(self) -> None:
-        pool, self._pool = self._pool, None
+        with self._submitting:
+            self._submitted_last = True
+            pool = self._pool
         if pool is not None:
             pool.shutdown(wait=True)
 
     def close(self) -> None:
         """Stops workers, sends what was submitted, lets go of the connections. A second call does nothing."""
         if self.closed:
+            return
+        if self._client.inherited:  # a forked child: the threads, the submissions and the connections are the parent's
+            self.closed = True
+            self._client.close()
             return
         failures: list[BaseException] = []
         for worker in list(self._workers):
@@ -198,8 +208,7 @@ class RemoteJournal(JournalElsewhere):
 
     def _submit(self, work: Callable[[], T]) -> Ticket[T]:
         """Does something in the background; the ticket says how it went."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(SUBMITTERS, "penstock-remote")
+        self._client.check_open()
         ticket: Ticket[T] = Ticket()
 
         def carry() -> None:
@@ -208,8 +217,17 @@ class RemoteJournal(JournalElsewhere):
             except BaseException as error:
                 ticket.fail(error)
 
-        self._pool.submit(carry)
+        with self._submitting:
+            if self._submitted_last:
+                raise Closed("the journal is closed")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(SUBMITTERS, "penstock-remote")
+            self._pool.submit(carry)
         return ticket
+
+
+def _nothing() -> None:
+    """What is submitted to learn when all before it is done."""
 
 
 class RemoteOutbox(Outbox):

@@ -169,8 +169,9 @@ class RemoteSubscription(Subscription):
             with self._room:
                 if self._thread is None and not self._closed:
                     name = f"penstock-follow-{self._topic.name}"
-                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    thread.start()
+                    self._thread = thread  # only now: where one cannot start, the next call tries again
 
     def _hang_up(self) -> None:
         answer = self._answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +21,7 @@ from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.observe.workers import say_gave_up, say_started
 from penstock.surface.failure import describe
+from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from penstock.surface.journal import Journal
 
 log = Log("penstock.worker")
+
+LOOP_GLANCE = 0.5
+"""Seconds between two looks at whether a handler's loop is still there: one that is closed wakes no waiter."""
 
 _at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
 """The worker whose handler runs here: it cannot wait for its own end."""
@@ -55,16 +59,21 @@ class Worker:
         self._failure: BaseException | None = None
         self._failed_at: list[float] = []
         self._in_foreground = False
-        self._foreground_ended = threading.Event()
+        self._beginning = threading.Lock()
+        self._ended: Ticket[None] = Ticket()
+        """Resolved when the run under way has ended, for threads and event loops that wait for that."""
 
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────────────────────
     def start(self) -> Self:
         """Begins in a background thread and returns at once; coroutine handlers run in the caller's event loop."""
-        if self._thread is not None:
-            raise ConfigError(f"worker {self.name!r} was started already")
-        self._loop = _running_loop()
-        self._thread = threading.Thread(target=self._guarded, name=f"penstock-{self.name}", daemon=True)
-        self._thread.start()
+        with self._beginning:
+            if self._thread is not None or self._in_foreground:
+                raise ConfigError(f"worker {self.name!r} was started already")
+            self._loop = _running_loop()
+            self._ended = Ticket()
+            thread = threading.Thread(target=self._guarded, name=f"penstock-{self.name}", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: one that could not start can be started again, and is not waited for
         return self
 
     def run(self) -> None:
@@ -87,10 +96,8 @@ class Worker:
         import asyncio
 
         self.start()
-        thread = self._thread
-        assert thread is not None
         try:
-            await asyncio.to_thread(thread.join)
+            await self._ended  # no thread of the loop's waits here: handlers may need all it has
         finally:
             # A cancelled task may still wait for what it has in hand.
             await asyncio.shield(asyncio.ensure_future(self.stop_async()))
@@ -108,6 +115,7 @@ class Worker:
         limit = None if timeout is None else seconds(timeout, "timeout")
         if _at_work.get() is self:
             return
+        self._check_may_wait()
         if in_its_loop:
             raise ConfigError(
                 f"worker {self.name!r} runs its handler in this event loop, which cannot wait for it: "
@@ -115,8 +123,31 @@ class Worker:
             )
         if self._thread is not None:
             self._thread.join(limit)
-        elif self._in_foreground:
-            self._foreground_ended.wait(limit)
+        if self._in_foreground:
+            with suppress(TimeoutError):
+                self._ended.result(limit)
+        self._raise_failure(timeout)
+
+    async def stop_async(self, timeout: Seconds | None = None) -> None:
+        """`stop` for an event loop."""
+        import asyncio
+
+        self._stopping.set()
+        self._nudge()
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        if _at_work.get() is self:
+            return
+        self._check_may_wait()
+        if self.alive:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await self._ended
+        if self._thread is not None and self._ended.done():
+            self._thread.join()  # it is past its last line
+        self._raise_failure(timeout)
+
+    def _raise_failure(self, timeout: Seconds | None) -> None:
+        """After a wait for the worker's end: raises what made it fail, or that it has not ended."""
         if self.alive:
             raise TimeoutError(
                 f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns"
@@ -124,13 +155,6 @@ class Worker:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-    async def stop_async(self, timeout: Seconds | None = None) -> None:
-        """`stop` for an event loop."""
-        import asyncio
-
-        self._stopping.set()  # at once: the thread that waits may start after the next message was begun
-        await asyncio.to_thread(self.stop, timeout)
 
     @property
     def alive(self) -> bool:
@@ -151,6 +175,9 @@ class Worker:
 
     def _nudge(self) -> None:
         """Wakes the worker if it waits for something to do."""
+
+    def _check_may_wait(self) -> None:
+        """ConfigError where the worker could not end while this thread waits for it."""
 
     # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _pause_after(self, error: Exception) -> float:
@@ -200,15 +227,19 @@ class Worker:
             self._failure = error
             log.error("worker %r ended: %s", self.name, describe(error), exc_info=error)
             say_gave_up(self._journal, self.name, error)
+        finally:
+            self._ended.resolve(None)
 
     # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _in_this_thread(self) -> Iterator[None]:
         """For a thread that works: lets `stop` know when it is called from there, or has to wait for `run`."""
-        foreground = self._thread is None
-        if foreground:
-            self._foreground_ended.clear()
-            self._in_foreground = True
+        with self._beginning:
+            foreground = threading.current_thread() is not self._thread
+            if foreground:
+                self._check_may_run()
+                self._ended = Ticket()
+                self._in_foreground = True
         before = _at_work.set(self)
         try:
             yield
@@ -216,7 +247,15 @@ class Worker:
             _at_work.reset(before)
             if foreground:
                 self._in_foreground = False
-                self._foreground_ended.set()
+                self._ended.resolve(None)
+
+    def _check_may_run(self) -> None:
+        if self.alive:  # twice at once, its handler would be given the same things twice
+            raise ConfigError(f"worker {self.name!r} is at work already")
+        if self._is_async and _running_loop() is not None:
+            raise ConfigError(
+                f"worker {self.name!r} would keep this event loop from running its handler: await worker.run_async()"
+            )
 
     @contextmanager
     def _in_hand_thread(self) -> Iterator[None]:
@@ -230,12 +269,15 @@ class Worker:
     def _wait_for(self, outcome: Awaitable[object]) -> Any:
         """Waits, in a thread of the worker's, for what an asynchronous handler gives."""
         import asyncio
-        from concurrent.futures import CancelledError
+        from concurrent.futures import CancelledError, wait
 
         if self._loop is None:
             return asyncio.run(finished(outcome))
         try:
-            return self._in_callers_loop(outcome).result()
+            under_way = self._in_callers_loop(outcome)
+            while not (wait((under_way,), LOOP_GLANCE).done or under_way.done()):
+                self._check_loop(under_way)
+            return under_way.result()
         except CancelledError as error:
             raise asyncio.CancelledError from error  # which is no failure of the handler's
 
@@ -253,6 +295,17 @@ class Worker:
             if isinstance(outcome, Coroutine):
                 outcome.close()
             raise asyncio.CancelledError from error
+
+    def _check_loop(self, under_way: Future[Any]) -> None:
+        """CancelledError when a handler under way cannot go on: its loop was closed, or stands still at the end."""
+        import asyncio
+
+        assert self._loop is not None
+        if self._loop.is_closed():
+            raise asyncio.CancelledError
+        if self._stopping.is_set() and not self._loop.is_running():
+            under_way.cancel()  # should the loop run once more, the handler does not: the message is given back
+            raise asyncio.CancelledError
 
     async def _marked(self, outcome: Awaitable[object]) -> Any:
         _at_work.set(self)

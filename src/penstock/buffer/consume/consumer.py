@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ class Consumer:
         self._unwritten = 0
         self._closed = False
         self._run: ConsumerRun | None = None
+        self._pid = os.getpid()
         if after is not None and (there := self._manifest.load_owned().next_sequence) > 0:
             self._manifest.dequeue(min(after, there - 1))
         self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
@@ -282,23 +284,31 @@ class Consumer:
 
     def close(self) -> None:
         """Writes outstanding acknowledgements and ends; a second close does nothing."""
+        if os.getpid() != self._pid:  # a forked child: the acknowledgements are the parent's to write
+            return
         run = self._run
         if run is not None:
             run.stop()
             run.wait_unless_inside()
-        with self._lock:
-            if self._closed:
-                return
-            try:
-                self._flush()
-            finally:
-                self._closed = True
-                if self._collector is not None:
-                    self._collector.stop()
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                try:
+                    self._flush()
+                finally:
+                    self._closed = True
+        finally:
+            if self._collector is not None:
+                self._collector.stop()  # without the lock, which it may be waiting for
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the consumer is closed")
+        if os.getpid() != self._pid:  # no epoch would keep the two apart
+            raise Closed(
+                f"the consumer was opened by process {self._pid} and this one was forked from it; open one in the child"
+            )
 
     @property
     def identity(self) -> str:

@@ -141,15 +141,17 @@ class Producer:
         tickets fail with it. A failure that trying again cannot mend (a missing permission) ends the wait early.
         """
         limit = seconds(timeout, "timeout")
+        if self._pipeline.inherited:  # a forked child: what waits to be sent is the parent's
+            return
         with self._close_lock:
             if self._closed:
                 return
-            self._closed = True
             self._pipeline.close_intake()
             flushed = self._pipeline.flush(limit)
             if not flushed:
                 self._pipeline.give_up()
             self._pipeline.stop()
+            self._closed = True  # only now: after an interrupt the next close has all this to do
             if not flushed:
                 self._report_unflushed()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -78,11 +79,24 @@ class UploadPipeline:
         self._workers: list[threading.Thread] = []
         self._timer: threading.Thread | None = None
         self._next_tick = float("inf")
+        self._pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked from the one that made it: its threads, and what they carry, are there."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self.inherited:
+            raise Closed(
+                f"the producer was made by process {self._pid} and this one was forked from it; make one in the child"
+            )
 
     # ── taking entries ──
 
     def add(self, shares: Sequence[Share], payload: bytes, timeout: float | None) -> None:
         """Puts entries into their lanes' batches, all or none; blocks while too many calls wait for room."""
+        self._check_process()
         with self.lock:
             if self._waiting and self._full():
                 self._wait_for_room(timeout)
@@ -225,6 +239,7 @@ class UploadPipeline:
 
     def flush(self, timeout: float | None) -> bool:
         """Seals what is there and waits until the manifests hold it; False when it took too long or was given up."""
+        self._check_process()
         deadline = None if timeout is None else monotonic() + timeout
         with self.lock:
             targets = []

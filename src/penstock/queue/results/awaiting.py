@@ -37,12 +37,13 @@ class ResultsFollower:
             self._waiting.setdefault(token, []).append(ticket)
             if self._following is None:
                 try:
-                    self._following = topic.subscribe("latest")
+                    following = topic.subscribe("latest")
+                    name = f"penstock-results-{topic.name}"
+                    threading.Thread(target=self._run, args=(following,), name=name, daemon=True).start()
                 except BaseException:
                     del self._waiting[token]
                     raise
-                name = f"penstock-results-{topic.name}"
-                threading.Thread(target=self._run, args=(self._following,), name=name, daemon=True).start()
+                self._following = following  # only now: without a thread the next to wait begins anew
         return ticket
 
     def leave(self, token: str, ticket: Ticket[Event | None]) -> None:

@@ -14,6 +14,8 @@ from penstock.queue.results.reply import RESULT, SUFFIX, read_reply
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
+    import asyncio
+
     from penstock.surface.queue import Queue
 
 
@@ -66,7 +68,12 @@ class ResultTicket:
 
         deadline = _deadline(timeout)
         while True:
-            waiting = await asyncio.to_thread(self._enlist)
+            enlisting = asyncio.ensure_future(asyncio.to_thread(self._enlist))
+            try:
+                waiting = await asyncio.shield(enlisting)
+            except asyncio.CancelledError:
+                enlisting.add_done_callback(self._leave_late)
+                raise
             try:
                 found = await asyncio.to_thread(self._poll)
                 if found is None and waiting is not None:
@@ -100,6 +107,11 @@ class ResultTicket:
     def _leave(self, waiting: Ticket[Event | None] | None) -> None:
         if waiting is not None:
             self._follower.leave(self._token, waiting)
+
+    def _leave_late(self, enlisting: asyncio.Task[Ticket[Event | None] | None]) -> None:
+        """The caller was cancelled while it enlisted, and cannot leave itself."""
+        if not enlisting.cancelled() and enlisting.exception() is None:
+            self._leave(enlisting.result())
 
     def _left(self, deadline: float | None) -> float | None:
         """How long to wait still; None for ever."""

@@ -293,8 +293,9 @@ class Scheduler:
         with self._lock:
             self._watched.add(queue)
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="penstock-schedules", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="penstock-schedules", daemon=True)
+                thread.start()
+                self._thread = thread  # only now: where one cannot start, the next to watch tries again
         self._wanted.set()
 
     def close(self) -> None:

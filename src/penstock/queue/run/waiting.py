@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from sys import modules
 from typing import TYPE_CHECKING
 
 from penstock.clock import SystemClock
-from penstock.errors import Closed
+from penstock.errors import Closed, PenstockError
 from penstock.journal.commit.request import WriteRequest
 from penstock.observe.spans import received
 from penstock.queue import metrics
@@ -75,7 +76,13 @@ def take_waiting(
     began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
     while True:
         seen = signal.version
-        taken = queue._writer.run(WriteRequest(take_in, 0, (queue, request), True))
+        operation = WriteRequest(take_in, 0, (queue, request), True)
+        try:
+            taken = queue._writer.run(operation)
+        except BaseException:
+            if operation.error is None:  # a signal's, after the commit: its caller never hears what that took
+                _return_unheard(queue, operation)
+            raise
         if taken.deliveries:
             if began_ns:
                 received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
@@ -132,10 +139,13 @@ async def _take_once(queue: LocalQueue, request: Request) -> Taken:
         return await queue._writer.submit(request_of_take)
     except asyncio.CancelledError:
         # The take goes on without us: what it finds is given back by the operation that comes after it.
-        queue._writer.submit(
-            WriteRequest(lambda commit: _give_back(commit, queue, request_of_take.value), relaxed=True)
-        )
+        _return_unheard(queue, request_of_take)
         raise
+
+
+def _return_unheard(queue: LocalQueue, operation: WriteRequest[Taken]) -> None:
+    with suppress(PenstockError):  # what ended the caller's wait matters more
+        queue._writer.submit(WriteRequest(lambda commit: _give_back(commit, queue, operation.value), relaxed=True))
 
 
 def _give_back(commit: Commit, queue: LocalQueue, taken: Taken | None) -> None:

@@ -22,7 +22,7 @@ from penstock.observe.spans import ActiveSpan, handling
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
-from penstock.surface.worker import Worker
+from penstock.surface.worker import LOOP_GLANCE, Worker
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,6 +86,9 @@ class QueueWorker(Worker):
         with self._change:
             self._change.notify_all()
 
+    def _check_may_wait(self) -> None:
+        self.queue._writer.check_idle_here()
+
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _work_in_threads(self) -> None:
         jobs: stdlib_queue.SimpleQueue[LocalDelivery | None] = stdlib_queue.SimpleQueue()
@@ -94,18 +97,20 @@ class QueueWorker(Worker):
             for number in range(self._concurrency)
         ]
         done = threading.Event()
-        for hand in hands:
-            hand.start()
         housekeeper = self._start_keeping_leases(done)
+        begun: list[threading.Thread] = []
         try:
+            for hand in hands:
+                hand.start()
+                begun.append(hand)
             while self._has_room():
                 for delivery in self._take():
                     jobs.put(delivery)
         finally:
             self._give_back(jobs)
-            for _ in hands:
+            for _ in begun:
                 jobs.put(None)
-            for hand in hands:
+            for hand in begun:
                 hand.join()
             done.set()
             housekeeper.join()
@@ -184,19 +189,19 @@ class QueueWorker(Worker):
         return self.queue.policy.lease if self._lease is None else self._lease
 
     def _start_keeping_leases(self, done: threading.Event) -> threading.Thread:
-        begun = self.queue.journal.clock.now_ms()  # not in the thread, which may start late
+        # Not in the thread: it may start late, and a failure there would end it, and with it every renewal.
+        begun, lease = self.queue.journal.clock.now_ms(), self._lease_seconds()
         thread = threading.Thread(
-            target=self._keep_leases, args=(done, begun), name=f"penstock-{self.name}-leases", daemon=True
+            target=self._keep_leases, args=(done, begun, lease), name=f"penstock-{self.name}-leases", daemon=True
         )
         thread.start()
         return thread
 
-    def _keep_leases(self, done: threading.Event, renewed: int) -> None:
+    def _keep_leases(self, done: threading.Event, renewed: int, lease: float) -> None:
         """Renews what is in hand until `done`; `renewed`: when that was last done, or had nothing to do yet."""
         clock = self.queue.journal.clock
         exact = isinstance(clock, SystemClock)
         try:
-            lease = self._lease_seconds()
             while lease and not done.wait(lease / RENEW_SHARE if exact else 0.01):
                 if exact or clock.now_ms() - renewed >= lease * 1000 / RENEW_SHARE:
                     renewed = clock.now_ms()
@@ -228,6 +233,7 @@ class QueueWorker(Worker):
         room = asyncio.Event()
         done = threading.Event()
         housekeeper = self._start_keeping_leases(done)
+        over = threading.Event()
         group, consumer, lease = self._request
 
         def finished(task: asyncio.Task[None]) -> None:
@@ -247,10 +253,11 @@ class QueueWorker(Worker):
                     self._in_hand.update(found)
                 self.queue._counters.delivered.inc(len(found))
                 for delivery in found:
-                    task = asyncio.create_task(self._hand_async(delivery, turns))
+                    task = asyncio.create_task(self._hand_async(delivery, turns, over))
                     tasks.add(task)
                     task.add_done_callback(finished)
         finally:
+            over.set()  # what no turn has come to is given back, also when an interrupt or a failed take ends this
             while tasks:
                 await asyncio.wait(set(tasks))
             done.set()
@@ -258,12 +265,12 @@ class QueueWorker(Worker):
         if self._failure is not None:
             raise self._failure
 
-    async def _hand_async(self, delivery: LocalDelivery, turns: asyncio.Semaphore) -> None:
+    async def _hand_async(self, delivery: LocalDelivery, turns: asyncio.Semaphore, over: threading.Event) -> None:
         import asyncio
 
         try:
             async with turns:
-                if self._stopping.is_set():
+                if self._stopping.is_set() or over.is_set():
                     await asyncio.to_thread(self.queue._settling.release, [delivery])
                     return
                 await self._handle_async(delivery)
@@ -301,7 +308,11 @@ class QueueWorker(Worker):
             return await self._handler(delivery)
         import asyncio
 
-        return await asyncio.wrap_future(self._in_callers_loop(self._handler(delivery)))
+        under_way = self._in_callers_loop(self._handler(delivery))
+        outcome = asyncio.wrap_future(under_way)
+        while not (await asyncio.wait((outcome,), timeout=LOOP_GLANCE))[0]:
+            self._check_loop(under_way)
+        return await outcome
 
     def _span(self, delivery: LocalDelivery) -> ActiveSpan | None:
         if "opentelemetry.trace" not in modules:

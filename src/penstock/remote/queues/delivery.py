@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.clock import Seconds, seconds
-from penstock.errors import ConfigError
+from penstock.errors import Closed, ConfigError, PenstockError
 from penstock.events import Event
 from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.observe.logs import Log
 from penstock.protocol import deliveries as operations
 from penstock.protocol.deliveries import AckResult, DeliveryDocument, ExtendRequest, NackRequest
 from penstock.remote.events import event_of
@@ -19,6 +20,8 @@ from penstock.surface.failure import NackOptions
 
 if TYPE_CHECKING:
     from penstock.remote.queues.queue import RemoteQueue
+
+log = Log("penstock.queue")
 
 
 class RemoteDelivery(Delivery):
@@ -71,6 +74,11 @@ class RemoteDelivery(Delivery):
         self.deadline = self.queue._change(operations.EXTEND_DELIVERY, self.token, body=body).deadline
 
     def release(self) -> None:
-        """Gives the message back at once without counting the attempt: for shutting down."""
-        self.queue._change(operations.RELEASE_DELIVERY, self.token)
+        """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
+        try:
+            self.queue._change(operations.RELEASE_DELIVERY, self.token)
+        except Closed:
+            pass
+        except PenstockError as error:  # what interrupted its holder matters more
+            log.warning("%r could not be given back; its lease will end: %s", self, error)
         self._settled = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -42,7 +41,7 @@ from penstock.remote.queues import listing, moving
 from penstock.remote.queues.delivery import RemoteDelivery
 from penstock.remote.queues.listing import LISTED
 from penstock.remote.queues.pushing import push_request, schedule_request
-from penstock.remote.queues.taking import acknowledge, take, take_request
+from penstock.remote.queues.taking import acknowledge, take, take_async, take_request
 from penstock.surface.arguments import PushArguments, TakeArguments
 from penstock.surface.delivery import Delivery
 from penstock.surface.queue import DEFAULT_GROUP, Queue
@@ -168,10 +167,18 @@ class RemoteQueue(Queue):
         return found[0] if found else None
 
     async def take_many_async(
-        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeArguments]
+        self,
+        limit: int,
+        *,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        wait: Seconds = 0,
+        lease: Seconds | None = None,
+        newest: bool = False,
     ) -> list[RemoteDelivery]:
         """`take_many` for an event loop."""
-        return await asyncio.to_thread(lambda: self.take_many(limit, wait=wait, **options))
+        request = take_request(limit, group, consumer, lease, newest, None)
+        return await take_async(self, request, seconds(wait, "wait")) if limit else []
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:

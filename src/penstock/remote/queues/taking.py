@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -39,15 +40,60 @@ def take_request(
     )
 
 
-def take(queue: RemoteQueue, request: TakeRequest, wait: float) -> list[RemoteDelivery]:
-    """What a request asks for; waits up to `wait` seconds for the first message."""
+def take(
+    queue: RemoteQueue, request: TakeRequest, wait: float, taker: AsyncTaker | None = None
+) -> list[RemoteDelivery]:
+    """What a request asks for; waits up to `wait` seconds for the first message, or until its taker has gone."""
     left = wait
     while True:
         request.wait = min(left, WAIT)
         answer = queue._change(operations.TAKE_MESSAGES, body=request, wait=request.wait)
         left -= request.wait
-        if answer.deliveries or left <= 0:
+        if answer.deliveries or left <= 0 or (taker is not None and taker.gone):
             return [RemoteDelivery(queue, found) for found in answer.deliveries]
+
+
+async def take_async(queue: RemoteQueue, request: TakeRequest, wait: float) -> list[RemoteDelivery]:
+    """`take` for an event loop. Cancelled, the request goes on without it: what it finds is given back."""
+    import asyncio
+
+    taker = AsyncTaker()
+    try:
+        return await asyncio.to_thread(lambda: taker.receive(take(queue, request, wait, taker)))
+    except asyncio.CancelledError:
+        found = taker.leave()
+        if found:
+            asyncio.get_running_loop().run_in_executor(None, release_all, found)
+        raise
+
+
+class AsyncTaker:
+    """A caller in an event loop for whom a thread takes; it may be gone when there is a message."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._found: list[RemoteDelivery] = []
+        self._lock = threading.Lock()
+
+    def receive(self, found: list[RemoteDelivery]) -> list[RemoteDelivery]:
+        """In the thread: what was found, for the taker, or given back when that has gone."""
+        with self._lock:
+            self._found = found
+            if not self.gone:
+                return found
+        release_all(found)
+        return []
+
+    def leave(self) -> list[RemoteDelivery]:
+        """In the event loop: the taker has gone; returns what is on its way to it."""
+        with self._lock:
+            self.gone = True
+            return self._found
+
+
+def release_all(deliveries: list[RemoteDelivery]) -> None:
+    for delivery in deliveries:
+        delivery.release()
 
 
 def acknowledge(queue: RemoteQueue, deliveries: Iterable[Delivery | str]) -> int:

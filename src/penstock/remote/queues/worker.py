@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Seconds, seconds
-from penstock.errors import Closed, PenstockError, StaleDelivery, StorageError
+from penstock.errors import PenstockError, StaleDelivery, StorageError
 from penstock.journal.owners import this_process
 from penstock.names import check_consumer, check_whole
 from penstock.queue.results.reply import ack_with
@@ -49,21 +49,30 @@ class RemoteQueueWorker(Worker):
         self._began = datetime.now(UTC)
         self._lease = seconds(lease, "lease") if lease is not None else queue.policy.lease
         self._held: dict[str, RemoteDelivery] = {}
-        self._done = threading.Event()
+        self._over = threading.Event()
+        """Set when a hand has failed: the others end too, and the worker begins again, if it may."""
         self._first_failure: BaseException | None = None
 
     def _work(self) -> None:
+        self._over.clear()
+        self._first_failure = None
+        done = threading.Event()
         hands = [
             threading.Thread(target=self._hand, name=f"penstock-{self.name}-{number}", daemon=True)
             for number in range(self._concurrency)
         ]
-        renewer = threading.Thread(target=self._renew, name=f"penstock-{self.name}-leases", daemon=True)
+        renewer = threading.Thread(target=self._renew, args=(done,), name=f"penstock-{self.name}-leases", daemon=True)
         for thread in (*hands, renewer):
             thread.start()
-        for thread in hands:
-            thread.join()
-        self._done.set()
-        renewer.join()
+        try:
+            for thread in hands:
+                thread.join()
+        finally:  # also when this thread is interrupted: what is in hand is finished, and nothing more is taken
+            self._over.set()
+            for thread in hands:
+                thread.join()
+            done.set()
+            renewer.join()
         if self._first_failure is not None:
             raise self._first_failure
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
@@ -73,7 +82,7 @@ class RemoteQueueWorker(Worker):
         import asyncio
 
         with self._in_hand_thread(), asyncio.Runner() as runner:
-            while not self._stopping.is_set():
+            while not (self._stopping.is_set() or self._over.is_set()):
                 try:
                     request = take_request(1, self._group, self._consumer, self._lease, False, self._began)
                     found = take(self._queue, request, POLL)
@@ -81,21 +90,22 @@ class RemoteQueueWorker(Worker):
                     log.warning("worker %r: %s", self.name, error)
                     self._stopping.wait(1.0)
                     continue
-                except (Closed, PenstockError) as error:
-                    self._first_failure = self._first_failure or error
-                    self._stopping.set()
+                except Exception as error:
+                    self._fail(error)
                     return
                 delivery = found[0] if found else None
                 try:
                     if delivery is not None:
                         self._work_on(delivery, runner)
                 except BaseException as error:  # the process is ending, which is not the message's fault
-                    self._first_failure = self._first_failure or error
-                    self._stopping.set()
+                    self._fail(error)
                     if delivery is not None and not delivery._settled:
-                        with suppress(PenstockError):
-                            delivery.release()
+                        delivery.release()
                     return
+
+    def _fail(self, error: BaseException) -> None:
+        self._first_failure = self._first_failure or error
+        self._over.set()
 
     def _work_on(self, delivery: RemoteDelivery, runner: Any) -> None:
         self._held[delivery.token] = delivery
@@ -123,8 +133,8 @@ class RemoteQueueWorker(Worker):
         finally:
             self._held.pop(delivery.token, None)
 
-    def _renew(self) -> None:
-        while not self._done.wait(max(0.05, self._lease / 3)):
+    def _renew(self, done: threading.Event) -> None:
+        while not done.wait(max(0.05, self._lease / 3)):
             for delivery in list(self._held.values()):
                 try:
                     delivery.extend(self._lease)
