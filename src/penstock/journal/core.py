@@ -213,7 +213,7 @@ class JournalCore:
         for step in self._steps_to_close():
             try:
                 step()
-            except Exception as error:
+            except BaseException as error:  # also an interrupt, or what a handler ended its worker with
                 failures.append(error)
         if failures:
             raise failures[0]

@@ -183,11 +183,11 @@ class QueueRegistry:
             used = bool(self._handles)
         if used:
             self.scheduler.close()
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         for worker in list(self.core.workers):  # what they hold endlessly is free only when no handler has it any more
             try:
                 worker.stop()
-            except Exception as error:
+            except BaseException as error:
                 failures.append(error)
         retire_owner(self.owner)
         if failures:

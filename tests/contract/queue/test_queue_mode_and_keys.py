@@ -32,3 +32,15 @@ def test_no_key_stays_busy_after_the_mode_was_changed_there_and_back(
             delivery.ack()
         assert got[-2:] == ["second", "third"], group
         assert queue.stats(group).ready == 0
+
+
+def test_no_key_stays_busy_when_what_is_in_flight_is_compacted_away(journal: Journal) -> None:
+    """Taken in work mode, it is the named groups' to free."""
+    queue = journal.queue("news")
+    queue.push("first", key="a")
+    queue.add_group("mail")
+    assert queue.take() is not None
+    queue.configure(mode="fanout")
+    journal.topic("news").compact(1, force=True)
+    queue.push("second", key="a")
+    assert [delivery.payload for delivery in queue.take_many(5, group="mail")] == ["second"]

@@ -265,3 +265,20 @@ def test_cron_in_a_zone_whose_clocks_change() -> None:
 def test_bad_cron_lines_are_refused(line: str) -> None:
     with pytest.raises(ConfigError):
         Cron(line)
+
+
+def test_a_schedule_that_cannot_push_makes_no_other_one_late(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs")
+    queue.every(10, "keyed", name="a", key="k")
+    queue.every(10, "plain", name="b")
+    queue.configure(priority=True)  # messages with priorities have no keys
+    clock.advance(11)
+    eventually(lambda: [event.payload for event in queue] == ["plain"])
+
+
+def test_the_priority_of_a_schedule_is_a_number(journal: Journal, reopen: Callable[[Journal], Journal]) -> None:
+    queue = journal.queue("jobs", priority=True)
+    with pytest.raises(ConfigError, match="whole number"):
+        queue.every(3600, 1, name="x", priority="front")  # type: ignore[arg-type]
+    queue.every(3600, 1, name="y", priority=3)
+    assert [one.name for one in reopen(journal).queue("jobs").schedules()] == ["y"]

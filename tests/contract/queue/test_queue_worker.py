@@ -513,3 +513,21 @@ def test_a_worker_that_fails_stays_listed(journal: Journal) -> None:
     with pytest.raises(SystemExit):
         worker.stop()
     assert [one.name for one in queue.consumers()] == ["mailer"]
+
+
+def test_closing_lets_go_of_the_store_whatever_ended_a_worker(place: Place) -> None:
+    journal = place.open(durability="process")
+    queue = journal.queue("jobs")
+    queue.push(1)
+
+    def handle(delivery: Delivery) -> None:
+        raise SystemExit(3)
+
+    worker = queue.worker(handle).start()
+    eventually(lambda: not worker.alive)
+    with pytest.raises(SystemExit):
+        journal.close()
+    journal.close()
+    if place.kind.on_disk:
+        with place.open(durability="process") as again:
+            assert len(again.queue("jobs")) == 1

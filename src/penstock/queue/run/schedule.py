@@ -15,12 +15,12 @@ import msgspec
 
 from penstock.clock import Seconds, SystemClock, from_ms, seconds
 from penstock.engine.contract import Snapshot
-from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError, QueueFull
+from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError
 from penstock.events import Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.storage.wire import Columns
-from penstock.names import check_consumer
+from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
 from penstock.queue.operations.dead import as_batch
 from penstock.queue.operations.push import push
@@ -104,6 +104,8 @@ def add(
         line = Cron(interval, timezone).line
     else:
         period = seconds(interval, "interval", minimum=0.001)
+    if not is_whole(priority):
+        raise ConfigError(f"the priority of a schedule is a whole number, not {priority!r:.40}")
     read_delivery_options(queue.journal.clock, key, priority, 0, None, None)
     batch, _ = queue._pushing.prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
     columns = batch.columns
@@ -339,7 +341,7 @@ class Scheduler:
         return earliest
 
     def _tick(self, queue: str, name: str) -> int | None:
-        """Pushes a schedule's ticks; returns when it is due again."""
+        """Pushes a schedule's ticks; returns when it is due again. One that cannot push makes no other one late."""
         cache, clock = self._registry.cache, self._registry.core.clock
 
         def apply(commit: Commit) -> int | None:
@@ -353,6 +355,8 @@ class Scheduler:
                     return due
         except FenceActive:
             return clock.now_ms() + RETRY_MS
-        except QueueFull as error:
+        except Closed:
+            raise
+        except PenstockError as error:
             log.warning("periodic message %r has to wait: %s", name, error)
             return clock.now_ms() + RETRY_MS
