@@ -110,12 +110,9 @@ class Worker:
         """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
         # Asked before it is told to stop: it may end at once, and whether the caller may wait here depends on no luck.
         in_its_loop = self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop
-        self._stopping.set()
-        self._nudge()
         limit = None if timeout is None else seconds(timeout, "timeout")
-        if _at_work.get() is self:
+        if not self._tell_to_stop():
             return
-        self._check_may_wait()
         if in_its_loop:
             raise ConfigError(
                 f"worker {self.name!r} runs its handler in this event loop, which cannot wait for it: "
@@ -132,12 +129,9 @@ class Worker:
         """`stop` for an event loop."""
         import asyncio
 
-        self._stopping.set()
-        self._nudge()
         limit = None if timeout is None else seconds(timeout, "timeout")
-        if _at_work.get() is self:
+        if not self._tell_to_stop():
             return
-        self._check_may_wait()
         if self.alive:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
@@ -145,6 +139,15 @@ class Worker:
         if self._thread is not None and self._ended.done():
             self._thread.join()  # it is past its last line
         self._raise_failure(timeout)
+
+    def _tell_to_stop(self) -> bool:
+        """Lets it begin with nothing more; False when its own handler says so, which cannot wait for its end."""
+        self._stopping.set()
+        self._nudge()
+        if _at_work.get() is self:
+            return False
+        self._check_may_wait()
+        return True
 
     def _raise_failure(self, timeout: Seconds | None) -> None:
         """After a wait for the worker's end: raises what made it fail, or that it has not ended."""
