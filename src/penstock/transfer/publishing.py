@@ -233,7 +233,7 @@ def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -
     if policy.max_size is None or (keyed and (policy.throttle is not None or policy.debounce is not None)):
         return  # those that merge with others are counted as they are pushed
     held = state.unsettled(commit)
-    if held + events > policy.max_size:
+    if events and held + events > policy.max_size:
         raise QueueFull(
             f"queue {queue.name!r} holds {held} messages of at most {policy.max_size}; {events} more do not fit: "
             "take some, or raise max_size with configure"

@@ -41,6 +41,8 @@ class RowsInCommit:
         self._queue = None if queue is None else queue._cache.state(commit, queue.name)
         policy = None if self._queue is None else self._queue.policy
         self._merging = policy is not None and (policy.throttle is not None or policy.debounce is not None)
+        self._counted = self._merging and policy is not None and policy.max_size is not None
+        """Whether no block's rows can be counted beforehand: how many of the others merge is known once they do."""
         self._fresh: dict[str, deque[Sequence[int]]] = defaultdict(deque)
         """By topic, the rows of each of its blocks that are no duplicates, in order."""
         self._deliveries: dict[_Asked, DeliveryOptions | None] = {}
@@ -48,7 +50,7 @@ class RowsInCommit:
 
     def wants(self, *, keyed: bool, asks: bool) -> bool:
         """Whether the rows of a block must be looked at."""
-        return asks or (keyed and self._merging)
+        return asks or (keyed and self._merging) or self._counted
 
     def check(self, pieces: Iterable[tuple[str, Wire]]) -> int:
         """Looks at all blocks that will be appended, before the first is; returns how many rows are duplicates."""

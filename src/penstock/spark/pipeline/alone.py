@@ -18,19 +18,25 @@ from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Locked
 from penstock.names import check_name, split_url
 from penstock.spark.source.place import is_served
+from penstock.spark.source.stores import REMOTE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def checkpoint_root(url: str) -> str:
-    """Where the progress of pipelines over a journal is kept: beside it; for a served one, in the working folder."""
-    if not is_served(url):
-        return f"{parse_url(url)[1]}.checkpoints"
-    parts = split_url(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    name = "-".join([str(parts.hostname), str(port), *(piece for piece in parts.path.split("/") if piece)])
-    return str(Path.cwd() / f"{name}.checkpoints")
+    """Where the progress of pipelines over a journal is kept: beside it; in the working folder, if that is elsewhere:
+    at a server, in a bucket."""
+    if is_served(url):
+        parts = split_url(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        where = [str(parts.hostname), str(port), *parts.path.split("/")]
+    else:
+        scheme, path = parse_url(url)
+        if scheme not in REMOTE:
+            return f"{path}.checkpoints"
+        where = path.split("/")
+    return str(Path.cwd() / f"{'-'.join(piece for piece in where if piece)}.checkpoints")
 
 
 def query_at(checkpoint: str, spark: SparkSession) -> str | None:
@@ -48,29 +54,51 @@ def query_at(checkpoint: str, spark: SparkSession) -> str | None:
 @contextmanager
 def alone(url: str, pipeline: str) -> Iterator[None]:
     """Holds the lock of a pipeline over a journal; Locked when another process has it."""
-    root = Path(checkpoint_root(url))
+    file = Path(checkpoint_root(url)) / f"{pipeline}.lock"
+    lock = _locked(file, pipeline)
+    while lock is None:
+        lock = _locked(file, pipeline)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = os.open(root / f"{pipeline}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(
-            f"a pipeline keeps its progress beside the journal, and cannot write there: {root}: {error.strerror}"
-        ) from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
-            raise Locked(
-                f"pipeline {pipeline!r} runs already over this journal{f' ({owner})' if owner else ''}; "
-                "stop that one first, or give this one another --name"
-            ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
         yield
         os.ftruncate(lock, 0)
     finally:
         os.close(lock)
+
+
+def _locked(file: Path, pipeline: str) -> int | None:
+    """The lock file, opened and locked; None when it was removed meanwhile: the next caller makes another."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"a pipeline keeps its progress beside the journal, and cannot write there: {file.parent}: {error.strerror}"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            return lock
+    except OSError:
+        owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise Locked(
+            f"pipeline {pipeline!r} runs already over this journal{f' ({owner})' if owner else ''}; "
+            "stop that one first, or give this one another --name"
+        ) from None
+    os.close(lock)
+    return None
+
+
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Removes a flow's checkpoint, the id of its query first.
+
+    Killed on the way, what is left would else begin anew under that id, and the journal, which remembers the query's
+    batches by their numbers, would take new ones for those it has.
+    """
+    (checkpoint / "metadata").unlink(missing_ok=True)
+    shutil.rmtree(checkpoint)
 
 
 def forget_checkpoints(url: str, pipeline: str) -> bool:
@@ -83,6 +111,8 @@ def forget_checkpoints(url: str, pipeline: str) -> bool:
     if not (root / pipeline).exists() and not (root / f"{pipeline}.lock").exists():
         return False
     with alone(url, pipeline):
+        for checkpoint in (root / pipeline).glob("*/"):
+            remove_checkpoint(checkpoint)
         shutil.rmtree(root / pipeline, ignore_errors=True)
         (root / f"{pipeline}.lock").unlink(missing_ok=True)
     return True

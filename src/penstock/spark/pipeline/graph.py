@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Denied
 from penstock.spark.pipeline.flows import Flow, Pipeline, error_line, place_of
 from penstock.spark.pipeline.places import Endpoint, Node
 from penstock.spark.source.place import is_served
+from penstock.spark.source.stores import journal_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +119,7 @@ def _queues_in(url: str) -> list[str]:
 
 def _topics_in(url: str) -> list[Node]:
     """The topics of a journal; none when there is no journal yet."""
-    if not is_served(url) and not os.path.exists(parse_url(url)[1]):  # noqa: PTH110
+    if not is_served(url) and journal_id(url) is None:
         return []
     with penstock.open(url, read_only=True) as journal:
         return [(url, name) for name in journal.topics()]

@@ -10,7 +10,6 @@ is gone, however it went. Each flow has a checkpoint of its own:
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 import time
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import ConfigError, FlowFailed, PenstockError
 from penstock.limits import DEFAULT_URL
 from penstock.observe.pipelines import FlowStatus
-from penstock.spark.pipeline.alone import alone, checkpoint_root, query_at
+from penstock.spark.pipeline.alone import alone, checkpoint_root, query_at, remove_checkpoint
 from penstock.spark.pipeline.faults import Fault, fault_of
 from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
 from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
@@ -157,7 +156,7 @@ class Runner:
                         gone = self._remove_remote(checkpoint)
                 else:
                     gone = Path(checkpoint).exists()
-                    shutil.rmtree(checkpoint, ignore_errors=False) if gone else None
+                    remove_checkpoint(Path(checkpoint)) if gone else None
                 if gone:
                     removed.append(flow.name)
             return removed
@@ -283,6 +282,7 @@ class Runner:
         spark: Any = self._spark
         path = spark._jvm.org.apache.hadoop.fs.Path(checkpoint)
         files = path.getFileSystem(spark._jsc.hadoopConfiguration())
+        files.delete(spark._jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/metadata"), False)  # see remove_checkpoint
         return bool(files.delete(path, True))
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.events import parse_id
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
+from penstock.spark.sink.layout import plain
 
 NEEDED = ("key", "seq", "kind", "payload")
 OPTIONAL = ("topic", "scope", "headers", "occurred_at", "recorded_at", "id", "correlation_id", "causation_id")
@@ -132,7 +133,8 @@ def fold_sorted(batches: Iterator[pa.RecordBatch], shipped: Shipped, load: Load)
     """Folds rows sorted by key and position; yields every entity when its last row has gone by."""
     folder = folder_of(shipped.projection)
     current: Folded | None = None
-    for batch in batches:
+    for given in batches:
+        batch = pa.RecordBatch.from_arrays([plain(column) for column in given.columns], given.schema.names)
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
         if not batch.num_rows:

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.entity.projection.projection import Projection
+from penstock.errors import ConfigError
 
 _PLAIN: dict[object, T.DataType] = {
     bool: T.BooleanType(),
@@ -99,7 +100,10 @@ class StateRows:
         kind = self.schema.field("state").type
         for at, (name, convert) in enumerate(self._convert):
             values = [getattr(state, name) for state in states]
-            columns.append(pa.array(values if convert is None else list(map(convert, values)), kind.field(at).type))
+            try:
+                columns.append(_column(values, convert, kind.field(at).type))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise _misfit(name, keys, values, convert, kind.field(at).type) from error
         if columns:
             struct = pa.StructArray.from_arrays(columns, fields=list(kind))
         else:
@@ -109,10 +113,29 @@ class StateRows:
         )
 
 
+def _column(values: list[Any], convert: _Convert | None, kind: pa.DataType) -> pa.Array:
+    return pa.array(values if convert is None else list(map(convert, values)), kind)
+
+
+def _misfit(name: str, keys: list[str], values: list[Any], convert: _Convert | None, kind: pa.DataType) -> ConfigError:
+    """What is wrong with the first value of a field that is none of its column's."""
+    for key, value in zip(keys, values, strict=True):
+        try:
+            _column([value], convert, kind)
+        except (ValueError, TypeError, OverflowError) as error:
+            return ConfigError(
+                f"the state of {key!r} has {name}={value!r:.80}, which does not fit the column that the field's "
+                f"annotation makes, {kind}: {error}"
+            )
+    return ConfigError(f"the values of {name} do not fit into one column of {kind}")
+
+
 def _converter(kind: T.DataType) -> _Convert | None:
     """What makes a value one that Arrow takes for a type; None where it is one already."""
     if isinstance(kind, T.StringType):
         return _as_text
+    if isinstance(kind, T.LongType):
+        return _as_whole
     if isinstance(kind, T.ArrayType):
         inner = _converter(kind.elementType)
         return _each(inner)
@@ -127,6 +150,16 @@ def _as_text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return _json(value).decode()
+
+
+def _as_whole(value: Any) -> int | None:
+    """Arrow would cut 1.5 to 1, where the state in-process is 1.5."""
+    if value is None:
+        return None
+    whole = int(value)
+    if whole != value:
+        raise ValueError(f"{value!r} is no whole number")
+    return whole
 
 
 def _each(convert: _Convert | None) -> _Convert:

@@ -16,6 +16,7 @@ dedup, expect, priority, delay, not_before, max_attempts   see `options`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 import pyarrow as pa
@@ -48,6 +49,9 @@ _KNOWN = (
     *OPTIONS,
 )
 _TIME = pa.timestamp("us", "UTC")
+_EARLIEST = pa.scalar(datetime.min.replace(tzinfo=UTC), _TIME)
+_LATEST = pa.scalar(datetime.max.replace(tzinfo=UTC), _TIME)
+"""Between these a time can be read again: Spark knows later ones, as milliseconds taken for seconds are."""
 
 
 class SinkLayout(msgspec.Struct, frozen=True):
@@ -95,7 +99,10 @@ class SinkLayout(msgspec.Struct, frozen=True):
     def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
         count = batch.num_rows
-        given = {name: _narrow(batch.column(name)) for name in batch.schema.names if name in self.columns}
+        given = {name: plain(batch.column(name)) for name in batch.schema.names if name in self.columns}
+        for name in ("occurred_at", "not_before"):
+            if name in given:
+                _check_times(name, given[name])
         made: dict[str, pa.Array] = {
             "topic": given["topic"] if self.topic is None else _repeated(self.topic, count),
             "kind": self._kinds(given, count),
@@ -184,10 +191,32 @@ def _repeated(value: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.string()), count)
 
 
-def _narrow(column: pa.Array) -> pa.Array:
-    """The column with 32-bit offsets; Spark can be told to send text and bytes with 64-bit ones."""
-    if pa.types.is_large_string(column.type):
-        return column.cast(pa.string())
-    if pa.types.is_large_binary(column.type):
-        return column.cast(pa.binary())
-    return column
+def _check_times(name: str, column: pa.Array) -> None:
+    bounds = pc.min_max(column)
+    first, last = bounds["min"], bounds["max"]
+    if first.is_valid and (pc.less(first, _EARLIEST).as_py() or pc.greater(last, _LATEST).as_py()):
+        raise ConfigError(f"the column {name!r} has a time outside of the years 1 to 9999 of UTC")
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """The column with 32-bit offsets, also of texts in a map or in a cause, and with times in UTC.
+
+    Spark can be told to send text and bytes with 64-bit offsets, and sends times in the zone of the session, whose name
+    (`UTC+01:00`) may be one that only Java knows.
+    """
+    wanted = _plain_type(column.type)
+    return column if wanted == column.type else column.cast(wanted)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_map(kind) and pa.types.is_large_string(kind.key_type) and pa.types.is_large_string(kind.item_type):
+        return pa.map_(pa.string(), pa.string())
+    if pa.types.is_struct(kind) and all(pa.types.is_large_string(field.type) for field in kind):
+        return pa.struct([(field.name, pa.string()) for field in kind])
+    return kind

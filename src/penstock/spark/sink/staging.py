@@ -8,6 +8,7 @@ tried twice leaves two files; only the one whose message reaches the commit coun
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 import uuid
@@ -34,6 +35,11 @@ _INLINE_BYTES = 1 << 20
 """Up to this size a task's blocks travel in its message."""
 _FORGOTTEN = 7 * 24 * 3600.0
 """Seconds after which a folder that is not written to belongs to a job that was killed and never came back."""
+_JOB = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SHARE = re.compile(r"[0-9]+-[0-9a-f]{32}")
+"""The names of a job's folder and of the files in it: what is swept in a folder that others may use as well."""
+_TRIES = 20
+"""How often a folder is made that others may remove, because it is empty, before a file is in it."""
 
 
 @dataclass
@@ -175,8 +181,7 @@ class StagingFolder:
                     message.blocks.append((topic, encoded))
                     if size <= _INLINE_BYTES:
                         continue
-                    self.path.mkdir(parents=True, exist_ok=True)
-                    file = path.open("wb")
+                    file = self._begin(path)
                     message.file = str(path)
                     for held in message.blocks:
                         _add(file, message, *held)
@@ -191,6 +196,15 @@ class StagingFolder:
         if file is not None:
             file.close()
         return message
+
+    def _begin(self, path: Path) -> BinaryIO:
+        """Opens a file to write; its folder may be removed meanwhile, by a query that found it or the root empty."""
+        for _ in range(_TRIES - 1):
+            with suppress(FileNotFoundError):
+                self.path.mkdir(parents=True, exist_ok=True)
+                return path.open("wb")
+        self.path.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
 
     def sweep(self, through: int) -> None:
         """Removes what batches up to and including one have left."""
@@ -211,9 +225,17 @@ class StagingFolder:
     def _sweep_forgotten(self) -> None:
         with suppress(OSError):
             for folder in self.root.iterdir():
-                if folder.stat().st_mtime < time.time() - _FORGOTTEN:
+                if _is_forgotten(folder):
                     shutil.rmtree(folder, ignore_errors=True)
-            self.root.rmdir()
+            if self.root == Path(staging_root(self.url, None)):  # one that was named is its owner's, also when empty
+                self.root.rmdir()
+
+
+def _is_forgotten(folder: Path) -> bool:
+    """Whether a folder is a job's, with nothing in it but what tasks staged, that was not written to for long."""
+    if not _JOB.fullmatch(folder.name) or not folder.stat().st_mtime < time.time() - _FORGOTTEN:
+        return False
+    return folder.is_dir() and all(_SHARE.fullmatch(file.name) for file in folder.iterdir())
 
 
 def _add(file: BinaryIO, message: StagedBlocks, topic: str, encoded: bytes) -> None:

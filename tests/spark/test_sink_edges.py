@@ -1,0 +1,242 @@
+"""What a frame may bring that is not usual, and what staging leaves alone: asked of the writer's own functions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import MapType, StringType, StructType
+
+import penstock
+from penstock import Projection, on
+from penstock.errors import ConfigError, QueueFull
+from penstock.events import Event
+from penstock.journal.storage.from_arrow import blocks
+from penstock.spark.projection.fold import Folded, fold_sorted
+from penstock.spark.projection.shipping import Shipped
+from penstock.spark.projection.states import StateRows, result_schema
+from penstock.spark.sink.staging import StagingFolder
+from penstock.spark.source.source import PenstockSource
+from server.serving import serving
+
+WIDE = pa.large_string()
+MOMENT = 1_700_000_000_000_000
+FAR = 1_700_000_000_000 * 1_000_000
+"""Milliseconds taken for seconds: the year 55,840."""
+KEYED = StructType().add("key", "string").add("payload", "string")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "shop.db")
+
+
+@pytest.fixture
+def journal(url: str) -> Iterator[penstock.Journal]:
+    with penstock.open(url, durability="process") as journal:
+        yield journal
+
+
+def writer(schema: StructType, **options: str) -> Any:
+    return PenstockSource({"kind": "made", **options}).writer(schema, False)
+
+
+def write(schema: StructType, rows: Mapping[str, pa.Array], **options: str) -> None:
+    made = writer(schema, **options)
+    made.commit([made.write(iter([pa.record_batch(dict(rows))]))])
+
+
+# ── what Spark sends ─────────────────────────────────────────────────────────────────────────────────────────────────
+def test_texts_with_wide_offsets_in_headers_and_causes(url: str, journal: penstock.Journal) -> None:
+    schema = StructType().add("payload", "string").add("headers", MapType(StringType(), StringType()))
+    schema.add("cause", StructType().add("id", "string").add("correlation_id", "string"))
+    cause = pa.struct([("id", WIDE), ("correlation_id", WIDE)])
+    rows = {
+        "payload": pa.array(["1", "2", "3"], WIDE),
+        "headers": pa.array([[("a", "bcd"), ("tenant", "x")], None, [("é", "")]], pa.map_(WIDE, WIDE)),
+        "cause": pa.array([{"id": "a"}, None, {"id": "b", "correlation_id": "c"}], cause),
+    }
+    write(schema, rows, url=url, topic="orders")
+    found = [
+        (event.payload, dict(event.headers), event.causation_id, event.correlation_id)
+        for event in journal.topic("orders").read()
+    ]
+    assert found == [(1, {"a": "bcd", "tenant": "x"}, "a", "a"), (2, {}, None, None), (3, {"é": ""}, "b", "c")]
+
+
+@pytest.mark.parametrize("zone", ["UTC+01:00", "Z", "PST", "Europe/Berlin"])
+def test_times_in_the_zone_of_any_session(url: str, journal: penstock.Journal, zone: str) -> None:
+    journal.queue("mail")
+    moments = pa.array([MOMENT, None], pa.timestamp("us", zone))
+    schema = StructType().add("payload", "string").add("not_before", "timestamp").add("occurred_at", "timestamp")
+    rows = {"payload": pa.array(["1", "2"]), "not_before": moments, "occurred_at": moments}
+    write(schema, rows, url=url, queue="mail")
+    first, second = journal.topic("mail").read()
+    assert first.occurred_at.timestamp() * 1_000_000 == MOMENT and second.occurred_at > first.occurred_at
+
+
+@pytest.mark.parametrize("name", ["not_before", "occurred_at"])
+@pytest.mark.parametrize("moment", [FAR, -FAR])
+def test_a_time_that_could_not_be_read_is_not_written(
+    url: str, journal: penstock.Journal, name: str, moment: int
+) -> None:
+    journal.queue("mail")
+    rows = {"payload": pa.array(["1", "2"]), name: pa.array([MOMENT, moment], pa.timestamp("us", "UTC"))}
+    with pytest.raises(ConfigError, match=f"the column '{name}' has a time outside of the years 1 to 9999 of UTC"):
+        write(StructType().add("payload", "string").add(name, "timestamp"), rows, url=url, queue="mail")
+    assert journal.topic("mail").latest == 0
+
+
+class Seen(Projection):
+    notes: list[str] = []
+
+    @on("noted")
+    def noted(self, payload: str, event: Event) -> None:
+        self.notes.append(f"{payload} {event.headers.get('by')} {event.occurred_at:%H:%M}")
+
+
+def test_a_projection_folds_wide_texts_and_times_of_any_zone() -> None:
+    moment = pa.timestamp("us", "UTC+01:00")
+    batch = pa.record_batch(
+        {
+            "key": pa.array(["a", "a", "b"], WIDE),
+            "seq": pa.array([1, 3, 2], pa.int64()),
+            "kind": pa.array(["noted"] * 3, WIDE),
+            "payload": pa.array(['"one"', '"three"', '"two"'], WIDE),
+            "headers": pa.array([[("by", "x")], [("by", "yy")], []], pa.map_(WIDE, WIDE)),
+            "occurred_at": pa.array([MOMENT] * 3, moment),
+        }
+    )
+    folded = fold_sorted(iter([batch]), Shipped(Seen), lambda key: Folded(key, Seen(notes=[])))
+    states = {one.key: one.state for one in folded}
+    assert states == {"a": Seen(notes=["one x 22:13", "three yy 22:13"]), "b": Seen(notes=["two None 22:13"])}
+
+
+class Account(Projection):
+    total: int = 0
+    mean: Decimal = Decimal(0)
+    name: str | None = None
+
+    @on("noted")
+    def noted(self, payload: int) -> None:
+        self.total += payload
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("total", 9.99, "9.99 is no whole number"),
+        ("total", 1 << 70, "too large"),
+        ("mean", Decimal(1) / Decimal(3), "data loss"),
+        ("mean", 0.5, "got float"),
+        ("name", "\ud800", "surrogates"),
+    ],
+)
+def test_a_state_that_does_not_fit_its_annotations_is_named(field: str, value: object, said: str) -> None:
+    """Arrow would cut 9.99 to 9, and say of the others neither which state nor which field."""
+    odd = Account()
+    setattr(odd, field, value)
+    with pytest.raises(ConfigError, match=f"the state of 'b' has {field}=.* does not fit .*{said}"):
+        StateRows(result_schema(Account)).batch(["a", "b", "c"], [1, 2, 3], [Account(), odd, Account()])
+
+
+def test_whole_numbers_of_other_types_fit() -> None:
+    numbers: list[Any] = [2, 2.0, Decimal(2), True]
+    made = StateRows(result_schema(Account)).batch(list("abcd"), [1, 2, 3, 4], [Account(total=n) for n in numbers])
+    assert [state["total"] for state in made.column("state").to_pylist()] == [2, 2, 2, 1]
+
+
+# ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("policy", [{"debounce": 60.0}, {"throttle": 60.0}])
+@pytest.mark.parametrize("place", ["file", "served"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_messages_without_keys_count_beside_those_that_merge(
+    url: str, journal: penstock.Journal, policy: dict[str, Any], place: str, order: int
+) -> None:
+    journal.queue("mail", max_size=5, **policy)
+
+    def shares(made: Any, count: int) -> list[Any]:
+        keyed = pa.record_batch({"key": pa.array(["k"] * 9), "payload": pa.array(["1"] * 9)})
+        bare = pa.record_batch({"key": pa.array([None] * count, pa.string()), "payload": pa.array(["1"] * count)})
+        return [made.write(iter([batch])) for batch in (keyed, bare)[::order]]
+
+    with serving(journal) as served:
+        made = writer(KEYED, url=url if place == "file" else served.url, queue="mail")
+        with pytest.raises(QueueFull, match="do not fit"):
+            made.commit(shares(made, 5))
+        assert journal.topic("mail").latest == 0
+        made.commit(shares(made, 4))
+    stats = journal.queue("mail").stats()
+    assert stats.ready + stats.delayed == 5
+
+
+def test_a_write_of_nothing_new_passes_where_a_queue_is_too_full(url: str, journal: penstock.Journal) -> None:
+    schema = StructType().add("payload", "string").add("dedup", "string")
+    rows = {"payload": pa.array(["1", "2"]), "dedup": pa.array(["a", "b"])}
+    journal.queue("mail", max_size=2)
+    write(schema, rows, url=url, queue="mail")
+    journal.queue("mail").configure(max_size=1)
+    write(schema, rows, url=url, queue="mail")
+    assert journal.topic("mail").latest == 2
+
+
+# ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def aged(folder: Path, *files: str) -> Path:
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("x")
+    long_ago = time.time() - 30 * 24 * 3600
+    os.utime(folder, (long_ago, long_ago))
+    return folder
+
+
+def test_sweeping_removes_only_what_jobs_have_left(tmp_path: Path) -> None:
+    """A staging folder that is named may have other things in it."""
+    share = f"12-{'c' * 32}"
+    others = [
+        aged(tmp_path / "photos", "one.jpg"),
+        aged(tmp_path / "empty"),
+        aged(tmp_path / ("d" * 32), share, "notes.txt"),
+    ]
+    forgotten = [
+        aged(tmp_path / ("a" * 32), share),
+        aged(tmp_path / "0b5c8d0e-3f63-4f0c-8f3a-6a3b1f0c9d11", share),
+        aged(tmp_path / ("b" * 32)),
+    ]
+    StagingFolder(str(tmp_path / "shop.db"), str(tmp_path), "e" * 32).remove()
+    assert all(folder.exists() for folder in others) and not any(folder.exists() for folder in forgotten)
+
+
+def test_a_staging_folder_that_was_named_stays(tmp_path: Path) -> None:
+    named, own = tmp_path / "shared", tmp_path / "shop.db.staging"
+    for root in (named, own):
+        root.mkdir()
+        StagingFolder(f"sqlite:{tmp_path}/shop.db", str(root), "e" * 32).remove()
+    assert named.exists() and not own.exists()
+
+
+def test_a_task_makes_its_folder_again_that_another_query_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its root is empty between the two folders that a task makes, and a query that ends removes empty roots."""
+    url = f"sqlite:{tmp_path}/shop.db"
+    folder = StagingFolder(url, f"{tmp_path}/shop.db.staging", "a" * 32)
+    other = StagingFolder(url, f"{tmp_path}/shop.db.staging", "b" * 32)
+    make, left = Path.mkdir, [1, 1]
+
+    def mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
+        make(path, *args, **kwargs)
+        if path == folder.root and left:
+            left.pop()
+            other.remove()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
+    share = folder.stage(blocks(rows), None, "0")
+    assert not left and sum(wire.count for _, wire in share.wires()) == 2
