@@ -34,16 +34,19 @@ class CopyReport(msgspec.Struct, frozen=True):
 
 def copy_store(source: Engine, store_id: str, target: Engine, progress: Progress | None = None) -> CopyReport:
     """Makes `target` hold what `source` holds; ConfigError when it holds something else already."""
-    _claim(target, store_id)
+    claim = _Claim(target, store_id)
+    claim.begin()
     tell = _Teller(0 if progress is None else source.size(), progress)  # of a bucket it takes many requests
     written = 0
     for _ in range(2):  # the second pass is short: what was written during the first
+        source.catch_up()  # a reader of a bucket may be behind what its writer has acknowledged
         with source.read() as wanted:
-            written += _bring(wanted, target, tell)
+            written += _bring(wanted, claim, tell)
             tell.rest()
             target.flush()
-            rows, size = _compare(wanted, target)
+            rows, size = _compare(wanted, claim)
     with target.write() as tx:
+        claim.check(tx)
         tx.delete(keys.COPYING)
     return CopyReport(rows, size, written)
 
@@ -56,18 +59,32 @@ def check_finished(snapshot: Snapshot, location: str | None) -> None:
         )
 
 
-def _claim(target: Engine, store_id: str) -> None:
-    mark = store_id.encode()
-    with target.read() as found:
-        claimed = found.get(keys.COPYING)
-        empty = next(found.scan(b"", END), None) is None
-    if claimed is None and not empty:
-        raise ConfigError(f"{target.location} holds a journal already: copy into a new place")
-    if claimed is not None and claimed != mark:
-        raise ConfigError(f"{target.location} is an unfinished copy of another journal than this one")
-    if claimed is None:
-        with target.write() as tx:
-            tx.put(keys.COPYING, mark)
+class _Claim:
+    """A target that is unfinished, and of one journal: only as long as it says so may a copy change it."""
+
+    def __init__(self, target: Engine, store_id: str) -> None:
+        self.target = target
+        self._mark = store_id.encode()
+
+    def begin(self) -> None:
+        """Marks an empty store; in the transaction that finds it empty, because another process may make a journal."""
+        where = self.target.location
+        with self.target.write() as tx:
+            claimed = tx.get(keys.COPYING)
+            if claimed is None:
+                if next(tx.scan(b"", END), None) is not None:
+                    raise ConfigError(f"{where} holds a journal already: copy into a new place")
+                tx.put(keys.COPYING, self._mark)
+            elif claimed != self._mark:
+                raise ConfigError(f"{where} is an unfinished copy of another journal than this one")
+
+    def check(self, snapshot: Snapshot) -> None:
+        """ConfigError when another copy has finished it: it may be in use since, and hold more than its source."""
+        if snapshot.get(keys.COPYING) != self._mark:
+            raise ConfigError(
+                f"{self.target.location} was finished by another copy of this journal while this one was under way; "
+                "it is a journal now, and this copy leaves it as it is"
+            )
 
 
 class _Teller:
@@ -88,12 +105,12 @@ class _Teller:
         self.add(0)
 
 
-def _bring(wanted: Snapshot, target: Engine, tell: _Teller) -> int:
+def _bring(wanted: Snapshot, claim: _Claim, tell: _Teller) -> int:
     """Writes what the target lacks or has otherwise, and removes what it should not have."""
     written = 0
     changes: list[tuple[bytes, bytes | None]] = []
     waiting = seen = 0
-    with target.read() as present:
+    with claim.target.read() as present:
         for key, value in _differences(_rows(wanted), _rows(present)):
             if value is _SAME:  # the very object: a row may hold the same bytes
                 seen += len(key)
@@ -101,10 +118,10 @@ def _bring(wanted: Snapshot, target: Engine, tell: _Teller) -> int:
             changes.append((key, value))
             waiting += len(key) + len(value or b"")
             if waiting >= BATCH_BYTES:
-                written += _write(target, changes)
+                written += _write(claim, changes)
                 tell.add(waiting + seen)
                 changes, waiting, seen = [], 0, 0
-    written += _write(target, changes)
+    written += _write(claim, changes)
     tell.add(waiting + seen)
     return written
 
@@ -132,9 +149,10 @@ def _rows(snapshot: Snapshot) -> Iterator[Row]:
     return (row for row in snapshot.scan(b"", END) if row[0] != keys.COPYING)
 
 
-def _write(target: Engine, changes: list[tuple[bytes, bytes | None]]) -> int:
+def _write(claim: _Claim, changes: list[tuple[bytes, bytes | None]]) -> int:
     if changes:
-        with target.write(sync=False) as tx:
+        with claim.target.write(sync=False) as tx:
+            claim.check(tx)
             for key, value in changes:
                 if value is None:
                     tx.delete(key)
@@ -143,13 +161,14 @@ def _write(target: Engine, changes: list[tuple[bytes, bytes | None]]) -> int:
     return len(changes)
 
 
-def _compare(wanted: Snapshot, target: Engine) -> tuple[int, int]:
+def _compare(wanted: Snapshot, claim: _Claim) -> tuple[int, int]:
     """Reads both again and compares every row; Corrupt when they differ."""
     rows = size = 0
-    with target.read() as present:
+    with claim.target.read() as present:
+        claim.check(present)
         for (key, value), found in _pairs(_rows(wanted), _rows(present)):
             if found != (key, value):
-                raise Corrupt(f"the copy at {target.location} differs from its source at key {key[:40]!r}")
+                raise Corrupt(f"the copy at {claim.target.location} differs from its source at key {key[:40]!r}")
             rows += 1
             size += len(key) + len(value)
     return rows, size

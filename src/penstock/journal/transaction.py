@@ -104,7 +104,11 @@ class HeldWriter:
     def flushed(self) -> Commit:
         """The same with everything appended so far written, for reading."""
         commit = self.commit()
-        commit.flush()
+        try:
+            commit.flush()
+        except BaseException as error:  # what is written of it, and what is not, cannot be told apart any more
+            self._spoiled = error
+            raise
         return commit
 
     def change(self, apply: Callable[[Commit], T]) -> T:

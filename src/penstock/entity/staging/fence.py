@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from penstock.entity.staging.holders import find_holder, hold, let_go
 from penstock.entity.staging.outbox import LocalOutbox
-from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
+from penstock.entity.staging.plan import WHOLE, Plan, Staged, ask_guards, stage
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Barrier
@@ -58,24 +58,29 @@ class Fences:
         if self._core.engine.read_only:
             raise ReadOnly("this journal was opened with read_only=True: it has nothing to fence")
         hidden = _Hidden(self, exclusive)
+        fence = Fence(self._core, hidden)  # first: when an interrupt keeps it from the caller, it is cancelled
+        try:
+            with WHOLE:
+                self._register(hidden)
+                if exclusive:
+                    self._close_to_others(hidden)
+        except BaseException:
+            fence.cancel()
+            raise
+        return fence
+
+    def _register(self, hidden: _Hidden) -> None:
         with self._lock:
-            if exclusive:
+            if hidden.exclusive:
                 if self.exclusive is not None:
                     raise FenceActive("another exclusive fence is open: commit or cancel it first")
                 self.exclusive = hidden
             self._live.add(hidden)
-        if exclusive:
-            self._close_to_others(hidden)
-        return Fence(self._core, hidden)
 
     def _close_to_others(self, hidden: _Hidden) -> None:
         """Waits until what others have handed in is committed; whatever comes after it is refused."""
         core = self._core
-        try:
-            core.writer.run(WriteRequest(partial(self._raise_barrier, hidden), relaxed=True))
-        except BaseException:
-            self.end(hidden)
-            raise
+        core.writer.run(WriteRequest(partial(self._raise_barrier, hidden), relaxed=True))
         with self._lock:
             if self.exclusive is hidden:
                 core.guards = [self.refuse, *core.guards]
@@ -264,6 +269,10 @@ class Fence:
         When the journal refuses (a Conflict, say), nothing is written, the fence is cancelled and every ticket raises
         the same error.
         """
+        with WHOLE:
+            return self._commit()
+
+    def _commit(self) -> list[Receipt]:
         hidden, core = self._hidden, self._core
         with hidden.lock:
             hidden.check_open()
@@ -288,7 +297,8 @@ class Fence:
 
     def cancel(self) -> None:
         """Discards everything submitted, for good; a fence that has ended already stays as it is."""
-        self._hidden.cancel()
+        with WHOLE:
+            self._hidden.cancel()
 
     def __enter__(self) -> Fence:
         self._hidden.check_open()
@@ -300,7 +310,8 @@ class Fence:
         if kind is None:
             self.commit()
         else:
-            self._hidden.cancel("the fence's block raised an exception")
+            with WHOLE:
+                self._hidden.cancel("the fence's block raised an exception")
 
     def _check(self, staged: Sequence[Staged], before: int) -> None:
         """What is wrong with a draft is said when it is submitted, not when the fence commits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from penstock.entity.staging.plan import Plan, Staged, ask_guards, stage
+from penstock.entity.staging.plan import WHOLE, Plan, Staged, ask_guards, stage
 from penstock.events import Receipt
 from penstock.journal.commit.request import WriteRequest
 from penstock.surface.outbox import Outbox
@@ -43,8 +43,9 @@ class LocalOutbox(Outbox):
         if not self._staged:
             return []
         plan = self._plan()
-        receipts = self._core.writer.run(WriteRequest(plan.apply, plan.size))
-        self._staged.clear()
+        with WHOLE:  # what is committed must not be staged still: a second flush would append it again
+            receipts = self._core.writer.run(WriteRequest(plan.apply, plan.size))
+            self._staged.clear()
         return receipts
 
     def submit(self) -> Ticket[list[Receipt]]:

@@ -17,12 +17,17 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch, make_draft, prepare
+from penstock.journal.commit.writer import Writer
+from penstock.journal.interrupts import Shield, is_inside
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
     from penstock.journal.core import Guard, JournalCore
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
+
+WHOLE = Shield(lambda frame: not is_inside(frame, (Writer._park.__code__,)))
+"""A block whose outcome its caller knows: an interrupt comes while it waits for its turn to commit, or after it."""
 
 Staged = tuple[str, Draft]
 """A topic's name and a draft for it."""

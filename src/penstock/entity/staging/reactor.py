@@ -19,12 +19,19 @@ from penstock.events import Draft, Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.cursors import move_cursor, read_cursor
+from penstock.journal.log import read_view
+from penstock.journal.reading import EVERYTHING
+from penstock.journal.storage.keys import MAX_SEQ
 from penstock.journal.worker import TopicWorker
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
     from penstock.entity.staging.fence import Fences
     from penstock.journal.log import TopicLog
+    from penstock.journal.reading import TopicView
+
+FENCE_PAUSE = 0.1
+"""Seconds between two tries to append while an exclusive fence is open."""
 
 Reaction = Callable[[Event], Any]
 """Gives a draft, several, or None; or an awaitable of these."""
@@ -53,15 +60,24 @@ class Reactor(TopicWorker):
         signal = hub.signal(log.name)
         while not self._stopping.is_set():
             seen = signal.version
-            self._number = log.ask(lambda view: view.number, 0)
-            start = log.cursor(self._consumer)
-            events = list(log.read(start or 0, self._batch))
+            start: int | None = None
+            events: list[Event] = []
+            self._number, start, events = log.ask(self._cursor_and_inputs, (0, start, events))
             if events:
                 self._handle_from(start, events)
                 continue
             with hub:
                 # The wait is for other processes' sake bounded; commits of this one signal at once.
                 signal.wait(seen, max(self._idle, 0.05))
+
+    def _cursor_and_inputs(self, view: TopicView) -> tuple[int, int | None, list[Event]]:
+        """Which topic it is, the cursor, if there is one, and what follows it: of one moment.
+
+        Another reactor of this name may move the cursor, and compaction follow it: then its old place is gone.
+        """
+        start = read_cursor(view.snap, view.number, self._consumer)
+        found = read_view(view, start or 0, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False)
+        return view.number, start, list(found)
 
     def _handle_from(self, start: int | None, events: list[Event]) -> None:
         """Reacts to events; when the handler fails, what it returned before that is kept."""
@@ -141,7 +157,10 @@ class Reactor(TopicWorker):
 
     def _outwait_fence(self) -> bool:
         """Waits for a while until no exclusive fence is open; False when the reactor was stopped meanwhile."""
-        self._fences.wait(0.1)
+        if self._fences.exclusive is None:  # another process's: no word comes of its end, each look is a commit
+            self._stopping.wait(FENCE_PAUSE)
+        else:
+            self._fences.wait(FENCE_PAUSE)
         return not self._stopping.is_set()
 
 

@@ -208,6 +208,8 @@ class Catalog:
     def forget(self) -> None:
         """Everything cached may be wrong: another process wrote, or a commit failed."""
         self.heads.clear()
+        if self.find_fence is not None and self.barrier is None:
+            self.barrier = self.elsewhere  # so that the next append looks: the removal of a fence may have failed
         self.epoch += 1
         self.reshaped += 1
         self.exchanged += 1

@@ -151,7 +151,9 @@ class Commit:
         """Whether an exclusive fence keeps other callers from appending."""
         barrier = self.catalog.barrier
         if barrier is self.catalog.elsewhere:  # its process may have died without a word
+            before = self.tx.writes
             self.catalog.refresh_barrier(self.tx)
+            self.gathered -= self.tx.writes - before  # what dead ones left may go, whatever becomes of the operation
             barrier = self.catalog.barrier
         return barrier is not None and not barrier.passing
 

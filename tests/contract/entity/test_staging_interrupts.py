@@ -1,0 +1,99 @@
+"""A signal at every line of outboxes and fences: what is committed is told so, and no fence stays without an owner."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from journals import on
+
+from journal import test_interrupts_everywhere as lines
+from penstock import Journal
+from penstock.ticket import Ticket
+
+
+class Stopped(Exception):
+    """What the program's own handler raises."""
+
+
+class Interrupter(lines.Interrupter):
+    """Leaves out what a fence's finalizer does: Python drops what is raised there."""
+
+    def _count(self, frame: FrameType) -> None:
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code is weakref.finalize.__call__.__code__:
+                return
+            above = above.f_back
+        super()._count(frame)
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGINT, stop)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def flush(journal: Journal, tell: Callable[[Any], None]) -> None:
+    outbox = journal.outbox()
+    tell(outbox)
+    outbox.stage("t", "in")
+    outbox.stage("u", "in", cause=0)
+    outbox.flush()
+
+
+def commit_exclusive(journal: Journal, tell: Callable[[Any], None]) -> None:
+    fence = journal.fence()
+    tell(fence.submit("t", "in"))
+    fence.submit("u", "in")
+    fence.commit()
+
+
+def commit_shared(journal: Journal, tell: Callable[[Any], None]) -> None:
+    with journal.fence(exclusive=False) as fence:
+        tell(fence.submit("t", "in"))
+        fence.submit("u", "in")
+
+
+@on("memory", "sqlite")
+@pytest.mark.parametrize("work", [flush, commit_exclusive, commit_shared])
+def test_a_signal_at_any_line_leaves_no_fence_open_and_nothing_to_be_written_twice(
+    journal: Any, work: Callable[..., None], handler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "FOLDERS", (str(lines.SOURCE / "entity/staging"), str(lines.SOURCE / "ticket.py")))
+    monkeypatch.setattr(lines, "FILES", ())
+    work(journal, lambda told: None)
+    total, at = 1, 0
+    while True:
+        at += 1
+        told: list[Any] = []
+        interrupter = Interrupter(at, signal.SIGINT)
+        sys.settrace(interrupter)
+        try:
+            work(journal, told.append)
+        except Stopped:
+            pass
+        finally:
+            sys.settrace(None)
+        where, now = interrupter.where, journal.topic("t").latest
+        if not where:
+            break
+        assert now in (total, total + 1) and journal.topic("u").latest == now, where
+        for one in told:
+            if isinstance(one, Ticket):
+                assert one.done() and (one.exception() is None) == (now > total), where
+            else:
+                assert now == total or len(one) == 0, where
+        assert journal._entities.fences.exclusive is None and not journal._entities.fences._live, where
+        journal.topic("v").append("in")  # refused while a fence is open
+        total = now
+    assert at > 30
