@@ -174,6 +174,7 @@ def test_what_cannot_be_deleted_is_counted_and_stays_for_the_next_time(memory: O
 
 def test_a_dry_run_only_counts(memory: ObjectStore):
     batch_at(memory, 1)
+    Buffer(memory).consumer().close()
     outcome = collect(memory, PLACE, now_ms=NOW, grace_ms=0, dry_run=True)
     assert (outcome.deleted, len(there(memory))) == (1, 1)
 

@@ -15,10 +15,10 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ClosedPoolError, ConnectTimeoutError, HTTPError, NewConnectionError, TimeoutError
 
-from penstock.errors import Closed, ConfigError, StorageError
+from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.names import shown_url, split_url
 from penstock.protocol.operation import JSON, Operation
-from penstock.protocol.problems import error_of, error_of_problem, read_problem
+from penstock.protocol.problems import error_of_problem, read_problem
 
 A = TypeVar("A")
 
@@ -28,6 +28,9 @@ KEPT = 64
 """Idle connections kept."""
 
 _encode = msgspec.json.Encoder().encode
+
+_UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises when an answer is not of the expected shape."""
 
 
 class _Waits:
@@ -113,6 +116,8 @@ class Client:
         self._headers = {"User-Agent": "penstock", "Accept": JSON}
         self.token = token or os.environ.get("PENSTOCK_TOKEN") or None
         if self.token:
+            if not self.token.isascii() or not self.token.isprintable():  # http.client would refuse it, and show it
+                raise ConfigError("the token has a character that no token has: perhaps a newline at its end")
             self._headers["Authorization"] = f"Bearer {self.token}"
         pool = _SecurePool if parts.scheme == "https" else _PlainPool
         try:
@@ -155,21 +160,25 @@ class Client:
     ) -> A:
         """An operation's answer; the error it stands for when it is a problem. `wait`: how long the server may take."""
         status, data = self._exchange(operation, names, query, body, wait)
-        if status >= 400:
-            raise error_of(status, data)
-        return operation.answer_decoder.decode(data)
+        if status >= 300:
+            raise self._refusal(operation.method, status, data)
+        try:
+            return operation.answer_decoder.decode(data)
+        except _UNDECODED as error:
+            raise self._foreign(operation.method, status, data, error) from error
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
         """The answer to a look-up; None when the server says that there is no such thing."""
         status, data = self._exchange(operation, names, None, None, 0.0)
-        if status < 400:
+        if status >= 300:
+            problem = read_problem(status, data)
+            if problem is not None and problem.error == operation.missing:
+                return None
+            raise self._refusal(operation.method, status, data)
+        try:
             return operation.answer_decoder.decode(data)
-        problem = read_problem(status, data)
-        if problem is None:
-            raise error_of(status, data)
-        if problem.error == operation.missing:
-            return None
-        raise error_of_problem(status, problem)
+        except _UNDECODED as error:
+            raise self._foreign(operation.method, status, data, error) from error
 
     def _exchange(
         self, operation: Operation[Any], names: tuple[str, ...], query: msgspec.Struct | None, body: Any, wait: float
@@ -220,12 +229,16 @@ class Client:
             answer = self._pool.urlopen(
                 operation.method, target, headers=sent, timeout=patience, redirect=False, preload_content=False
             )
-            if answer.status >= 400:
+            if answer.status >= 300:
                 data = answer.read()
                 answer.release_conn()
-                raise error_of(answer.status, data)
+                raise self._refusal(operation.method, answer.status, data)
         except HTTPError as error:
             raise self.broken(operation.method, error) from error
+        media = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if media != accept:
+            answer.close()
+            raise self._foreign(operation.method, answer.status, b"", f"{media or 'no type'}, not {accept}")
         return answer
 
     def download(
@@ -268,6 +281,27 @@ class Client:
         if method != "GET" and not isinstance(error, NewConnectionError | ConnectTimeoutError):
             what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
         return StorageError(what, retryable=True)
+
+    def _refusal(self, method: str, status: int, data: bytes) -> PenstockError:
+        """The error of an answer that is none: a problem's, or that of something between here and the server."""
+        problem = read_problem(status, data)
+        if problem is not None and problem.error:
+            return error_of_problem(status, problem)
+        if status < 400:
+            return self._foreign(method, status, data, "a redirection: give the url it leads to")
+        return StorageError(
+            f"{self.url} answered {status}, and not as a penstock server does: {data[:200]!r}",
+            retryable=status in (429, 502, 503, 504),
+        )
+
+    def _foreign(self, method: str, status: int, data: bytes, why: object) -> StorageError:
+        """The error of an answer that no server of ours gave, such as a proxy's login page."""
+        what = f"{self.url} answered {status}, and not as a penstock server does ({why})"
+        if data:
+            what += f": {data[:200]!r}"
+        if method != "GET" and status < 300:
+            what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
+        return StorageError(what)
 
 
 def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock.buffer.format import Manifest, parse_manifest
 from penstock.buffer.naming import BufferPaths, batch_time_ms
 from penstock.buffer.store import ObjectStore
-from penstock.errors import Fenced, PenstockError
+from penstock.errors import Fenced
 
 log = logging.getLogger("penstock.buffer")
 
@@ -55,7 +55,9 @@ def collect(
         return sorted(path for path, time in batches.items() if path not in named and time < horizon) or None
 
     if decide is None or dry_run:
-        doomed = doomed_by(parse_manifest(store.get(place.manifest)))
+        found = store.get(place.manifest)
+        # Where there is no manifest its name was mistyped, perhaps, and the objects are those of another one.
+        doomed = None if found is None else doomed_by(parse_manifest(found))
     else:
         doomed = decide(doomed_by)
     if dry_run:
@@ -104,5 +106,5 @@ class Collector:
                 self._collect()
             except Fenced:
                 return
-            except PenstockError as error:
+            except Exception as error:  # whatever it was: the thread must not end unseen
                 log.warning("garbage collection failed; trying again in %g s: %s", self._interval, error)

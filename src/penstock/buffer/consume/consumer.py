@@ -22,7 +22,7 @@ from penstock.buffer.format.manifest import Manifest
 from penstock.buffer.naming import place, shard_place
 from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
-from penstock.errors import Closed, ConfigError, Corrupt, OutOfOrder
+from penstock.errors import Closed, ConfigError, Corrupt, OutOfOrder, StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.observe.metrics import REGISTRY, Registry
 
@@ -82,8 +82,8 @@ class Consumer:
         self._closed = False
         self._run: ConsumerRun | None = None
         self._pid = os.getpid()
-        if after is not None and (there := self._manifest.load_owned().next_sequence) > 0:
-            self._manifest.dequeue(min(after, there - 1))
+        if after is not None and self._manifest.load_owned().next_sequence > 0:
+            self._manifest.dequeue(after)
         self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
         if self._collector is not None:
             self._collector.start()
@@ -143,7 +143,13 @@ class Consumer:
 
     def fetch(self, descriptor: Descriptor) -> Batch:
         """Fetches a descriptor's batch, as the fetcher does, and keeps the lag measured."""
-        batch = self._fetcher.fetch(descriptor)
+        try:
+            batch = self._fetcher.fetch(descriptor)
+        except StorageError as error:
+            with self._lock:
+                if not error.retryable and not self._closed:
+                    self._manifest.load_owned()  # it may be gone because the consumer that took over is done with it
+            raise
         with self._lock:
             self._fetched = max(descriptor.sequence, -1 if self._fetched is None else self._fetched)
         if batch.metadata:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from penstock.buffer.consume.batch import Batch
@@ -144,7 +144,9 @@ def _drafts_of(kind: str) -> Callable[[bytes, Metadata | None], Draft]:
 
 
 def _fields(metadata: Metadata) -> dict[str, Any]:
-    fields: dict[str, Any] = {"occurred_at": from_ms(metadata.ingested_at_ms)}
+    fields: dict[str, Any] = {}
+    with suppress(OverflowError):  # another writer's time that no calendar has: the event has the time it is appended
+        fields["occurred_at"] = from_ms(metadata.ingested_at_ms)
     if metadata.payload:
         try:
             fields["headers"] = {"metadata": metadata.payload.decode()}

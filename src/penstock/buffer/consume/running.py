@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from penstock.buffer.backoff import Backoff
 from penstock.buffer.consume.batch import Batch
 from penstock.buffer.format.descriptor import Descriptor
-from penstock.errors import ConfigError, Corrupt, Fenced, StorageError
+from penstock.errors import ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 
 if TYPE_CHECKING:
     from penstock.buffer.consume.consumer import Consumer
@@ -106,9 +106,9 @@ class ConsumerRun:
             threading.Thread(target=self._guarded, args=(self._fetch_loop,), name=f"penstock-fetch-{n}", daemon=True)
             for n in range(self._concurrency)
         ]
-        for thread in (reader, acker, *fetchers):
-            thread.start()
         try:
+            for thread in (acker, *fetchers, reader):
+                thread.start()
             if self._ordered:
                 self._hand_over_in_order()
             else:
@@ -117,11 +117,13 @@ class ConsumerRun:
             self._fail(error)
         self.stop()
         for thread in (reader, *fetchers):
-            thread.join()
+            if thread.ident is not None:  # one that could not be started is none to wait for
+                thread.join()
         with self._lock:
             self._handled = True
             self._ackable.notify()
-        acker.join()
+        if acker.ident is not None:
+            acker.join()
         if self._trouble is not None:
             raise self._trouble
         return RunReport(self._batches, self._entries, self._consumer.acked, self._fenced)
@@ -277,8 +279,7 @@ class ConsumerRun:
         not_before = 0.0
         while (frontier := self._frontier_to_ack(not_before, refused=failures > 0)) is not None:
             try:
-                if self._consumer.acked is None or self._consumer.acked < frontier:  # the handler may have done it
-                    self._consumer.ack_through(frontier)
+                self._ack_through(frontier)
             except StorageError as error:
                 failures += 1
                 if not error.retryable or (self._handled and failures > _LAST_ACK_TRIES):
@@ -288,6 +289,13 @@ class ConsumerRun:
                 failures = 0
                 self._acked = frontier
                 not_before = monotonic() + self._ack_interval
+
+    def _ack_through(self, frontier: int) -> None:
+        try:
+            self._consumer.ack_through(frontier)
+        except OutOfOrder:
+            if self._consumer.acked is None or self._consumer.acked < frontier:  # else a handler did it, just now even
+                raise
 
     def _frontier_to_ack(self, not_before: float, *, refused: bool) -> int | None:
         """Waits until there is something to acknowledge; None when there never will be.

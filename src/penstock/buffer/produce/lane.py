@@ -51,10 +51,9 @@ class Lane:
     def start(self) -> None:
         """Starts the thread that writes the manifest, if it is not running (the lock is held)."""
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"penstock-manifest {self.place.manifest}", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"penstock-manifest {self.place.manifest}", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: where one cannot start, the next call tries again
 
     def join(self, timeout: float) -> None:
         if self._thread is not None:

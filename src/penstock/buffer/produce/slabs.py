@@ -38,14 +38,26 @@ class Slabs:
     def give_back(self, slab: memoryview) -> None:
         """Takes memory that no reader looks at any more."""
         with self._lock:
-            if self._free_bytes + len(slab) <= self._most_bytes:
-                self._free.append(slab)
-                self._free_bytes += len(slab)
+            self._keep(slab)
+
+    def _keep(self, slab: memoryview) -> None:
+        if self._free_bytes + len(slab) <= self._most_bytes:
+            self._free.append(slab)
+            self._free_bytes += len(slab)
+
+    def _come_back(self, slab: memoryview) -> None:
+        """As `give_back`, called wherever the last view goes: by the garbage collector even amid `allocate`, in the
+        thread that holds the lock. So nothing is waited for; a slab that comes at such a moment is left to it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._keep(slab)
+            finally:
+                self._lock.release()
 
     def lend(self, slab: memoryview, size: int) -> memoryview:
         """The first `size` bytes to look at; the slab comes back by itself when the last view of them is gone."""
         lent = np.frombuffer(slab, np.uint8, size)  # an object that views keep alive and that can be watched
-        weakref.finalize(lent, self.give_back, slab).atexit = False
+        weakref.finalize(lent, self._come_back, slab).atexit = False
         return memoryview(lent).toreadonly()
 
     @property

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 
 from penstock.buffer.counters import BufferCounters
@@ -102,6 +103,10 @@ class UploadPipeline:
                 self._wait_for_room(timeout)
             if self.closing:
                 raise Closed("the producer is closed")
+            if self._timer is None:
+                self._start()
+            for share in shares:  # where a thread cannot start, the call fails and nothing of it was taken
+                share[0].start()
             for lane, encoded, count, call in shares:
                 filling = lane.filling
                 if filling.size + len(encoded) > MAX_BATCH_BYTES:
@@ -147,7 +152,6 @@ class UploadPipeline:
         lane.filling = Filling(self.slabs, batch.size + batch.size // len(batch.calls) + FOOTER_SIZE)
         lane.queue.append(batch)
         lane.sealed += 1
-        lane.start()
         if not self._waiting and self._fits(batch):
             self._launch(lane, batch)
         else:
@@ -164,12 +168,10 @@ class UploadPipeline:
         self._in_flight += 1
         self._in_flight_bytes += batch.size
         self._to_upload.append((lane, batch))
-        if self._idle == 0 and len(self._workers) < self._uploads:
-            worker = threading.Thread(
-                target=self._upload_loop, name=f"penstock-upload-{len(self._workers)}", daemon=True
-            )
-            self._workers.append(worker)
-            worker.start()
+        # Not `_idle == 0`: those that were notified just now, for the batches before this one, still count as idle.
+        if len(self._to_upload) > self._idle and len(self._workers) < self._uploads:
+            with suppress(RuntimeError):  # no more threads: those there are upload it in their turn
+                self._start_worker()
         else:
             self._work.notify()
 
@@ -202,13 +204,23 @@ class UploadPipeline:
                 lane, batch = self._to_upload.popleft()
             lane.upload(batch)
 
+    def _start(self) -> None:
+        """Starts the first uploading thread and the timer (the lock is held); after a failure it is called again."""
+        if not self._workers:
+            self._start_worker()
+        timer = threading.Thread(target=self._timer_loop, name="penstock-flush", daemon=True)
+        timer.start()
+        self._timer = timer
+
+    def _start_worker(self) -> None:
+        name = f"penstock-upload-{len(self._workers)}"
+        worker = threading.Thread(target=self._upload_loop, name=name, daemon=True)
+        worker.start()
+        self._workers.append(worker)
+
     def _arm(self, due_at: float) -> None:
         self._next_tick = due_at
-        if self._timer is None:
-            self._timer = threading.Thread(target=self._timer_loop, name="penstock-flush", daemon=True)
-            self._timer.start()
-        else:
-            self._tick.notify()
+        self._tick.notify()
 
     def _timer_loop(self) -> None:
         with self.lock:

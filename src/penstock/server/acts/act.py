@@ -94,6 +94,8 @@ class ActCall:
             return msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"the {name} is no JSON: {error}") from error
+        except RecursionError:
+            raise ConfigError(f"the {name} is nested too deeply") from None
 
     # ── what they name ───────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str = "topic") -> LocalTopic:
