@@ -19,7 +19,7 @@ from penstock.buffer.naming import BufferPaths
 from penstock.buffer.produce.slabs import Slabs
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
-from penstock.errors import Fenced, OutOfOrder, StorageError
+from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError
 from penstock.observe.metrics import Registry
 
 from .conftest import Buffer
@@ -229,3 +229,13 @@ def test_memory_that_comes_back_while_memory_is_taken_is_not_waited_for() -> Non
     dropping.join(SOON)
     assert not dropping.is_alive()
     assert len(slabs.allocate(1000)) >= 1000
+
+
+def test_a_manifest_of_ones_own_needs_a_prefix_of_its_own(memory: ObjectStore) -> None:
+    """A collector takes batches under its prefix that its manifest does not name for waste."""
+    for make in (Producer, Consumer):
+        with pytest.raises(ConfigError, match="would delete each other's batches"):
+            make(memory, manifest="a/manifest")
+    with Producer(memory, manifest="a/manifest", prefix="a", metrics=Registry()) as producer:
+        producer.produce([b"x"]).result(SOON)
+    assert [path for path, _ in memory.sizes() if path.startswith("ingest/")] == []

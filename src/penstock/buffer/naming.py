@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 
 from penstock.buffer.store import check_path
 from penstock.errors import ConfigError
+from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 
 _SUFFIX = ".batch"
 _ULID_LENGTH = 26
@@ -30,8 +31,18 @@ class BufferPaths(NamedTuple):
         return f"{self.prefix}/{ULID.from_timestamp(now_ms)}{_SUFFIX}"
 
 
-def place(manifest: str, prefix: str) -> BufferPaths:
-    """Checks the two paths."""
+def place(manifest: str, prefix: str | None) -> BufferPaths:
+    """Checks the two paths; a manifest that is not the usual one needs a prefix that is said.
+
+    A collector knows its own manifest's batches, and takes all others under its prefix for waste.
+    """
+    if prefix is None:
+        if manifest != BUFFER_MANIFEST:
+            raise ConfigError(
+                f"with the manifest {manifest!r} name the prefix of its batches as well (prefix=…), one of its own: "
+                f"buffers that share {BUFFER_PREFIX!r} would delete each other's batches"
+            )
+        prefix = BUFFER_PREFIX
     return BufferPaths(check_path(manifest, "manifest"), check_path(prefix.rstrip("/"), "prefix"))
 
 

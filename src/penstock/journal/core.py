@@ -106,6 +106,7 @@ class JournalCore:
             value = snap.get(keys.STORE)
         if value is None and not self.engine.read_only:
             with interrupts.Shield(interrupts.always), self.engine.write() as tx:
+                check_finished(tx, self.engine.location)  # again: a copy may have begun here meanwhile
                 value = tx.get(keys.STORE)
                 if value is None:
                     value = msgspec.msgpack.encode(StoreRecord(FORMAT, str(uuid.uuid4()), self.clock.now_ms()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ from penstock.journal.storage import keys
 from penstock.names import check_limit, check_position
 
 if TYPE_CHECKING:
+    from penstock.documents.conditions import Where
     from penstock.journal.commit.exclusive import Exclusive
     from penstock.journal.core import JournalCore
 
@@ -146,6 +148,7 @@ class HeldWriter:
         scope: str | None = None,
         since: Any = None,
         reverse: bool = False,
+        where: Where | str | None = None,
     ) -> Iterator[Event]:
         check_position(after, "after")
         check_limit(limit)
@@ -155,7 +158,12 @@ class HeldWriter:
         if view is None or limit == 0:
             return iter(())
         lookup = None if key is None else self.core.index.lookup_within(topic)
-        return read_view(view, after, limit, last, wanted, since_ms, reverse, lookup)
+        if where is None:
+            return read_view(view, after, limit, last, wanted, since_ms, reverse, lookup)
+        from penstock.documents.conditions import Where
+
+        chosen = where if isinstance(where, Where) else Where(where)
+        return islice(filter(chosen, read_view(view, after, None, last, wanted, since_ms, reverse, lookup)), limit)
 
     def _check_thread(self, exclusive: Exclusive) -> None:
         if exclusive.thread != threading.get_ident():

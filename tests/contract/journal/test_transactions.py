@@ -256,3 +256,10 @@ def test_a_read_only_journal_has_no_transactions(place: Place) -> None:
     journal = place.open(read_only=True)
     with pytest.raises(ReadOnly), journal.transaction():
         pass
+
+
+def test_a_transaction_reads_by_a_condition_too(journal: Journal) -> None:
+    with journal.transaction() as tx:
+        for number in range(6):
+            tx.append("orders", "k", {"n": number})
+        assert [event.payload["n"] for event in tx.read("orders", where="payload.n > 1", limit=2)] == [2, 3]

@@ -151,13 +151,13 @@ def test_real_time_works_without_an_injected_clock(place: Place) -> None:
     start = time.monotonic()
     queue.push("delayed", delay=0.15)
     with queue.take(wait=DEADLINE, lease=60) as delayed:  # type: ignore[union-attr]
-        assert delayed.payload == "delayed" and 0.15 <= time.monotonic() - start < DEADLINE
+        assert delayed.payload == "delayed" and 0.14 <= time.monotonic() - start < DEADLINE
     queue.push("now")
     start = time.monotonic()
     assert queue.take().payload == "now"  # type: ignore[union-attr]
     again = queue.take(wait=DEADLINE, lease=60)
     assert again is not None and (again.payload, again.attempt) == ("now", 2)
-    assert 0.2 <= time.monotonic() - start < DEADLINE
+    assert 0.19 <= time.monotonic() - start < DEADLINE  # the journal's clock counts milliseconds
 
 
 @on("memory", "sqlite")

@@ -23,7 +23,7 @@ from penstock.buffer.naming import place, shard_place
 from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, OutOfOrder, StorageError
-from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.metrics import REGISTRY, Registry
 
 #: Acknowledgements between manifest writes.
@@ -52,7 +52,7 @@ class Consumer:
         *,
         after: int | None = None,
         manifest: str = BUFFER_MANIFEST,
-        prefix: str = BUFFER_PREFIX,
+        prefix: str | None = None,
         gc_interval: Seconds | None = 300,
         gc_grace: Seconds = 600,
         clock: Clock | None = None,

@@ -18,7 +18,7 @@ from penstock.buffer.produce.uploads import UploadPipeline
 from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import ConfigError, StorageError, Unflushed
-from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_whole
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.ticket import wake
@@ -49,7 +49,7 @@ class Producer:
         url: str | ObjectStore,
         *,
         manifest: str = BUFFER_MANIFEST,
-        prefix: str = BUFFER_PREFIX,
+        prefix: str | None = None,
         flush_interval: Seconds = 0.1,
         flush_bytes: int = 64 << 20,
         max_buffered: int = 1000,

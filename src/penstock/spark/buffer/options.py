@@ -16,7 +16,7 @@ from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
 from penstock.buffer.naming import BufferPaths, place, shard_place
 from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.errors import ConfigError
-from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_consumer, shown_url
 from penstock.spark.source.options import SPARK_OPTIONS
 from penstock.spark.source.values import number, switch
@@ -153,7 +153,7 @@ def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tu
     if unknown:
         raise ConfigError(f"a penstock-buffer {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
     shards = number(given, "shards") or 1
-    whole = place(given.get("manifest", BUFFER_MANIFEST), given.get("prefix", BUFFER_PREFIX))
+    whole = place(given.get("manifest", BUFFER_MANIFEST), given.get("prefix"))
     where = {
         "url": given["url"],
         "places": tuple(shard_place(whole, shard, shards) for shard in range(shards)),

@@ -61,7 +61,9 @@ def in_store(function: F) -> F:
     return function
 
 
-with_prefix = click.option("--prefix", default=BUFFER_PREFIX, help="where the batches are in the store")
+with_prefix = click.option(
+    "--prefix", help=f"where the batches are in the store; needed with --manifest  [default: {BUFFER_PREFIX}]"
+)
 with_shards = click.option("--shards", type=click.IntRange(1), default=1, help="how many manifests the buffer has")
 with_shard = click.option("--shard", type=click.IntRange(0), default=0, help="which of them, from 0")
 with_null = click.option("--null", "-0", is_flag=True, help="entries end with a zero byte instead of a newline")
@@ -151,7 +153,7 @@ def produce(
     url: str,
     manifest: str,
     options: Any,
-    prefix: str,
+    prefix: str | None,
     metadata: str,
     compression: Literal["none", "zstd"],
     null: bool,
@@ -193,7 +195,7 @@ def consume(
     url: str,
     manifest: str,
     options: Any,
-    prefix: str,
+    prefix: str | None,
     shards: int,
     shard: int,
     follow: bool,
@@ -257,7 +259,7 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 @with_shards
 @click.option("--grace", type=click.FloatRange(0), default=600, help="seconds a batch is kept at least")
 @click.option("--dry-run", is_flag=True, help="only say how many would go")
-def gc(url: str, manifest: str, options: object, prefix: str, shards: int, grace: float, dry_run: bool) -> None:
+def gc(url: str, manifest: str, options: object, prefix: str | None, shards: int, grace: float, dry_run: bool) -> None:
     """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
     from penstock.buffer.consume.collector import collect
     from penstock.clock import SystemClock
@@ -288,7 +290,7 @@ def _manifest(store: ObjectStore, where: BufferPaths) -> Manifest:
     return parse_manifest(store.get(where.manifest))
 
 
-def _place(manifest: str, prefix: str, shard: int, shards: int) -> BufferPaths:
+def _place(manifest: str, prefix: str | None, shard: int, shards: int) -> BufferPaths:
     from penstock.buffer.naming import place, shard_place
 
     return shard_place(place(manifest, prefix), shard, shards)
