@@ -89,27 +89,22 @@ logger.task.name = org.apache.spark.sql.execution.datasources.v2.DataWritingSpar
 logger.task.level = off
 logger.files.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
 logger.files.level = off
-logger.util.name = org.apache.spark.util.Utils
-logger.util.level = error
-logger.util.filter.abort.type = RegexFilter
-logger.util.filter.abort.regex = Aborting task.*
-logger.util.filter.abort.onMatch = DENY
-logger.util.filter.abort.onMismatch = NEUTRAL
-# A task that ends just after its session was stopped has no session to report to.
-logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
-logger.scheduler.level = error
-logger.scheduler.filter.late.type = RegexFilter
-logger.scheduler.filter.late.regex = Exception in statusUpdate.*
-logger.scheduler.filter.late.onMatch = DENY
-logger.scheduler.filter.late.onMismatch = NEUTRAL
-# Likewise one whose session was stopped has lost its blocks; where a listener fails for a reason, so does its task.
-logger.context.name = org.apache.spark.TaskContextImpl
-logger.context.level = error
-logger.context.filter.late.type = RegexFilter
-logger.context.filter.late.regex = Error in TaskCompletionListener.*
-logger.context.filter.late.onMatch = DENY
-logger.context.filter.late.onMismatch = NEUTRAL
 """
+_UNHEARD = {
+    "org.apache.spark.util.Utils": "Aborting task.*",
+    # A task that ends just after its session was stopped has no session to report to, and has lost its blocks; where a
+    # listener fails for a reason, so does its task.
+    "org.apache.spark.scheduler.TaskSchedulerImpl": "Exception in statusUpdate.*",
+    "org.apache.spark.TaskContextImpl": "Error in TaskCompletionListener.*",
+    "org.apache.spark.executor.Executor": "Exception in task.*Block broadcast_[0-9]+ does not exist.*",
+}
+"""What is not shown of what a class of Spark's says."""
+_QUIET_LOG += "".join(
+    f"logger.u{number}.name = {name}\nlogger.u{number}.level = error\nlogger.u{number}.filter.late.type = RegexFilter\n"
+    f"logger.u{number}.filter.late.regex = {regex}\nlogger.u{number}.filter.late.onMatch = DENY\n"
+    f"logger.u{number}.filter.late.onMismatch = NEUTRAL\n"
+    for number, (name, regex) in enumerate(_UNHEARD.items())
+)
 
 _STREAM_SERVER = "pyspark.sql.streaming.python_streaming_source_runner"
 _EXIT_SECONDS = 20.0
