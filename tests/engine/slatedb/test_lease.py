@@ -10,7 +10,7 @@ import pytest
 
 from buffer.faults import FaultyStore
 from penstock.buffer.store import open_store
-from penstock.buffer.store.contract import Stored
+from penstock.buffer.store.contract import Stored, Version
 from penstock.engine.slatedb import lease as module
 from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
 from penstock.errors import Corrupt, Fenced, Locked
@@ -258,3 +258,25 @@ def test_a_standby_prepares_when_it_begins_to_wait_and_when_the_holder_is_late(w
     assert prepared[0] == 0.0 and len(prepared) == 2
     assert killed + TERM * module.LATE_AT <= prepared[1] < world.now - 1000.0
     assert world.now - 1000.0 >= killed + TERM, "however prepared it is, it waits a whole term"
+
+
+def test_another_thread_of_the_process_does_not_take_a_lease_that_is_just_being_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known as this process's own before the store has it: else it looks like one that was left behind."""
+    first, second = (WriterLease(world.store, "s3://b/shop", TERM, sleep=world.sleep) for _ in range(2))
+    put = world.store.put_if
+
+    def put_and_look(path: str, data: bytes, version: Version | None) -> Version:
+        done = put(path, data, version)
+        monkeypatch.undo()
+        with pytest.raises(Locked):
+            take(second)
+        return done
+
+    monkeypatch.setattr(world.store, "put_if", put_and_look)
+    take(first)
+    assert world.record().owner == first._record.owner
+    first.release()
+    assert take(second).epoch == 2
+    second.release()

@@ -135,6 +135,15 @@ class WriterLease:
 
         `meanwhile` is called, and must return at once, when a wait begins and when its holder is late in renewing.
         """
+        # Before the first put: another thread of this process that waits would take it for a lease left behind.
+        _held_here.add(self._record.owner)
+        try:
+            self._take(takeover, standby, timeout, meanwhile)
+        except BaseException:
+            _held_here.discard(self._record.owner)
+            raise
+
+    def _take(self, takeover: bool, standby: bool, timeout: float, meanwhile: Callable[[], object]) -> None:
         deadline = self._clock() + timeout
         seen: Stored | None = None
         first_seen = 0.0
@@ -180,7 +189,6 @@ class WriterLease:
                 waited = True
                 meanwhile()
             self._sleep(max(0.0, min(holder.seconds / RETRIES, left)))
-        _held_here.add(self._record.owner)
 
     def renew_until_released(self) -> None:
         """Has a thread renew the lease until `release`."""
