@@ -307,9 +307,11 @@ def test_ctrl_c_arrives_while_an_append_waits_for_the_store(behind: Home, proxy:
             signal.pthread_kill(main, signal.SIGINT)
         return log_put(method, path)
 
+    journal._engine._timeout = 3.0  # for so long its outcome is waited for all the same
     proxy.refuse = refuse
     with pytest.raises(KeyboardInterrupt):
         journal.topic("t").append("k", 2, dedup="two")
     proxy.heal()
+    journal._engine._timeout = DEADLINE
     assert eventually(lambda: journal.topic("t").append("k", 2, dedup="two")).seq == 2
     assert payloads(journal) == [1, 2]
