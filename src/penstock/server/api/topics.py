@@ -52,6 +52,11 @@ def topic_of(call: Call[object, object]) -> LocalTopic:
     return call.service.journal.topic(call.name("topic"))
 
 
+def dropped_while_read(name: str) -> TopicDropped:
+    """What a reader hears whose topic is gone, or is another one by now."""
+    return TopicDropped(f"topic {name!r} was dropped while it was read; read it from the beginning")
+
+
 def same_topic(topic: LocalTopic, number: int | None) -> tuple[int | None, int]:
     """Which topic has the name now, and where it ends; TopicDropped when that is another than the one being read.
 
@@ -59,7 +64,7 @@ def same_topic(topic: LocalTopic, number: int | None) -> tuple[int | None, int]:
     """
     now, latest = topic._log.number_and_latest()
     if number not in (None, now):
-        raise TopicDropped(f"topic {topic.name!r} was dropped while it was read; read it from the beginning")
+        raise dropped_while_read(topic.name)
     return now, latest
 
 

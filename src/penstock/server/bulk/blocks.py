@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from penstock.errors import ConfigError, PositionTrimmed, TopicDropped
+from penstock.errors import ConfigError, PositionTrimmed
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.names import check_name
@@ -28,6 +28,7 @@ from penstock.protocol.bulk import (
 )
 from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call, serves
+from penstock.server.api.topics import dropped_while_read
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.memory import HeldResponse
 from penstock.server.problems import Refused
@@ -110,7 +111,7 @@ def _topic(service: Service, name: str, number: int | None) -> Iterator[TopicVie
     with service.journal._engine.read() as snap:
         view = TopicView.open(snap, name)
         if number is not None and (view is None or view.number != number):
-            raise TopicDropped(f"topic {name!r} was dropped while it was read; read it from the beginning")
+            raise dropped_while_read(name)
         if view is None:
             raise Refused(404, "UnknownTopic", f"there is no topic {name!r}")
         yield view
