@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock.spark
+from buffer.emulator import Emulator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,3 +20,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     warehouse = tmp_path_factory.mktemp("warehouse")
     yield penstock.spark.session("penstock-tests", master="local[2]", spark_sql_warehouse_dir=warehouse)
     penstock.spark.stop()
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Emulator]:
+    """An S3 emulator, of the module's own."""
+    running = Emulator()
+    yield running
+    running.stop()

@@ -83,13 +83,6 @@ class Program:
         return (self.folder / "log").read_text()[-3000:]
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.nightly), "s3"])
 def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     homes = f"slatedb:{tmp_path}/homes"

@@ -31,13 +31,6 @@ COLUMNS = StructType().add("seq", "long").add("payload", "string")
 ALL = ReadAllAvailable()
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
 @pytest.fixture
 def url(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, value in emulator.environment.items():

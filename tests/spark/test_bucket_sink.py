@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
 @pytest.fixture(params=["folder", "s3"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where a journal may be made, in a store of each kind."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/buffer"
-
-
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
 
 
 def produce(url: str, *batches: list[bytes], metadata: bytes = b"", **options: Any) -> None:

@@ -39,13 +39,6 @@ def clock() -> ManualClock:
     return ManualClock(int(START.timestamp() * 1000))
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
 @pytest.fixture
 def journal(tmp_path: Path, clock: ManualClock) -> Iterator[penstock.Journal]:
     with penstock.open(tmp_path / "shop.db", clock=clock) as journal:
