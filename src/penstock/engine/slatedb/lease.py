@@ -138,12 +138,12 @@ class WriterLease:
         # Before the first put: another thread of this process that waits would take it for a lease left behind.
         _held_here.add(self._record.owner)
         try:
-            self._take(takeover, standby, timeout, meanwhile)
+            self._wait_and_put(takeover, standby, timeout, meanwhile)
         except BaseException:
             _held_here.discard(self._record.owner)
             raise
 
-    def _take(self, takeover: bool, standby: bool, timeout: float, meanwhile: Callable[[], object]) -> None:
+    def _wait_and_put(self, takeover: bool, standby: bool, timeout: float, meanwhile: Callable[[], object]) -> None:
         deadline = self._clock() + timeout
         seen: Stored | None = None
         first_seen = 0.0
