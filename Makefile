@@ -31,12 +31,10 @@ $(VENV)/.azurite: $(STAMP) scripts/azurite.py
 test: $(STAMP) $(VENV)/.azurite  ## run all tests, or some: make test ARGS="tests/cli -k topics", ARGS=--lf
 	@$(PY) scripts/run_tests.py $(ARGS)
 
-nightly: $(STAMP) $(VENV)/.azurite  ## what make test leaves out: the object-store engine everywhere, models at random
-	@$(PY) -m pytest --nightly -m nightly $(ARGS)
-	@$(PY) -m pytest --hypothesis-profile=random tests/model
-	@$(PY) -m pytest --late $$(date +%s) tests/contract tests/server tests/engine tests/journal tests/buffer
+nightly: $(STAMP) $(VENV)/.azurite  ## what make test leaves to the night, whole or one part (PART=matrix; PART=list names them)
+	@$(PY) tests/nightly.py $(PART)
 
-test-fast: $(STAMP)  ## under a minute: SQLite only, no Spark, no browser, no kills
+test-fast: $(STAMP)  ## under 45 s: memory and SQLite, no Spark, no browser, no kills
 	@$(PY) scripts/run_tests.py --fast $(ARGS)
 
 check: $(STAMP)  ## lint, format check, types, layers

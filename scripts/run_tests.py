@@ -2,71 +2,84 @@
 
     python scripts/run_tests.py [--fast | arguments for pytest: then one process runs just these]
 
-A piece is a process: tests with the shared Spark session are two, whole programs two more, the rest is cut by folder.
-What a piece says appears when it ends. The code is not 0 when any piece failed; `--lf` finds all that failed.
+A piece is a process; tests/README.md says what lies in which, and why. What a piece says appears when it ends. At the
+end stand the ten slowest tests, and the time of each piece beside its budget: a piece over its budget is a line, not a
+failure. The code is not 0 when any piece failed; `--lf` finds all that failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTEST = [sys.executable, "-m", "pytest", "--durations=8"]
+PYTEST = [sys.executable, "-m", "pytest"]
 AT_A_TIME = 3
-AT_A_TIME_FAST = 7
+AT_A_TIME_FAST = 4
 """Pieces on their way at once: most tests wait for a disk or a process about as long as they compute."""
-OTHERS = "not spark and not program"
-KILLS = "tests/spark/test_kill.py"
-"""A third of the time of all tests with a session, and it waits for programs that it kills."""
-FOLDERS = (
-    "server",
-    "contract/journal",
-    "crash",
-    "model",
-    "contract/queue",
-    "engine",
-    "journal",
-    "contract/entity",
-    "buffer",
-)
-"""Folders of tests that are a piece each, those that take longest first; what is in none of them is the last piece."""
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Hundreds of tests start programs: where none may keep what it compiled, each spends 0.3 s of a core on that."""
 FAST = "--fast"
 NO_TESTS = 5
 """Pytest's code for a piece in which no test was wanted."""
+SLOWEST = 10
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Hundreds of tests start programs: where none may keep what it compiled, each spends 0.3 s of a core on that."""
+DOCS = ("docs", "test_examples.py")
+FOLDERS = {
+    "server": 100,
+    "torture": 90,
+    "crash": 60,
+    "buffer": 60,
+    "engine": 60,
+    "model": 60,
+    "contract/engine": 40,
+    "contract/journal": 40,
+    "contract/queue": 30,
+    "contract/entity": 30,
+    "journal": 40,
+    "cli": 60,
+}
+"""Folders that are a piece each, with the seconds that each may take on two idle cores; the rest is the last piece."""
 
 
-def fast_pieces() -> dict[str, list[str]]:
-    """The pieces of what takes under a minute: SQLite only, no Spark, browser, emulator, kill or model."""
-    folders = {name: [FAST, f"tests/{name}"] for name in ("contract/queue", "contract/journal", "journal", "cli")}
-    server = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/server/test_*.py"))
-    halves = {"server 1": [FAST, *server[::2]], "server 2": [FAST, *server[1::2]]}
-    return {**halves, **folders, "the rest": [FAST, *(f"--ignore=tests/{name}" for name in (*folders, "server"))]}
+@dataclass(frozen=True)
+class Piece:
+    """A process of pytest: its name, its arguments, and the seconds it may take on two idle cores."""
+
+    name: str
+    arguments: tuple[str, ...]
+    budget: float
 
 
-def pieces() -> dict[str, list[str]]:
-    """The arguments of every piece by its name, in the order in which they begin."""
-    folders = {name: [f"tests/{name}", "-m", OTHERS] for name in FOLDERS}
-    rest = ["-m", OTHERS, *(f"--ignore=tests/{name}" for name in FOLDERS)]
-    spark = {"Spark": ["-m", "spark", f"--ignore={KILLS}"], "Spark killed": [KILLS, "-m", "spark"]}
-    pages = {"server": folders.pop("server")}  # beside Spark's, which compute more than they wait
-    programs = {
-        "Spark programs": ["tests/spark", "-m", "program"],
-        "programs": ["-m", "program", "--ignore=tests/spark"],
-    }
-    return {**spark, **programs, **pages, **folders, "the rest": rest}
+def fast_pieces() -> list[Piece]:
+    """What a person runs after every change: memory and SQLite only; no Spark, browser, emulator, kill or model."""
+    folders = ("server", "contract/queue", "contract/journal", "contract/entity", "cli")
+    rest = tuple(f"--ignore=tests/{name}" for name in folders)
+    return [*(Piece(name, (FAST, f"tests/{name}"), 20) for name in folders), Piece("the rest", (FAST, *rest), 20)]
 
 
-class Pieces:
+def pieces() -> list[Piece]:
+    """Every piece, in the order in which they begin: those that take longest first."""
+    ignored = tuple(f"--ignore=tests/{name}" for name in ("spark", *DOCS, *FOLDERS))
+    return [
+        Piece("Spark's session", ("tests/spark", "-m", "spark"), 180),
+        Piece("Spark without it", ("tests/spark", "-m", "not spark"), 120),
+        *(Piece(name, (f"tests/{name}",), budget) for name, budget in FOLDERS.items()),
+        Piece("docs", tuple(f"tests/{name}" for name in DOCS), 60),
+        Piece("the rest", ignored, 40),
+    ]
+
+
+class Run:
     """The pieces under way."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,21 +87,24 @@ class Pieces:
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stopped = False
+        self.seconds: dict[str, float] = {}
 
-    def run(self, name: str, arguments: list[str]) -> int:
+    def piece(self, piece: Piece) -> int:
         """Runs a piece to its end, shows what it said, and returns its code."""
         start = time.monotonic()
         with tempfile.TemporaryFile() as said:
             with self._lock:
                 if self._stopped:
                     return 130
-                command = [*PYTEST, "-o", f"cache_dir={self._cache(name)}", *arguments]
+                kept = ["-o", f"cache_dir={self._cache(piece)}", f"--junitxml={self._report(piece)}"]
+                command = [*PYTEST, *kept, *piece.arguments]
                 process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT)
                 self._processes.append(process)
             code = process.wait()
             said.seek(0)
             with self._lock:
-                print(f"\n── {name}, {time.monotonic() - start:.0f} s " + "─" * 60, flush=True)
+                self.seconds[piece.name] = time.monotonic() - start
+                print(f"\n── {piece.name}, {self.seconds[piece.name]:.0f} s " + "─" * 60, flush=True)
                 sys.stdout.buffer.write(said.read())
                 sys.stdout.flush()
         return 0 if code == NO_TESTS else code
@@ -99,19 +115,40 @@ class Pieces:
             for process in self._processes:
                 process.terminate()
 
-    def keep_failed(self, names: list[str]) -> None:
+    def keep_failed(self, wanted: list[Piece]) -> None:
         """Leaves the names of what failed, in any piece, where `--lf` looks for them."""
         failed: dict[str, bool] = {}
-        for name in names:
-            file = self._cache(name) / "v/cache/lastfailed"
+        for piece in wanted:
+            file = self._cache(piece) / "v/cache/lastfailed"
             if file.exists():
                 failed |= json.loads(file.read_text("utf-8"))
         kept = ROOT / ".pytest_cache/v/cache/lastfailed"
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(failed, indent=2), "utf-8")
 
-    def _cache(self, name: str) -> Path:
-        return self._folder / name.replace("/", "-")
+    def show_times(self, wanted: list[Piece]) -> None:
+        """Says which tests took longest, and how long each piece took beside what it may take."""
+        tests = [
+            (float(case.get("time", "0")), f"{case.get('classname')}::{case.get('name')}")
+            for piece in wanted
+            if self._report(piece).exists()
+            for case in ElementTree.parse(self._report(piece)).iter("testcase")
+        ]
+        print(f"\nthe slowest of {len(tests):,} tests:")
+        for seconds, name in sorted(tests, reverse=True)[:SLOWEST]:
+            print(f"  {seconds:6.1f} s  {name}")
+        print("\nthe pieces, and what each may take on two idle cores:")
+        for piece in wanted:
+            seconds = self.seconds.get(piece.name, 0.0)
+            print(
+                f"  {seconds:6.0f} s of {piece.budget:3.0f}  {piece.name}{'  OVER' if seconds > piece.budget else ''}"
+            )
+
+    def _cache(self, piece: Piece) -> Path:
+        return self._folder / re.sub(r"\W+", "-", piece.name)
+
+    def _report(self, piece: Piece) -> Path:
+        return self._cache(piece).with_suffix(".xml")
 
 
 def main() -> int:
@@ -120,16 +157,17 @@ def main() -> int:
     start = time.monotonic()
     wanted, at_a_time = (fast_pieces(), AT_A_TIME_FAST) if sys.argv[1:] else (pieces(), AT_A_TIME)
     with tempfile.TemporaryDirectory(prefix="penstock-tests-") as folder:
-        running = Pieces(Path(folder))
+        running = Run(Path(folder))
         print(f"tests run in {len(wanted)} pieces, {at_a_time} at a time; each is shown when it ends", flush=True)
         with ThreadPoolExecutor(at_a_time) as pool:
             try:
-                codes = list(pool.map(running.run, wanted, wanted.values()))
+                codes = list(pool.map(running.piece, wanted))
             except BaseException:
                 running.stop()
                 raise
-        running.keep_failed(list(wanted))
-    bad = [name for name, code in zip(wanted, codes, strict=True) if code]
+        running.keep_failed(wanted)
+        running.show_times(wanted)
+    bad = [piece.name for piece, code in zip(wanted, codes, strict=True) if code]
     print(f"\nall in {time.monotonic() - start:.0f} s; " + (f"failed: {', '.join(bad)}" if bad else "all passed"))
     return int(bool(bad))
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from late import be_late
-from nightly import RANDOM, is_nightly, rooms_of
+from nightly import PARTS, RANDOM, part_of, rooms_of
 
 # The same examples in every run: what passed before a change and fails after it fails because of it. New ones are tried
 # by `make nightly`, with the profile "random".
@@ -45,9 +45,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--fast", action="store_true", help="under a minute: SQLite only; no Spark, browser, emulator, kill or model"
+        "--fast", action="store_true", help="under 45 s: memory and SQLite; no Spark, browser, emulator, kill or model"
     )
-    parser.addoption("--nightly", action="store_true", help="also what is left to the nightly run: see nightly.py")
+    parser.addoption("--nightly", choices=[*PARTS, "all"], help="a part of the nightly run, or all: see nightly.py")
     parser.addoption("--late", type=int, metavar="SEED", help="threads begin late, drawn from the seed: see late.py")
 
 
@@ -84,9 +84,8 @@ def _is_slow(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = items
-    if not config.getoption("--nightly"):
-        wanted = [item for item in items if not item.get_closest_marker("nightly")]
+    part = config.getoption("--nightly")
+    wanted = [item for item in items if (found := part_of(item)) == part or (part == "all" and found)]
     if config.getoption("--fast"):
         wanted = [item for item in wanted if _is_fast(item)]
     kept = set(wanted)
@@ -95,28 +94,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_fast(item: pytest.Item) -> bool:
-    if any(item.get_closest_marker(name) for name in ("spark", "program", "slow")):
+    if any(item.get_closest_marker(name) for name in ("spark", "slow")):
         return False
     if _is_slow(item.path) or any(_is_slow(Path(room)) for room in rooms_of(item)):
         return False  # asked for by name, else not even read
     call = getattr(item, "callspec", None)
     values = list(call.params.values()) if call is not None else []
     schemes = {getattr(value, "scheme", "sqlite") for value in values}
-    return schemes <= {"sqlite"} and "s3" not in values and "azure" not in values
+    return schemes <= {"memory", "sqlite"} and "s3" not in values and "azure" not in values
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests left to the nightly run are marked.
-
-    Tests with the shared Spark session run in one process; those that start a Spark of their own, in another, together
-    with the torture, which starts programs as well: the halves take about as long then.
-    """
-    if is_nightly(item):
-        item.add_marker(pytest.mark.nightly)
+    """Tests with the shared Spark session are marked: they run in one process."""
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
-    elif {"spark", "torture"} & set(rooms_of(item)) or "spark" in item.name or "docs/pipelines.md" in item.name:
-        item.add_marker(pytest.mark.program)
 
 
 @pytest.fixture

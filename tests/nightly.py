@@ -1,32 +1,35 @@
-"""Which tests `make test` leaves to `make nightly`: those that ask the object-store engine again what is asked already.
+"""What `make test` leaves to the night, in parts that are named by what they prove and can be run alone.
 
-A commit of SlateDB takes about 1.5 ms of a core and an emulator's as much again, so this engine alone would be a
-third of the suite. Every push has it in the whole engine contract, in the parts of the other contracts named here, in
-the models, kills, and the engine's own tests on a folder and the S3 emulator; ten tests of the engine contract also in
-both emulators. The rest of the contracts stand on the engine contract, with five other engines in every push.
+    make nightly               every part, one after the other
+    make nightly PART=matrix   one of them
+    make nightly PART=list     their names and what they prove
+
+A part is either the tests that carry its name (`@pytest.mark.nightly("over-http")`, or the rules of `part_of` here), or
+a program. Each is a process of its own and uses nothing of the others, so that several can run at once.
+
+The rule of the day: all above an engine is written once, against `engine/contract.py`. So every engine passes the
+engine's contract, model, kills, failing calls and power cuts with every push; the journal's, queues' and entities'
+contracts run on memory, and on SQLite where a test names its engines because it meets a lock, another process, a disk.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
+ROOT = Path(__file__).resolve().parent.parent
 RANDOM = "random"
 """The profile of hypothesis that tries other examples in every run, and ten times as many."""
-_ON_SLATEDB = {
-    "test_open",
-    "test_topic_append",
-    "test_topic_read",
-    "test_transactions",
-    "test_group_commit",
-    "test_cursors",
-    "test_queue_delivery",
-    "test_queue_transactions",
-    "test_queue_crossings",
-    "test_entity_streams",
-    "test_entity_fences",
-}
-"""Of the journal's, queues' and entities' contracts, the files that run on slatedb with every push."""
+BY_DAY = ("memory", "sqlite")
+"""The engines of the contracts above the engine's, in `make test`."""
 _IN_EMULATORS = {
     "test_a_committed_value_is_read_back",
     "test_a_scan_includes_its_start_and_excludes_its_stop_in_both_directions",
@@ -42,6 +45,48 @@ _IN_EMULATORS = {
 """Of the engine contract, what runs in the emulators of S3 and Azure with every push."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the night: what it proves, and its program where it is not the tests of its name."""
+
+    proves: str
+    program: tuple[str, ...] = ()
+    folder: str = "."
+
+
+def _torture(part: str, minutes: int) -> tuple[str, ...]:
+    return ("-m", "torture", "--part", part, "--minutes", str(minutes))
+
+
+def _late(*folders: str) -> tuple[str, ...]:
+    return ("-m", "pytest", "--late", str(int(time.time())), *(f"tests/{name}" for name in folders))
+
+
+PARTS = {
+    "matrix": Part("the journal, queues and entities keep their contracts on every engine"),
+    "emulators": Part("the object-store engine keeps its contract in the emulators of S3 and Azure"),
+    "over-http": Part("a journal behind a server keeps the contracts of one that is here"),
+    "kills": Part("nothing acknowledged is lost to a kill, on every engine and road", _torture("kills", 30), "tests"),
+    "cuts": Part("nothing acknowledged is lost to a power cut", _torture("cuts", 20), "tests"),
+    "failing": Part("every N-th failing call is an error and no damage", _torture("failing", 30), "tests"),
+    "damage": Part("a changed byte is named, or harmless", _torture("damage", 20), "tests"),
+    "histories": Part("what several processes were told has an order", _torture("histories", 10), "tests"),
+    "simulation": Part("buffers and queues hold under seeded schedules", _torture("simulation", 10), "tests"),
+    "fuzzing": Part("decoders raise errors of the tree and nothing else", _torture("fuzzing", 20), "tests"),
+    "overload": Part("memory, descriptors and threads do not grow", _torture("overload", 30), "tests"),
+    "crashes": Part("more kills, signals and damage than the short forms by day have"),
+    "random": Part("the models hold for new programs", ("-m", "pytest", "--hypothesis-profile=random", "tests/model")),
+    "late": Part("no contract test depends on when a thread begins", _late("contract", "journal")),
+    "late-servers": Part("nor does one of servers, engines or buffers", _late("server", "engine", "buffer")),
+    "spark-kills": Part("a killed driver, executor or server neither loses nor doubles a batch"),
+    "spark-cluster": Part("executors of a cluster read and write what a local session does"),
+    "spark-emulator": Part("Spark reads and writes a bucket through an emulator"),
+    "spark-random": Part("any schema and payload comes back as it was"),
+    "spark-programs": Part("whole programs with a Spark of their own"),
+    "pages": Part("every page holds at every width, with crowded journals"),
+}
+
+
 def examples(count: int) -> int:
     """How many examples a model is tried with, where every push has `count`."""
     return count * 10 if settings.get_current_profile_name() == RANDOM else count
@@ -52,18 +97,57 @@ def rooms_of(item: pytest.Item) -> tuple[str, ...]:
     return item.path.relative_to(item.config.rootpath / "tests").parts[:-1]
 
 
-def is_nightly(item: pytest.Item) -> bool:
-    """Whether a test is left to the nightly run."""
+def part_of(item: pytest.Item) -> str | None:
+    """The part of the night that a test belongs to; None runs with every push."""
+    if (marker := item.get_closest_marker("nightly")) is not None:
+        return str(marker.args[0]) if marker.args else "spark-kills"
     call = getattr(item, "callspec", None)
     if call is None:
-        return False
-    rooms, file = rooms_of(item), item.path.stem
-    if "contract" in rooms and rooms[-1] != "engine":
-        kind = call.params.get("place")
-        return getattr(kind, "scheme", "") == "slatedb" and file not in _ON_SLATEDB
-    if file == "test_engine_contract":
-        return item.name.partition("[")[0] not in _IN_EMULATORS
-    if rooms[-2:] == ("engine", "slatedb"):
-        return call.params.get("home") == "azure"
+        return None
+    rooms = rooms_of(item)
+    if rooms[:1] == ("contract",) and rooms[-1] != "engine" and "place" in call.params:
+        return None if call.params["place"].scheme in _by_day(item) else "matrix"
+    if item.path.stem == "test_engine_contract":
+        return None if item.name.partition("[")[0] in _IN_EMULATORS else "emulators"
+    if rooms == ("engine", "slatedb") and call.params.get("home") == "azure":
+        return "emulators"
     # "process" means "disk" on this engine: the second kill proves the first again.
-    return call.params.get("scheme") == "slatedb" and call.params.get("durability") == "process"
+    return "crashes" if (call.params.get("scheme"), call.params.get("durability")) == ("slatedb", "process") else None
+
+
+def _by_day(item: pytest.Item) -> Sequence[str]:
+    """The engines that a contract test meets with every push: memory, or those of the day's that it names."""
+    for marker in item.iter_markers("parametrize"):
+        if marker.args[0] == "place":
+            named = [kind.scheme for kind in marker.args[1]]
+            return [scheme for scheme in named if scheme in BY_DAY] or named[:1]
+    return ("memory",)
+
+
+def run(name: str) -> int:
+    """Runs a part of the night and returns its code."""
+    part = PARTS[name]
+    program = part.program or ("-m", "pytest", "--nightly", name)
+    print(f"── {name}: {part.proves}", flush=True)
+    began = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    code = subprocess.call([sys.executable, *program], cwd=ROOT / part.folder, env=environment)
+    print(f"── {name}: {'passed' if code == 0 else 'FAILED'} after {time.monotonic() - began:.0f} s", flush=True)
+    return code
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(PARTS)
+    if wanted == ["list"]:
+        print("\n".join(f"{name:<16}{part.proves}" for name, part in PARTS.items()))
+        return 0
+    if unknown := [name for name in wanted if name not in PARTS]:
+        sys.exit(f"no part of the night is named {unknown[0]!r}; there are: {', '.join(PARTS)}")
+    failed = [name for name in wanted if run(name)]
+    if failed:
+        print("failed: " + ", ".join(failed))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,8 +11,7 @@ import pytest
 from penstock import Ticket
 from penstock.errors import ConfigError
 from penstock.ticket import wake
-
-DEADLINE = 60.0
+from waiting import DEADLINE
 
 
 class Failure(Exception):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import waiting
 from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import encode_batch, parse_manifest
@@ -120,13 +121,5 @@ def memory_buffer(memory: ObjectStore) -> Buffer:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits, generously, for something another thread does."""
-    import time
-
-    def wait(condition: Callable[[], bool], seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen"
-            time.sleep(0.002)
-
-    return wait
+    """Waits for something another thread does."""
+    return waiting.eventually

@@ -14,8 +14,7 @@ from penstock.buffer import Consumer, Producer
 from penstock.buffer.consume import collector
 from penstock.buffer.store import ObjectStore
 from penstock.errors import Closed
-
-DEADLINE = 60.0
+from waiting import DEADLINE
 
 
 def in_a_child(work: Callable[[], object]) -> str:

@@ -21,11 +21,11 @@ from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError
 from penstock.observe.metrics import Registry
+from waiting import DEADLINE
 
 from .conftest import Buffer
 from .faults import FaultyStore
 
-SOON = 60.0
 FOREVER = 3600.0
 
 
@@ -74,7 +74,7 @@ def test_a_handler_may_acknowledge_just_before_the_run_does(
 
     def ack_through(self: Consumer, sequence: int) -> None:
         if threading.current_thread().name == "penstock-ack" and not acked.is_set():
-            second.wait(SOON)
+            second.wait(DEADLINE)
             acknowledge(self, 1)  # what the handler of the second batch does, between the run's look and its call
             acked.set()
         acknowledge(self, sequence)
@@ -82,7 +82,7 @@ def test_a_handler_may_acknowledge_just_before_the_run_does(
     def handle(batch: Batch) -> None:
         if batch.sequence == 1:
             second.set()
-            acked.wait(SOON)
+            acked.wait(DEADLINE)
 
     monkeypatch.setattr(Consumer, "ack_through", ack_through)
     report = consumer.run(handle, until_empty=True)
@@ -100,7 +100,7 @@ def test_a_start_behind_the_end_of_a_manifest_that_began_anew_removes_nothing(me
 def test_collecting_by_a_mistyped_manifest_deletes_nothing(memory: ObjectStore) -> None:
     clock = ManualClock()
     with Producer(memory, clock=clock, metrics=Registry()) as producer:
-        producer.produce([b"precious"]).result(SOON)
+        producer.produce([b"precious"]).result(DEADLINE)
     late = clock.now_ms() + 3_600_000
     for dry_run in (True, False):
         done = collect(memory, BufferPaths("ingest/manifst", "ingest"), now_ms=late, grace_ms=0, dry_run=dry_run)
@@ -188,7 +188,7 @@ def test_a_producer_whose_threads_cannot_start_takes_nothing_and_goes_on_when_th
         with pytest.raises(RuntimeError, match="can't start new thread"):
             producer.produce([b"refused"])
         exhausted.end()
-        producer.produce([b"taken"]).result(SOON)
+        producer.produce([b"taken"]).result(DEADLINE)
     batch = memory_buffer.consumer().next_batch()
     assert batch is not None and batch.entries == [b"taken"] and memory_buffer.length() == 1
 
@@ -202,7 +202,7 @@ def test_batches_that_come_at_once_do_not_wait_for_one_idle_thread(
         faulty, flush_interval=FOREVER, shards=4, key=lambda entry: int(entry), metrics=Registry(), uploads=4
     )
     producer.produce([b"0"])
-    producer.flush(SOON)  # from here on one thread is idle
+    producer.flush(DEADLINE)  # from here on one thread is idle
     faulty.on("put", *["hold"] * 4)
     ticket = producer.produce([b"0", b"1", b"2", b"3"])
     flushing = threading.Thread(target=producer.flush)
@@ -226,7 +226,7 @@ def test_memory_that_comes_back_while_memory_is_taken_is_not_waited_for() -> Non
 
     dropping = threading.Thread(target=drop_while_taking, daemon=True)
     dropping.start()
-    dropping.join(SOON)
+    dropping.join(DEADLINE)
     assert not dropping.is_alive()
     assert len(slabs.allocate(1000)) >= 1000
 
@@ -237,5 +237,5 @@ def test_a_manifest_of_ones_own_needs_a_prefix_of_its_own(memory: ObjectStore) -
         with pytest.raises(ConfigError, match="would delete each other's batches"):
             make(memory, manifest="a/manifest")
     with Producer(memory, manifest="a/manifest", prefix="a", metrics=Registry()) as producer:
-        producer.produce([b"x"]).result(SOON)
+        producer.produce([b"x"]).result(DEADLINE)
     assert [path for path, _ in memory.sizes() if path.startswith("ingest/")] == []

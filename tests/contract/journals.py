@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 import penstock
 from engines import KINDS, Kind
 from penstock import Event, Journal
-
-DEADLINE = 60.0
-"""How long a test waits for something that should happen at once, on however loaded a machine."""
+from waiting import DEADLINE, eventually, eventually_async  # noqa: F401 - what contract tests wait with
 
 _names = itertools.count()
 
@@ -73,16 +70,6 @@ def payloads(events: Iterable[Event]) -> list[Any]:
 def seen(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Every field of every event."""
     return [event.as_dict() for event in events]
-
-
-def eventually(condition: Callable[[], Any], what: str = "") -> Any:
-    """Waits until a condition holds and returns what it gave."""
-    deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"did not happen: {what or condition}")
-        time.sleep(0.001)
-    return found
 
 
 def contiguous(numbers: Sequence[int]) -> bool:

@@ -151,7 +151,9 @@ def hurry(number: int, frame: FrameType | None) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["some", "every line"])
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.nightly("crashes"))], ids=["some", "every line"]
+)
 def test_a_signal_at_any_line_hangs_nobody_and_leaves_nothing_half_done(
     tmp_path: Path, scheme: str, work: str, handler: Callable[..., None], every: bool
 ) -> None:

@@ -30,7 +30,7 @@ def test_axe_finds_nothing_in_a_crowd(
     assert complaints(page, screens) == []
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly("pages")
 @pytest.mark.parametrize(
     "path",
     ["/", "/queues/mails", "/queues/invoices", "/queues/news", "/queues/tasks", "/queues/reports", "/queues/mails.dead",

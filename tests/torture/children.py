@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-PATIENCE = 60.0
+from waiting import DEADLINE
 
 
 def forked(body: Callable[[], None]) -> int:
@@ -37,7 +37,7 @@ def forked(body: Callable[[], None]) -> int:
 
 def ended(pid: int) -> int:
     """Waits for a child, with a limit; its code, or minus the signal it died of."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + DEADLINE
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

@@ -17,9 +17,9 @@ from engines import KINDS, Kind, Store
 from penstock.engine.contract import MAX_KEY_BYTES, Engine, Snapshot
 from penstock.engine.url import open_engine
 from penstock.errors import Closed, ConfigError, Locked, PenstockError, ReadOnly
+from waiting import DEADLINE
 
 END = b"\xff" * 600
-DEADLINE = 60.0
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.scheme)

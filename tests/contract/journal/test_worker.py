@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, eventually, on, only, seqs
+from journals import DEADLINE, Place, eventually, eventually_async, on, only, seqs
 
 from penstock import Draft, Event, Journal, ManualClock, Topic, Worker
 from penstock.errors import Closed, ConfigError, PositionTrimmed
@@ -317,8 +317,7 @@ def test_a_coroutine_runs_in_the_event_loop_the_worker_was_started_from(topic: T
     async def main() -> asyncio.AbstractEventLoop:
         done = topic.latest
         async with topic.worker("c", handler, batch=1) as worker:
-            while topic.cursor("c") != done:
-                await asyncio.sleep(0.005)
+            await eventually_async(lambda: topic.cursor("c") == done)
             with pytest.raises(ConfigError, match="stop_async"):
                 worker.stop()
         assert not worker.alive
@@ -348,8 +347,7 @@ def test_a_worker_whose_event_loop_ends_leaves_its_batch(topic: Topic, caplog: p
 
     async def main() -> Worker:
         worker = topic.worker("c", handler).start()
-        while not begun:
-            await asyncio.sleep(0.005)
+        await eventually_async(lambda: begun)
         return worker
 
     topic.append("k")

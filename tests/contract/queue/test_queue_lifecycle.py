@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, eventually, on
+from journals import DEADLINE, Place, eventually, eventually_async, on
 
 from penstock import Delivery, Event, Journal, ManualClock
 from penstock.errors import ConfigError, StorageError
@@ -41,9 +41,7 @@ def test_workers_leave_the_threads_of_their_loop_to_handlers(journal: Journal, f
         tasks = [asyncio.create_task(queue.worker(handle).run_async()) for queue in queues]
         for number, queue in enumerate(queues):
             queue.push(number)
-        async with asyncio.timeout(DEADLINE):
-            while len(handled) < 3:
-                await asyncio.sleep(0.005)
+        await eventually_async(lambda: len(handled) >= 3)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -72,11 +70,9 @@ def test_workers_that_are_stopped_together_let_their_handlers_end(
         for number, queue in enumerate(queues):
             queue.push(number)
         async with asyncio.timeout(DEADLINE):
-            while len(begun) < 3:
-                await asyncio.sleep(0.005)
+            await eventually_async(lambda: len(begun) >= 3)
             stops = [asyncio.create_task(worker.stop_async()) for worker in workers]
-            while not all(worker._stopping.is_set() for worker in workers):
-                await asyncio.sleep(0)
+            await eventually_async(lambda: all(worker._stopping.is_set() for worker in workers))
             go.set()
             await asyncio.gather(*stops)
         assert not any(worker.alive for worker in workers)
@@ -101,8 +97,7 @@ def test_a_worker_ends_whose_loop_ended_under_its_handler(journal: Journal, clos
     async def main() -> None:
         worker.start()
         queue.push("a")
-        while not begun.is_set():
-            await asyncio.sleep(0.005)
+        await eventually_async(lambda: begun.is_set())
 
     loop.run_until_complete(main())
     if closed:
@@ -352,15 +347,12 @@ def test_a_wait_that_is_cancelled_while_it_enlists_leaves_nothing_behind(
 
     async def main() -> None:
         waiting = asyncio.create_task(ticket.result_async())
-        while not enlisting.is_set():
-            await asyncio.sleep(0.005)
+        await eventually_async(lambda: enlisting.is_set())
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         go.set()
-        async with asyncio.timeout(DEADLINE):
-            while follower._following is None or follower._waiting:
-                await asyncio.sleep(0.005)
+        await eventually_async(lambda: follower._following is not None and not follower._waiting)
 
     asyncio.run(main())
     assert follower._waiting == {}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, eventually, on
+from journals import DEADLINE, Place, eventually, eventually_async, on
 
 from penstock import Delivery, Draft, Journal, ManualClock, Middleware, Queue
 from penstock.errors import ConfigError
@@ -157,8 +157,7 @@ def test_stopping_an_asynchronous_worker(journal: Journal) -> None:
 
     async def handle(delivery: Delivery) -> None:
         begun.append(delivery.payload)
-        while not release.is_set():
-            await asyncio.sleep(0.002)
+        await eventually_async(lambda: release.is_set())
         finished.append(delivery.payload)
 
     worker = queue.worker(handle, concurrency=2, ahead=2).start()
@@ -402,8 +401,7 @@ def test_coroutines_run_in_the_event_loop_the_worker_was_started_from(journal: J
 
     async def main() -> asyncio.AbstractEventLoop:
         async with queue.worker(handle, concurrency=12):
-            while len(queue):
-                await asyncio.sleep(0.005)
+            await eventually_async(lambda: not len(queue))
         return asyncio.get_running_loop()
 
     assert loops == {asyncio.run(main())} and most == 12
@@ -424,8 +422,7 @@ def test_a_cancelled_worker_finishes_what_it_has(journal: Journal) -> None:
     async def main() -> None:
         worker = queue.worker(handle)
         task = asyncio.create_task(worker.run_async())
-        while not begun:
-            await asyncio.sleep(0.005)
+        await eventually_async(lambda: begun)
         task.cancel()
         for _ in range(3):  # turns of the loop, not time
             await asyncio.sleep(0)
@@ -449,8 +446,7 @@ def test_a_message_whose_event_loop_ends_is_given_back(journal: Journal) -> None
 
     async def main() -> Any:
         worker = queue.worker(handle).start()
-        while not begun:
-            await asyncio.sleep(0.005)
+        await eventually_async(lambda: begun)
         return worker
 
     worker = asyncio.run(main())

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.url import open_engine
+from waiting import DEADLINE
 
 END = b"\xff" * 600
-DEADLINE = 60.0
 
 WRITER = """
 import os, random, sys

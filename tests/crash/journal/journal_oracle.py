@@ -14,9 +14,9 @@ from typing import Any
 
 import penstock
 from penstock import Journal
+from waiting import DEADLINE
 
 WRITER = Path(__file__).with_name("journal_writer.py")
-DEADLINE = 60.0
 
 
 def start(url: str, oracle: Path, name: str, durability: str, *options: str) -> subprocess.Popen[str]:

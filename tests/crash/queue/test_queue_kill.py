@@ -26,10 +26,10 @@ from typing import Any
 import pytest
 
 import penstock
+from waiting import DEADLINE
 
 ROUNDS = 14
 LEASE = 1.0
-DEADLINE = 90.0
 
 PROCESS = textwrap.dedent(
     """

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import penstock
+from waiting import DEADLINE
 
 PROCESSES = 4
 ROUNDS = 120
-DEADLINE = 180.0
 
 
 def _push_take_ack(url: str, number: int, results: Any) -> None:

@@ -26,7 +26,7 @@ from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.url import open_engine
 from penstock.errors import Fenced
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.nightly("emulators")
 
 
 class Bucket(NamedTuple):

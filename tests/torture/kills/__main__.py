@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from torture.children import PATIENCE, ended, forked, import_ahead
+from torture.children import ended, forked, import_ahead
 from torture.kills.check import problems, read_oracle
 from torture.kills.worker import Oracle, Worker, set_up, work
+from waiting import DEADLINE
 
 SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
 SHARED = ("sqlite", "lmdb")
@@ -77,14 +78,14 @@ class Siege:
     def kill(self, pid: int) -> None:
         """Lets a worker come so far as its lot says, and kills it."""
         oracle, far = self.workers.pop(pid)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + DEADLINE
         while (oracle.read_bytes().count(b"\n") if oracle.exists() else 0) < far:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 self.found.append(f"a worker ended by itself: {os.waitstatus_to_exitcode(status)}")
                 return
             if time.monotonic() > deadline:
-                self.found.append(f"a worker did nothing for {PATIENCE:.0f} s: {oracle.name}")
+                self.found.append(f"a worker did nothing for {DEADLINE:.0f} s: {oracle.name}")
                 break
             time.sleep(0.001)
         time.sleep(self.rng.random() * 0.005)
