@@ -2,7 +2,7 @@
 
     make nightly               every part, one after the other
     make nightly PART=matrix   one of them
-    make nightly PART=list     their names and what they prove
+    make nightly PART=list     their names and what they prove; PART=json for machines
 
 A part is either the tests that carry its name (`@pytest.mark.nightly("over-http")`, or the rules of `part_of` here), or
 a program. Each is a process of its own and uses nothing of the others, so that several can run at once.
@@ -14,6 +14,7 @@ contracts run on memory, and on SQLite where a test names its engines because it
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -140,6 +141,9 @@ def main() -> int:
     wanted = sys.argv[1:] or list(PARTS)
     if wanted == ["list"]:
         print("\n".join(f"{name:<16}{part.proves}" for name, part in PARTS.items()))
+        return 0
+    if wanted == ["json"]:
+        print(json.dumps(list(PARTS)))
         return 0
     if unknown := [name for name in wanted if name not in PARTS]:
         sys.exit(f"no part of the night is named {unknown[0]!r}; there are: {', '.join(PARTS)}")
