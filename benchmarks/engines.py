@@ -30,8 +30,8 @@ SMALL = b"x" * 100
 LARGE = os.urandom(120_000)
 ROUNDS = 15
 END = b"\xff" * 501
-SINGLE_GOALS = {"sqlite": 0.85, "lmdb": 0.55, "rocksdb": None, "file": 0.9}
-PROCESS_GOALS = {"sqlite": 6.0, "lmdb": None, "rocksdb": None, "file": 15.0}
+SINGLE_GOALS = {"sqlite": 0.85, "rocksdb": None, "file": 0.9}
+PROCESS_GOALS = {"sqlite": 6.0, "rocksdb": None, "file": 15.0}
 
 
 def note(table: Table, work: str, result: float, goal: float | None, unit: str) -> None:
@@ -232,7 +232,7 @@ def main() -> None:
     table = Table("engines", "Engines", __doc__ or "")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
-        for scheme in ("sqlite", "lmdb", "rocksdb", "file"):
+        for scheme in ("sqlite", "rocksdb", "file"):
             measure(table, folder, scheme)
         if not quick:
             large_file_store(table, folder)

@@ -106,5 +106,5 @@ def versions(*packages: str) -> str:
 def _machine() -> str:
     return (
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
-        f"{versions('penstock', 'apsw', 'lmdb', 'rocksdict', 'pyarrow')}."
+        f"{versions('penstock', 'apsw', 'rocksdict', 'pyarrow')}."
     )

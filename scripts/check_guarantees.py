@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "guarantees.md"
-ENGINES = ("every engine", "memory", "sqlite", "lmdb", "rocksdb", "file", "the buffer")
+ENGINES = ("every engine", "memory", "sqlite", "rocksdb", "file", "the buffer")
 
 
 def known_tests() -> set[str]:

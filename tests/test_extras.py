@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import sys
-for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow", "lmdb",
+for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
                 "rocksdict", "slatedb", "blake3"]:
     sys.modules[missing] = None
 import penstock
@@ -36,7 +36,6 @@ for extra, use in [
     ("server", server),
     ("spark", spark),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
-    ("lmdb", lambda: penstock.open("lmdb:x")),
     ("rocksdb", lambda: penstock.open("rocksdb:x")),
     ("object", lambda: penstock.open("s3://bucket/x")),
     ("entity", lambda: journal.topic("orders").verify()),
@@ -68,7 +67,7 @@ SERVED = """
 import subprocess, sys
 from penstock.cli.failure import EXTRAS
 missing = {name for extra, names in EXTRAS.items() if extra not in ("server", "cli") for name in names}
-assert {"ulid", "obstore", "pyarrow", "pyspark", "lmdb"} <= missing
+assert {"ulid", "obstore", "pyarrow", "pyspark"} <= missing
 for name in missing:
     sys.modules[name] = None
 import penstock

@@ -87,7 +87,7 @@ def open(
 ) -> Journal:
     """Opens a journal, making it when it is not there.
 
-    `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, lmdb:shop, rocksdb:shop, file:shop. Without
+    `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, rocksdb:shop, file:shop. Without
     it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for
     arguments not given. An http:// or https:// url is a journal that `penstock serve` serves; `token` (or
     PENSTOCK_TOKEN) is what it asks for, and what the other arguments say is the server's to decide.

@@ -139,7 +139,7 @@ def test_every_extra_of_the_package_is_known_by_what_it_brings() -> None:
         ("click", "cli", ["topics"]),
         ("starlette", "server", ["serve", "--port", "0"]),
         ("uvicorn", "server", ["serve", "--port", "0"]),
-        ("lmdb", "lmdb", ["append", "t", "1", "--url", "lmdb:x"]),
+        ("rocksdict", "rocksdb", ["append", "t", "1", "--url", "rocksdb:x"]),
         ("pyarrow", "arrow", ["export", "orders", "x.parquet"]),
         ("obstore", "buffer", ["buffer", "produce", "s3://bucket/x"]),
         ("ulid", "buffer", ["buffer", "status", "memory://x"]),

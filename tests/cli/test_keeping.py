@@ -125,7 +125,7 @@ def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
     assert len(cli("read", "orders", "--url", str(tmp_path / "copy.db"), "--json").documents) == 10
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file", "slatedb"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file", "slatedb"])
 def test_a_backup_is_restored_on_every_engine(cli: Cli, orders: str, url: str, tmp_path: Path, scheme: str) -> None:
     cli("push", "mail", '{"to": "ann"}')
     before = cli("read", "orders", "--json").out

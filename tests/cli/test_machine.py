@@ -48,10 +48,12 @@ def test_the_doctor_names_what_is_missing_and_how_to_get_it(cli: Cli, monkeypatc
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "lmdb" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "rocksdict" else find(name, *rest)
+    )
     found = {finding["what"]: finding for finding in cli("doctor", "--json").documents}
-    assert found["extra lmdb"]["advice"] == 'for it: pip install "penstock[lmdb]"'
-    assert found["extra lmdb"]["ok"], "what is merely not installed is no fault"
+    assert found["extra rocksdb"]["advice"] == 'for it: pip install "penstock[rocksdb]"'
+    assert found["extra rocksdb"]["ok"], "what is merely not installed is no fault"
 
 
 def test_the_doctor_refuses_an_old_java(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

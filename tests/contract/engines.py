@@ -33,7 +33,6 @@ class Kind:
 KINDS = [
     Kind("memory", on_disk=False, second_open=True, reads_beside_writer=False),
     Kind("sqlite", shared=True, second_open=True),
-    Kind("lmdb", shared=True, second_open=True, shrinks=False),
     Kind("rocksdb"),
     Kind("file"),
     Kind("slatedb", shrinks=False, process_durability=False),

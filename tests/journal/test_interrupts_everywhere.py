@@ -125,7 +125,7 @@ def grown(before: tuple[int, int, int], work: str) -> tuple[int, int, int]:
     return before[0] + more[0], before[1] + more[1], before[2] + more[2]
 
 
-SCHEMES = ["memory", "sqlite", "lmdb", "rocksdb", "file"]
+SCHEMES = ["memory", "sqlite", "rocksdb", "file"]
 
 
 class Stopped(Exception):

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, StorageError
 from penstock.journal import moving
 from penstock.journal.storage import keys
 
-SCHEMES = ["sqlite", "lmdb", "rocksdb", "file", "slatedb"]
+SCHEMES = ["sqlite", "rocksdb", "file", "slatedb"]
 
 
 def fill(journal: Any) -> None:

@@ -32,7 +32,7 @@ from penstock.engine.memory.sorted_map import Frozen, SortedMap
 from penstock.engine.url import open_engine
 
 END = b"\xff" * 600
-SCHEMES = ["memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb"]
+SCHEMES = ["memory", "sqlite", "rocksdb", "file", "slatedb"]
 
 State = dict[bytes, bytes]
 _names = itertools.count()

@@ -25,7 +25,7 @@ from penstock.errors import Conflict, PositionTrimmed
 from penstock.journal.commit import recent as tail
 from penstock.journal.upkeep.housekeeper import Housekeeper
 
-SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb")
+SCHEMES = ("memory", "sqlite", "rocksdb", "file", "slatedb")
 TOPICS = st.sampled_from(["a", "b"])
 CONSUMERS = st.sampled_from(["c1", "c2"])
 _names = itertools.count()
@@ -375,7 +375,6 @@ def _case(scheme: str, count: int) -> Any:
 
 TestMemory = _case("memory", 60)
 TestSqlite = _case("sqlite", 12)
-TestLmdb = _case("lmdb", 12)
 TestRocksdb = _case("rocksdb", 8)
 TestFile = _case("file", 12)
 TestSlatedb = _case("slatedb", 8)

@@ -33,7 +33,7 @@ START = 1_699_999_200.0
 """A full half hour."""
 assert START % 1800 == 0
 
-ENGINES = ["sqlite", "lmdb", "rocksdb", "file"]
+ENGINES = ["sqlite", "rocksdb", "file"]
 
 
 def sample(at: float, latest: int, ready: int = 0, **more: int) -> Sample:

@@ -251,7 +251,7 @@ def test_the_entity_index_is_built_from_sealed_history_too(
         assert [event.seq for event in topic.read(key="k1")] == [*of_key, 261]
 
 
-@pytest.mark.parametrize("scheme", ["file", "lmdb", "memory"])
+@pytest.mark.parametrize("scheme", ["file", "memory"])
 def test_other_engines_seal_as_well(scheme: str, clock: ManualClock, tmp_path: Path) -> None:
     url = "memory:" if scheme == "memory" else f"{scheme}:{tmp_path / 'shop'}"
     with penstock.open(url, clock=clock) as journal:

@@ -244,7 +244,7 @@ def test_compacted_history_stops_a_query_that_names_it(journal: penstock.Journal
     assert seqs(read(topic="orders", startingOffsets="3", failOnDataLoss="false")) == [7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("scheme", ["lmdb", "file", "slatedb"])
+@pytest.mark.parametrize("scheme", ["file", "slatedb"])
 def test_other_engines_are_read_beside_their_writer(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
     url = f"{scheme}:{tmp_path / 'other'}"
     with penstock.open(url) as journal:

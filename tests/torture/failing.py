@@ -20,7 +20,7 @@ from pathlib import Path
 from torture.power import Checker, cut_power, record_load, segments, summary
 from torture.recorder import NO_COMPILER, compiler
 
-SCHEMES = ["sqlite", "lmdb", "rocksdb", "file", "files"]
+SCHEMES = ["sqlite", "rocksdb", "file", "files"]
 """Engines, and what is written beside a store: buffers, exports, sealed history."""
 FILE_SEEDS = {"": 7, "Delta": 4, "Iceberg": 5}
 """Seeds of `files` by what their lake is beside Parquet; every one has its turn."""

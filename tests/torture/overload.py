@@ -39,7 +39,7 @@ class Figures(NamedTuple):
 
 def figures() -> Figures:
     gc.collect()
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())  # shared: also what lmdb maps
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return Figures(
         (resident - shared) * os.sysconf("SC_PAGE_SIZE"),
         len(list(Path("/proc/self/fd").iterdir())),
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2000)
     parser.add_argument("--topics", type=int, default=10_000)
     parser.add_argument("--cursors", type=int, default=100_000)
-    parser.add_argument("--engine", choices=["sqlite", "lmdb", "rocksdb", "file"], default="sqlite")
+    parser.add_argument("--engine", choices=["sqlite", "rocksdb", "file"], default="sqlite")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="penstock-overload-"))

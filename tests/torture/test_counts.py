@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import statistics
 import sys
 from collections import Counter
@@ -53,19 +52,17 @@ SYNCS = {
     "sqlite": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
     "file": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
     "rocksdb": {"append": 1, "batch": 1, "push": 1, "take": 0, "ack": 1},
-    "lmdb": {"append": 1, "batch": 1, "push": 1, "take": 1, "ack": 1},
 }
-"""Syncs of one operation; lmdb's second one is in the write of its meta page (O_DSYNC)."""
-FRAME, PAGE, META = 24 + 4096, resource.getpagesize(), 120
-"""A page in sqlite's log; lmdb has pages of the system's size, and ends a commit with the head of its meta page."""
+"""Syncs of one operation."""
+FRAME = 24 + 4096
+"""A page in sqlite's log."""
 BYTES = {
     "sqlite": {"append": 2 * FRAME, "push": 2 * FRAME},
     "file": {"append": 226, "batch": 102_133, "push": 136},
     "rocksdb": {"append": 209, "batch": 102_138, "push": 118},
-    "lmdb": {"append": 2 * PAGE + META, "push": 3 * PAGE + META},
 }
 """What an operation writes: an event of 100 bytes, a thousand of them, a message of 7 bytes. How many pages a batch
-takes in sqlite and lmdb is theirs to say; what takes and acks write holds the names of a machine and a process."""
+takes in sqlite is its to say; what takes and acks write holds the names of a machine and a process."""
 
 
 @pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)

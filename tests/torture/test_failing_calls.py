@@ -14,7 +14,7 @@ from torture.recorder import HERE, NO_COMPILER, compiler, record
 pytestmark = pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 @pytest.mark.parametrize(
     ("kind", "error", "at"),
     [("sync", errno.EIO, (2, 5, 7, 13)), ("write", errno.ENOSPC, (3, 11, 30)), ("open", errno.EMFILE, (1, 4))],
@@ -28,7 +28,7 @@ def test_a_failing_call_costs_nothing_that_is_acknowledged_later(
     assert not found, summary(found)
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_after_a_full_disk_the_same_journal_goes_on_when_there_is_room_again(tmp_path: Path, scheme: str) -> None:
     specs = [f"write:{at}:{errno.ENOSPC}:12" for at in (2, 9)]
     run = record(HERE / "workload.py", tmp_path / "disk", scheme, "disk", "4", "30", *specs)

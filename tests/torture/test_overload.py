@@ -10,7 +10,7 @@ import penstock
 from torture.overload import crowd, many
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_a_crowd_of_threads_and_many_topics_and_cursors_lose_nothing(tmp_path: Path, scheme: str) -> None:
     with penstock.open(f"{scheme}:{tmp_path / 'store'}", durability="process") as journal:
         assert crowd(journal, 200) == []

@@ -10,7 +10,7 @@ from torture.power import Checker, cut_power, record_load, summary
 from torture.recorder import HERE, NO_COMPILER, compiler, record
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
-SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
+SCHEMES = ["sqlite", "rocksdb", "file"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

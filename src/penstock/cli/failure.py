@@ -23,7 +23,6 @@ EXIT_CODES: Final = {
 
 EXTRAS: Final = {
     "cli": ("click", "rich"),
-    "lmdb": ("lmdb",),
     "rocksdb": ("rocksdict",),
     "object": ("slatedb",),
     "arrow": ("pyarrow", "numpy"),

@@ -2,7 +2,6 @@
 
     memory    a sorted map in this process; for tests
     sqlite    the default: apsw, write-ahead log, several processes
-    lmdb      the fast one: memory-mapped, several processes
     rocksdb   the best single write on slow disks: rocksdict, one process
     slatedb   objects in S3, Google Cloud Storage, Azure or a folder; one writing process, readers anywhere
     file      one append-only, checksummed file with its index in memory; one writing process, many readers

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Protocol, Self
 Durability = Literal["disk", "process"]
 
 MAX_KEY_BYTES = 500
-"""The longest key an engine must take (LMDB's compiled-in limit is 511)."""
+"""The longest key an engine takes."""
 
 
 class Snapshot(Protocol):

@@ -1,13 +1,13 @@
-"""What the read transactions of all engines do the same way: beginning, ending, and refusing use when they are over.
+"""What the read transactions of memory, file, rocksdb and slatedb do the same way: beginning, ending, and refusing use
+when they are over.
 
-Write transactions are of two shapes. Engines that commit by batch (memory, file, rocksdb, slatedb) share
-`overlay.OverlayWrite`; SQLite and LMDB have transactions of their own, and `transaction.py` in their folders wraps
-them. Either way the transaction counts its `writes` itself, and its engine has `_begin`, `_commit` and `_end_turn`.
+Write transactions are of two shapes. Engines that commit by batch (those four) share `overlay.OverlayWrite`; SQLite has
+transactions of its own, and `sqlite/transaction.py` wraps them. Either way the transaction counts its `writes` itself,
+and its engine has `_begin`, `_commit` and `_end_turn`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -25,30 +25,8 @@ class Closable(Protocol):
     _closed: bool
 
 
-class ReadBlock:
-    """A read transaction as a `with` block; one that is dropped is closed."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Lets go of the snapshot; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
-            self.close()
-
-
-class HeldRead(ReadBlock, Generic[V]):
-    """A read transaction over a view that stands still as long as it is held."""
+class HeldRead(Generic[V]):
+    """A read transaction over a view that stands still as long as it is held; one that is dropped is closed."""
 
     __slots__ = ("__weakref__", "_engine", "_view")
 
@@ -74,9 +52,22 @@ class HeldRead(ReadBlock, Generic[V]):
         return self._view
 
     def close(self) -> None:
+        """Lets go of the snapshot; a second call does nothing."""
         view, self._view = self._view, None
         if view is not None:
             self._let_go(view)
 
     def _let_go(self, view: V) -> None:
         """For engines whose views hold something that has to be given back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()

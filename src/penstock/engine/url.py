@@ -3,7 +3,7 @@
 shop.db  or  a Path        sqlite in that file
 sqlite:shop.db             the same, said in full
 sqlite:///var/shop.db      an absolute path (also `sqlite:/var/shop.db`)
-lmdb:shop  rocksdb:shop    a folder
+rocksdb:shop               a folder
 file:shop                  a folder with the append-only file in it
 s3://bucket/shop           objects in a bucket; also gs://bucket/shop and az://container/shop
 slatedb:shop               the same in a folder, for tests and development
@@ -31,7 +31,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 ENGINES: dict[str, tuple[str, str, str | None]] = {
     "memory": ("penstock.engine.memory.engine", "MemoryEngine", None),
     "sqlite": ("penstock.engine.sqlite.engine", "SqliteEngine", None),
-    "lmdb": ("penstock.engine.lmdb.engine", "LmdbEngine", "lmdb"),
     "rocksdb": ("penstock.engine.rocksdb.engine", "RocksdbEngine", "rocksdb"),
     "file": ("penstock.engine.file.engine", "FileEngine", None),
     "s3": ("penstock.engine.slatedb.providers", "S3Engine", "object"),
@@ -57,11 +56,16 @@ def parse_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     if match is None:
         return "sqlite", _checked(url, url)
     scheme, path = match[1].lower(), match[2]
+    if scheme == "lmdb":
+        raise ConfigError(
+            f"{shown_url(url)!r} names an LMDB journal, and this version opens those no more: "
+            f"move it with penstock 0.1.0, `penstock copy {shown_url(url)} sqlite:shop.db`"
+        )
     if scheme not in ENGINES:
         known = ", ".join(f"{name}:" for name in ENGINES)
         raise ConfigError(
             f"{shown_url(url)!r} names no engine: {scheme!r} is not one of {known}. "
-            'lmdb: needs `pip install "penstock[lmdb]"`, rocksdb: needs `pip install "penstock[rocksdb]"`, '
+            'rocksdb: needs `pip install "penstock[rocksdb]"`, '
             's3:, gs:, az: and slatedb: need `pip install "penstock[object]"`. '
             "For a file whose name has a colon in it, write sqlite:./name"
         )

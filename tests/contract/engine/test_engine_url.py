@@ -18,13 +18,13 @@ from penstock.errors import ConfigError
         ("data/shop.db", ("sqlite", "data/shop.db")),
         ("/var/shop.db", ("sqlite", "/var/shop.db")),
         (Path("/var/shop.db"), ("sqlite", "/var/shop.db")),
-        (Path("lmdb:shop"), ("sqlite", "lmdb:shop")),
+        (Path("rocksdb:shop"), ("sqlite", "rocksdb:shop")),
         ("sqlite:shop.db", ("sqlite", "shop.db")),
         ("SQLite:shop.db", ("sqlite", "shop.db")),
         ("sqlite:/var/shop.db", ("sqlite", "/var/shop.db")),
         ("sqlite:///var/shop.db", ("sqlite", "/var/shop.db")),
-        ("lmdb:shop", ("lmdb", "shop")),
-        ("lmdb:///var/shop", ("lmdb", "/var/shop")),
+        ("rocksdb:shop", ("rocksdb", "shop")),
+        ("rocksdb:///var/shop", ("rocksdb", "/var/shop")),
         ("rocksdb:shop", ("rocksdb", "shop")),
         ("file:shop", ("file", "shop")),
         ("file:///var/shop", ("file", "/var/shop")),
@@ -47,12 +47,12 @@ def test_a_url_names_an_engine_and_a_path(url: str | Path, expected: tuple[str, 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, lmdb:, rocksdb:, file:"),
-        ("postgres:shop", r'pip install "penstock\[lmdb\]"'),
+        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, rocksdb:, file:"),
+        ("postgres:shop", r'pip install "penstock\[rocksdb\]"'),
         ("odd:name.db", r"sqlite:\./name"),
         ("", "no path"),
         ("sqlite:", "no path"),
-        ("lmdb://", "machine|no path"),
+        ("rocksdb://", "machine|no path"),
         (":memory:", "memory:"),
         ("sqlite::memory:", "memory:"),
         ("sqlite://host/shop.db", "machine"),
@@ -66,16 +66,19 @@ def test_a_bad_url_says_what_is_wrong(url: object, message: str) -> None:
         parse_url(url)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scheme", ["lmdb", "rocksdb"])
-def test_a_missing_package_names_the_line_that_installs_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = {"lmdb": "lmdb", "rocksdb": "rocksdict"}[scheme]
-    monkeypatch.setitem(sys.modules, package, None)
+def test_an_lmdb_url_says_which_version_still_opens_it_and_how_to_move_it() -> None:
+    with pytest.raises(ConfigError, match=r"0\.1\.0.*penstock copy lmdb:/var/shop sqlite:"):
+        open_engine("lmdb:/var/shop")
+
+
+def test_a_missing_package_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
     # Its modules, not the package: that one would be imported anew, and stay in its parent with nothing inside.
-    for name in [name for name in sys.modules if name.startswith(f"penstock.engine.{scheme}.")]:
+    for name in [name for name in sys.modules if name.startswith("penstock.engine.rocksdb.")]:
         monkeypatch.delitem(sys.modules, name)
 
-    with pytest.raises(ConfigError, match=rf'pip install "penstock\[{scheme}\]"'):
-        open_engine(f"{scheme}:anything")
+    with pytest.raises(ConfigError, match=r'pip install "penstock\[rocksdb\]"'):
+        open_engine("rocksdb:anything")
 
 
 def test_every_open_of_memory_without_a_name_is_a_new_store() -> None:

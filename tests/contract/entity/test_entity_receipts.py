@@ -222,7 +222,7 @@ def test_what_cannot_be_proven_says_why(journal: Journal, topic: Topic) -> None:
             reader("{}")
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_a_journal_opened_for_reading_gives_proofs_and_publishes_nothing(place: Place) -> None:
     with penstock.open(place.url) as journal:
         fill(journal.topic("orders"), 9)

@@ -72,7 +72,7 @@ def fence_rows(journal: Any) -> int:
         return len(list(snap.scan(keys.FENCE, keys.prefix_end(keys.FENCE))))
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_a_fence_whose_end_could_not_be_written_keeps_no_other_process_out(
     journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_fence_whose_end_could_not_be_written_keeps_no_other_process_out(
     assert fence_rows(journal) == 0
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_a_conflict_after_a_fence_of_a_dead_process_spoils_no_transaction(
     place: Place, journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +124,7 @@ class SeenEvent(threading.Event):
         return super().wait(timeout)
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_a_reactor_rests_while_a_fence_of_another_process_is_open(
     place: Place, journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_reactor_rests_while_a_fence_of_another_process_is_open(
     assert payloads(journal.topic("echoes").read()) == [1]
 
 
-@on("memory", "sqlite", "lmdb")
+@on("memory", "sqlite")
 @pytest.mark.parametrize("look", [1, 2, 3, 4])
 def test_a_reactor_beside_another_of_its_name_and_a_compaction_goes_on(
     journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch, look: int

@@ -14,9 +14,6 @@ from penstock.engine.url import open_engine
 from penstock.errors import ConfigError
 from penstock.journal import moving
 
-SHARED = pytest.mark.parametrize("scheme", ["sqlite", "lmdb"])
-"""Engines whose stores two processes may write at once."""
-
 
 def payloads(url: str) -> list[Any]:
     with penstock.open(url, read_only=True) as journal:
@@ -36,14 +33,13 @@ def before(monkeypatch: pytest.MonkeyPatch, name: str, work: Callable[[], None],
     monkeypatch.setattr(moving, name, step)
 
 
-@SHARED
 @pytest.mark.parametrize(
     ("step", "call"), [("_bring", 1), ("_write", 1), ("_write", 3), ("_compare", 1), ("_bring", 2), ("_compare", 2)]
 )
 def test_a_copy_that_another_one_has_finished_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, step: str, call: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, call: int
 ) -> None:
-    url = f"{scheme}:{tmp_path / 'b'}"
+    url = f"sqlite:{tmp_path / 'b'}"
     monkeypatch.setattr(moving, "BATCH_BYTES", 1)
     with penstock.open(tmp_path / "a.db") as source:
         source.topic("t").append_many([Draft("k", number) for number in range(3)])
@@ -59,11 +55,10 @@ def test_a_copy_that_another_one_has_finished_is_left_as_it_is(
     assert payloads(url) == [0, 1, 2, "of the copy"]
 
 
-@SHARED
 def test_a_place_where_a_journal_is_made_while_a_copy_begins_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"{scheme}:{tmp_path / 'b'}"
+    url = f"sqlite:{tmp_path / 'b'}"
 
     target = open_engine(url)
     real = target.write

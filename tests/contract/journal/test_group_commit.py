@@ -404,7 +404,7 @@ INTERRUPTED = """
 """
 
 
-@on("sqlite", "lmdb", "file")
+@on("sqlite", "file")
 def test_interrupts_at_any_moment_hang_nobody_and_lose_nothing(url: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)

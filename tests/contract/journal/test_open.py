@@ -48,9 +48,9 @@ def test_without_a_url_the_environment_says_where_and_else_the_working_folder(
             monkeypatch.setenv("PENSTOCK_URL", blank)
         with penstock.open() as journal:
             assert journal.describe().location == str(tmp_path / "penstock.db")
-    monkeypatch.setenv("PENSTOCK_URL", "lmdb:elsewhere")
+    monkeypatch.setenv("PENSTOCK_URL", "file:elsewhere")
     with penstock.open() as journal:
-        assert journal.describe().engine == "lmdb" and (tmp_path / "elsewhere").is_dir()
+        assert journal.describe().engine == "file" and (tmp_path / "elsewhere").is_dir()
     with penstock.open("memory:") as journal:
         assert journal.describe().engine == "memory"
 
@@ -102,7 +102,7 @@ def test_an_unknown_scheme_names_the_known_ones_and_the_extras() -> None:
     with pytest.raises(ConfigError) as refused:
         penstock.open("redis:x")
     text = str(refused.value)
-    assert all(kind.scheme in text for kind in KINDS) and "pip install" in text and "penstock[lmdb]" in text
+    assert all(kind.scheme in text for kind in KINDS) and "pip install" in text and "penstock[rocksdb]" in text
 
 
 def test_memory_journals_are_apart_unless_they_are_named(place: Place) -> None:

@@ -464,7 +464,7 @@ def test_sizes_out_of_range_are_refused(topic: Topic, monkeypatch: pytest.Monkey
     assert topic.latest == 6
 
 
-@on("memory", "sqlite", "lmdb")
+@on("memory", "sqlite")
 def test_a_large_batch_becomes_several_blocks_and_stays_one_batch(topic: Topic) -> None:
     sizes = [10, 300_000, 0, 250_000, 5, 1_000_000, 1]
     drafts = [
@@ -490,7 +490,7 @@ def test_headers_count_when_blocks_are_cut(topic: Topic) -> None:
     assert [e.headers["a"][:2] for e in topic.read()] == [f"{n:02}" for n in range(100)]
 
 
-@on("memory", "sqlite", "lmdb")
+@on("memory", "sqlite")
 def test_a_batch_of_a_hundred_thousand(topic: Topic) -> None:
     receipts = topic.append_many([Draft("k", n) for n in range(100_000)])
     assert contiguous([r.seq for r in receipts]) and receipts[-1].seq == 100_000

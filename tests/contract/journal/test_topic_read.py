@@ -293,7 +293,7 @@ STREAMED = """
 
 
 @pytest.mark.slow
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_a_million_events_are_streamed_in_constant_memory(url: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(STREAMED), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * DEADLINE)

@@ -225,7 +225,7 @@ def test_subscribers_see_a_transaction_at_once_and_whole(journal: Journal) -> No
         assert [subscription.next(DEADLINE), subscription.next(DEADLINE)] == list(journal.topic("a").read())
 
 
-@on("memory", "sqlite", "lmdb")
+@on("memory", "sqlite")
 def test_a_large_transaction_is_one(journal: Journal) -> None:
     with pytest.raises(Failure), journal.transaction() as tx:
         for n in range(30):
@@ -236,7 +236,7 @@ def test_a_large_transaction_is_one(journal: Journal) -> None:
     assert journal.topics() == []
 
 
-@on("memory", "sqlite", "lmdb")
+@on("memory", "sqlite")
 def test_the_time_of_a_transaction_never_goes_back(journal: Journal, clock: Any) -> None:
     clock.advance(10)
     journal.topic("a").append("k")
@@ -250,7 +250,7 @@ def test_the_time_of_a_transaction_never_goes_back(journal: Journal, clock: Any)
     assert [e.id for e in events] == sorted({e.id for e in events})
 
 
-@on("sqlite", "lmdb", "rocksdb", "file")
+@on("sqlite", "rocksdb", "file")
 def test_a_read_only_journal_has_no_transactions(place: Place) -> None:
     place.open().close()
     journal = place.open(read_only=True)

@@ -138,7 +138,7 @@ def test_it_is_in_the_log_and_in_the_metrics(queue: Queue, caplog: pytest.LogCap
     assert 'penstock_queue_breaker_open{queue="calls",group="default"} 1' in text
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_two_processes_share_one_breaker(place: Place, clock: ManualClock) -> None:
     first = place.open(clock=clock, durability="process").queue("calls", breaker="2/m")
     second = place.open(clock=clock, durability="process").queue("calls")

@@ -260,7 +260,7 @@ def test_long_and_odd_names_of_lanes(journal: Journal) -> None:
     assert len(payloads(queue)) == 2
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_two_processes_share_the_turns(place: Place, clock: ManualClock) -> None:
     first = place.open(clock=clock, durability="process").queue("jobs", fair_by="tenant")
     second = place.open(clock=clock, durability="process").queue("jobs")

@@ -100,7 +100,7 @@ def test_letters_sent_back_and_moved_messages_are_not_throttled(journal: Journal
     assert len(queue) == 2
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_two_processes_share_one_throttle(place: Place, clock: ManualClock) -> None:
     first = place.open(clock=clock, durability="process").queue("jobs", throttle=10)
     second = place.open(clock=clock, durability="process").queue("jobs")

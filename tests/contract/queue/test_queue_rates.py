@@ -115,7 +115,7 @@ def test_a_waiting_take_wakes_when_the_rate_allows(journal: Journal, clock: Manu
     assert [delivery.payload for delivery in got] == ["second"]
 
 
-@on("sqlite", "lmdb")
+@on("sqlite")
 def test_two_processes_share_one_rate(place: Place, clock: ManualClock) -> None:
     first = place.open(clock=clock, durability="process")
     second = place.open(clock=clock, durability="process")

@@ -73,7 +73,7 @@ def test_an_export_that_is_done_survives_a_power_cut_and_one_that_is_not_goes_on
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions are POSIX's")
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_what_is_made_from_a_private_store_is_private(tmp_path: Path, scheme: str) -> None:
     store = tmp_path / "store"
     old = os.umask(0o022)

@@ -44,7 +44,7 @@ while True:
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file", "slatedb"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file", "slatedb"])
 def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, scheme: str, durability: str) -> None:
     url = f"{scheme}:{tmp_path / 'store'}"
     oracle = tmp_path / "oracle"

@@ -32,7 +32,7 @@ class Total(Projection):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file", "slatedb"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file", "slatedb"])
 def test_a_killed_process_leaves_exactly_what_it_was_promised(scheme: str, tmp_path: Path) -> None:
     url = f"{scheme}:{tmp_path / 'store'}"
     chance = random.Random(scheme)

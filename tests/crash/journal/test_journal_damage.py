@@ -14,7 +14,7 @@ from penstock import Draft, Journal, Topic
 from penstock.errors import Corrupt, PenstockError
 from penstock.journal.storage import keys
 
-SCHEMES = ("memory", "sqlite", "lmdb", "rocksdb", "file", "slatedb")
+SCHEMES = ("memory", "sqlite", "rocksdb", "file", "slatedb")
 
 
 @pytest.fixture(params=SCHEMES)
@@ -175,12 +175,10 @@ def test_damaged_records_of_a_topic_are_found(journal: Journal) -> None:
 def stored_file(scheme: str, folder: Path) -> Path:
     if scheme == "sqlite":
         return folder / "store"
-    if scheme == "lmdb":
-        return folder / "store" / "data.mdb"
     return folder / "store" / "data"
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "file"])
 def test_a_bit_flipped_on_disk_is_found_and_nothing_is_altered(scheme: str, tmp_path: Path) -> None:
     url, chance = f"{scheme}:{tmp_path / 'store'}", random.Random(scheme)
     with penstock.open(url) as journal:

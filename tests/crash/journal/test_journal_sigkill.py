@@ -16,7 +16,7 @@ ROUNDS = 4
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file", "rocksdb", "slatedb"])
+@pytest.mark.parametrize("scheme", ["sqlite", "file", "rocksdb", "slatedb"])
 def test_a_killed_writer_loses_nothing_it_acknowledged(scheme: str, durability: str, tmp_path: Path) -> None:
     url, oracle, chance = f"{scheme}:{tmp_path / 'store'}", tmp_path / "oracle", random.Random()
     repeated = 0
@@ -35,7 +35,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(scheme: str, durability: 
     assert len(notes(oracle)) > 20 and repeated
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "file", "slatedb"])
+@pytest.mark.parametrize("scheme", ["sqlite", "file", "slatedb"])
 def test_a_writer_killed_while_it_opens_leaves_a_store_that_opens(scheme: str, tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -127,10 +127,7 @@ def damage(name: str, seed: int, most: int | None, ends: float) -> tuple[Counter
             code = os.waitstatus_to_exitcode(status)
             if code and done < len(batch):  # the next place took it down
                 what = "without end" if code == -signal.SIGALRM else f"ended with {code}"
-                if subject.signals and code != -signal.SIGALRM and code < 0:
-                    counts["a signal, on the list"] += 1
-                else:
-                    found.append(f"{batch[done]}: the process {what}")
+                found.append(f"{batch[done]}: the process {what}")
                 done += 1
             todo = todo[max(1, done) :]
             if len(found) > 20:

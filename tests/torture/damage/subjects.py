@@ -30,8 +30,6 @@ class Subject(NamedTuple):
     """Parts of the state that damage may change without an error; the guarantees say so by name."""
     tail: bool = False
     """Damage to the end may look like a write that was cut off: then an earlier state is read."""
-    signals: bool = False
-    """Damage may end the process; the guarantees say so by name."""
     skip: tuple[str, ...] = ()
     """Files that hold nothing: locks, and indexes in memory of other processes."""
 
@@ -151,12 +149,11 @@ def _read_buffer(folder: Path) -> State:
         return {"events": found}
 
 
-#: sqlite and lmdb have no checksums of pages. Events have their own; what is kept about them has not, and a changed
+#: sqlite has no checksums of pages. Events have their own; what is kept about them has not, and a changed
 #: key may hide what lies behind it, up to the end of a topic: events are then too few, and never others.
 NOT_EVENTS = ("topics", "cursors", "marks", "queue", "events of a key", "chain")
 SUBJECTS: dict[str, Subject] = {
     "sqlite": _store("sqlite", hidden=True, silent=NOT_EVENTS, tail=True, skip=("-shm",)),
-    "lmdb": _store("lmdb", hidden=True, silent=NOT_EVENTS, tail=True, signals=True, skip=("lock.mdb",)),
     "sqlite, killed": _store("sqlite", closed=False, hidden=True, silent=NOT_EVENTS, tail=True, skip=("-shm",)),
     "rocksdb, killed": _store("rocksdb", closed=False, tail=True, skip=("LOCK", "LOG", "LOG.old")),
     "rocksdb": _store("rocksdb", tail=True, skip=("LOCK", "LOG", "LOG.old")),

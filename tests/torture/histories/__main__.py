@@ -30,7 +30,6 @@ from torture.histories.worker import set_up, work
 PROCESSES = 4
 WAYS = {
     "sqlite": ("processes", "served"),
-    "lmdb": ("processes",),
     "rocksdb": ("served", "threads"),
     "file": ("served", "threads"),
 }

@@ -20,7 +20,7 @@ from torture.histories.worker import Notes, Worker, set_up
 TESTS = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_what_four_processes_do_at_once_is_linearizable(scheme: str) -> None:
     command = [sys.executable, "-m", "torture.histories", "--engine", scheme, "--rounds", "1", "--operations", "30"]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])

@@ -27,8 +27,7 @@ from torture.kills.check import problems, read_oracle
 from torture.kills.worker import Oracle, Worker, set_up, work
 from waiting import DEADLINE
 
-SCHEMES = ["sqlite", "lmdb", "rocksdb", "file"]
-SHARED = ("sqlite", "lmdb")
+SCHEMES = ["sqlite", "rocksdb", "file"]
 """Engines that several processes may write at once."""
 ROUNDS = 6
 """Checks of one store before the next one is begun: what is checked grows with every round."""
@@ -95,7 +94,7 @@ class Siege:
 
     def round(self) -> None:
         """Kills some workers while others go on, then all; then checks."""
-        for _ in range(self.rng.randint(1, 3) if self.scheme in SHARED else 1):
+        for _ in range(self.rng.randint(1, 3) if self.scheme == "sqlite" else 1):
             self.start()
         for _ in range(self.rng.randint(1, 5)):
             self.kill(self.rng.choice(list(self.workers)))

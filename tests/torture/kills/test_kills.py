@@ -18,7 +18,7 @@ from torture.kills.worker import Oracle, Worker, set_up
 TESTS = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "lmdb", "rocksdb", "file"])
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_kills_at_any_moment_take_nothing_that_was_acknowledged(scheme: str) -> None:
     command = [sys.executable, "-m", "torture.kills", "--engine", scheme, "--kills", "6", "--seed", "1"]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])

@@ -112,12 +112,11 @@ def absolute_url(url: str) -> str:
     scheme, path = parse_url(url)
     if scheme == "memory":
         raise ConfigError(
-            "Spark reads and writes a journal from other processes, and memory: lives in one; use sqlite:, lmdb:, file:"
+            "Spark reads and writes a journal from other processes, and memory: lives in one; use sqlite: or file:"
         )
     if scheme == "rocksdb":
         raise ConfigError(
-            "Spark reads and writes a journal from several processes, and rocksdb: allows one; "
-            "use sqlite:, lmdb: or file:"
+            "Spark reads and writes a journal from several processes, and rocksdb: allows one; use sqlite: or file:"
         )
     if path.startswith("//"):  # a bucket
         return f"{scheme}:{path}"

@@ -14,7 +14,7 @@ from penstock.units import show_size
 @command(
     "copy",
     "penstock copy shop.db s3://bucket/shop",
-    "penstock copy s3://bucket/shop lmdb:shop",
+    "penstock copy s3://bucket/shop sqlite:shop.db",
 )
 @click.argument("source", help="the journal to copy: a path or an engine's url")
 @click.argument("target", help="a new place, on any engine")

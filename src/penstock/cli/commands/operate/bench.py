@@ -35,8 +35,8 @@ def number(text: str) -> float:
 PAYLOAD = {"id": 4711, "customer": "c-0042", "total": 129.95, "note": "x" * 40}
 
 
-@command("bench", "penstock bench", "penstock bench --engine lmdb --folder /var/lib")
-@choice("--engine", "sqlite lmdb rocksdb file memory", default="sqlite", help="the engine to measure")
+@command("bench", "penstock bench", "penstock bench --engine file --folder /var/lib")
+@choice("--engine", "sqlite rocksdb file memory", default="sqlite", help="the engine to measure")
 @click.option("--folder", metavar="FOLDER", help="where to measure; the disk matters")
 @click.option("--seconds", type=number, default="1", help="about how long each row may take")
 def bench(context: CommandContext, engine: str, folder: str | None, seconds: float) -> None:

@@ -32,7 +32,7 @@ class Diagnosis:
         self.bad = bad
 
 
-@command("doctor", "penstock doctor", "penstock doctor --url lmdb:/var/lib/shop --json")
+@command("doctor", "penstock doctor", "penstock doctor --url rocksdb:/var/lib/shop --json")
 def doctor(context: CommandContext) -> int:
     """Looks whether everything is there and well: versions, engine, disk, Java, Spark, extras; with advice.
 
