@@ -1,4 +1,4 @@
-"""`bench` and `doctor`: the user's own machine."""
+"""`doctor`: the user's own machine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,6 @@ from pathlib import Path
 import pytest
 
 from cli.commandline import Cli
-
-
-@pytest.mark.parametrize("engine", ["sqlite", "memory"])
-def test_bench_measures_and_leaves_nothing_behind(cli: Cli, tmp_path: Path, engine: str) -> None:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    rows = cli("bench", "--json", "--engine", engine, "--folder", str(folder), "--seconds", "0.01").documents
-    assert len(rows) == 6 and all(row["per_second"] > 0 for row in rows)
-    assert rows[0]["x_raw"] == 1
-    assert list(folder.iterdir()) == []
-
-
-def test_bench_shows_a_table(cli: Cli, tmp_path: Path) -> None:
-    shown = cli("bench", "--engine", "memory", "--folder", str(tmp_path), "--seconds", "0.01").out
-    assert "raw write and sync" in shown and "push, take, ack" in shown
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
-def test_bench_needs_a_time(cli: Cli, seconds: str) -> None:
-    assert "--seconds" in cli("bench", "--seconds", seconds, code=2).err
 
 
 def test_the_doctor_finds_a_healthy_installation_healthy(cli: Cli, orders: str, url: str) -> None:

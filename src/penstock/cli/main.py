@@ -47,7 +47,6 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "operate.check": "check",
         "operate.serving": "serve",
         "operate.demo": "demo",
-        "operate.bench": "bench",
         "operate.doctor": "doctor",
         "operate.shell": "completion help",
     },
