@@ -106,9 +106,6 @@ def main() -> None:
                     page.locator("#inspector .json").wait_for()
                     page.locator("#filters").scroll_into_view_if_needed()
                     page.screenshot(path=IMAGES / "topic.png", full_page=False)
-                    shipped = next(shop.topic("shipments").read(reverse=True))
-                    page.goto(f"{url}/graph/{shipped.correlation_id}")
-                    page.screenshot(path=IMAGES / "graph.png")
                 else:
                     shoot(page, url, "/", "overview-dark")
                 context.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.entity.causality.graph import CauseGraph, Node
 from penstock.entity.causality.walk import WalkStep, walk
 
 
@@ -26,9 +25,3 @@ def test_a_loop_of_causes_is_entered_at_its_first_event_and_left_again() -> None
 def test_a_long_chain_is_walked_without_recursion() -> None:
     causes = {str(number): str(number - 1) if number else None for number in range(20_000)}
     assert [step.id for step in walk(causes)] == list(causes)
-
-
-def test_a_loop_of_causes_is_drawn() -> None:
-    nodes = [Node("a", "k", "t#1", "", "b"), Node("b", "k", "t#2", "", "a")]
-    drawn = CauseGraph(nodes).render("svg")
-    assert drawn.count("<rect") == 2 and drawn.count('stroke="#667" marker-end') == 2

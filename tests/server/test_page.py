@@ -56,8 +56,8 @@ def test_every_page_shows_what_it_should(
         expect(page.locator(".json")).to_contain_text("order: 29")
         expect(page.get_by_role("region", name="Headers")).to_contain_text("web")
         page.get_by_role("link", name="What caused what").click()
-        expect(page.locator(".graph rect")).to_have_count(3)
-        expect(page.locator(".graph path")).to_have_count(2)
+        expect(page.locator(".graph li")).to_have_count(3)
+        expect(page.locator(".graph")).to_contain_text("└─ ")
         page.goto(f"{served.url}/queues/emails")
         expect(page.locator("#dead")).to_contain_text("SMTPError: 550 mailbox full")
         expect(page.locator("#pending")).to_contain_text("worker-1")
@@ -402,7 +402,7 @@ def test_nothing_in_the_data_becomes_markup(
     page.locator("#tail li").first.locator(".kind").click()
     expect(page.locator("#inspector")).to_contain_text("onerror=alert(2)")
     page.locator("#inspector").get_by_role("link", name="What caused what").click()
-    expect(page.locator(".graph rect")).to_have_count(2)
+    expect(page.locator(".graph li")).to_have_count(2)
 
 
 def test_the_keyboard_is_enough(open_page: Callable[..., Page], served: Served, shop: penstock.Receipt) -> None:

@@ -21,7 +21,6 @@ from penstock.queue.registry import QueueRegistry
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
-    from penstock.entity.causality.graph import GraphFormat
     from penstock.entity.copying.exporting import ExportReport
     from penstock.entity.copying.files import CopyFormat
     from penstock.entity.copying.importing import ImportReport
@@ -99,11 +98,10 @@ class LocalJournal(Journal):
 
         return correlated(self._core, correlation_id)
 
-    def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
-        from penstock.entity.causality.graph import graph_of
-        from penstock.entity.causality.walk import correlated
+    def graph(self, correlation_id: str) -> str:
+        from penstock.entity.causality.graph import mermaid
 
-        return graph_of(correlated(self._core, correlation_id)).render(format)
+        return mermaid(self.correlated(correlation_id))
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:

@@ -30,7 +30,6 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.entity.causality.graph import GraphFormat
     from penstock.journal.upkeep.dropping import DropReport
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import DraftArguments, PolicyArguments
@@ -117,11 +116,11 @@ class RemoteJournal(JournalElsewhere):
         """Every event of a correlation, of all topics, causes before their effects."""
         return events_of(self._client.call(operations.READ_CORRELATED, correlation_id).events)
 
-    def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
-        """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
-        from penstock.entity.causality.graph import graph_of
+    def graph(self, correlation_id: str) -> str:
+        """What caused what within a correlation, as a Mermaid flowchart."""
+        from penstock.entity.causality.graph import mermaid
 
-        return graph_of(self.correlated(correlation_id)).render(format)
+        return mermaid(self.correlated(correlation_id))
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
-    from penstock.entity.causality.graph import GraphFormat
     from penstock.entity.copying.exporting import ExportReport
     from penstock.entity.copying.files import CopyFormat
     from penstock.entity.copying.importing import ImportReport
@@ -99,8 +98,8 @@ class Journal(ABC):
         """Every event of a correlation, of all topics, in the order they were recorded."""
 
     @abstractmethod
-    def graph(self, correlation_id: str, format: GraphFormat = "mermaid") -> str:
-        """What caused what within a correlation, drawn as "dot", "mermaid" or "svg"."""
+    def graph(self, correlation_id: str) -> str:
+        """What caused what within a correlation, as a Mermaid flowchart."""
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -135,41 +134,15 @@ def test_a_long_chain_is_walked_to_its_beginning(topic: Topic) -> None:
 
 # ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @on("memory")
-def test_a_graph_as_mermaid_and_dot(journal: Journal) -> None:
-    ids = story(journal)
-    mermaid = journal.graph(ids["placed"])
+def test_a_graph_has_every_event_and_an_arrow_from_each_cause(journal: Journal) -> None:
+    mermaid = journal.graph(story(journal)["placed"])
     assert mermaid.startswith("flowchart TD\n")
     assert mermaid.count("-->") == 4 and '["placed<br/>orders#35;1 · o1<br/>' in mermaid
-    dot = journal.graph(ids["placed"], "dot")
-    assert dot.startswith("digraph causes {") and dot.count("->") == 4 and dot.rstrip().endswith("}")
-    assert 'label="charged\\npayments#1\\n' in dot and ids["charged"] in dot
-    with pytest.raises(ConfigError, match="svg"):
-        journal.graph(ids["placed"], "png")  # type: ignore[arg-type]
-
-
-@on("memory")
-def test_a_graph_as_svg_shows_every_event_and_arrow_without_overlap(journal: Journal) -> None:
-    ids = story(journal)
-    root = ElementTree.fromstring(journal.graph(ids["placed"], "svg"))
-    space = "{http://www.w3.org/2000/svg}"
-    boxes = [(float(box.attrib["x"]), float(box.attrib["y"])) for box in root.iter(f"{space}rect")]
-    assert len(boxes) == 5 and len(set(boxes)) == 5
-    assert len([path for path in root.iter(f"{space}path") if "marker-end" in path.attrib]) == 4
-    assert {title.text for title in root.iter(f"{space}title")} == set(ids.values())
-    rows = sorted({y for _, y in boxes})
-    assert len(rows) == 4, "one row for each step of the chain"
-    for one in boxes:
-        for other in boxes:
-            assert one == other or abs(one[0] - other[0]) >= 190 or abs(one[1] - other[1]) >= 54
 
 
 @on("memory")
 def test_awkward_text_is_escaped_and_nothing_is_drawn_for_nobody(journal: Journal, topic: Topic) -> None:
     first = topic.append('<b> & "q" \\ #', key="a]b\nc")
     topic.append("x" * 100, cause=first)
-    root = ElementTree.fromstring(journal.graph(first.id, "svg"))
-    assert '<b> & "q" \\ #' in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert '\\"q\\"' in journal.graph(first.id, "dot")
-    assert "#quot;q#quot;" in journal.graph(first.id) and "<b>" not in journal.graph(first.id)
-    for format in ("dot", "mermaid", "svg"):
-        assert journal.graph("nobody", format)  # type: ignore[arg-type]
+    assert '["#lt;b#gt; #38; #quot;q#quot; \\ #35;<br/>' in (drawn := journal.graph(first.id)) and "a]b c" in drawn
+    assert journal.graph("nobody") == "flowchart TD\n"

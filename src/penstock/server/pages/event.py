@@ -1,4 +1,4 @@
-"""One event in full, on a page of its own or beside a list, and the picture of what caused what."""
+"""One event in full, on a page of its own or beside a list, and the tree of what caused what."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.entity.causality.walk import walk
+from penstock.entity.causality.graph import tree
 from penstock.errors import PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 SHOWN_BYTES = 1 << 20
 """Of a payload; the API has all of it."""
 SHOWN_EFFECTS = 20
-"""Effects of an event that are listed; the picture shows more."""
-MOST_DRAWN = 200
-"""Events of a correlation that are drawn; more is a wall, not a picture."""
+"""Effects of an event that are listed; the tree shows more."""
+MOST_SHOWN = 200
+"""Events of a correlation that are shown; more is a wall, not a picture."""
 
 
 class EventPayload(msgspec.Struct):
@@ -115,13 +115,13 @@ def event_page(request: Request, service: Service) -> Response:
 def graph_page(request: Request, service: Service) -> Response:
     correlation = request.path_params["correlation"]
     try:
-        events = list(islice(service.journal.correlated(correlation), MOST_DRAWN + 1))
+        events = list(islice(service.journal.correlated(correlation), MOST_SHOWN + 1))
     except PenstockError as error:
         raise Refused(400, type(error).__name__, str(error)) from error
     if not events:
         raise Refused(404, "UnknownEvent", f"no event belongs to {correlation[:80]!r}")
-    note = f"The first {MOST_DRAWN:,} events." if len(events) > MOST_DRAWN else f"{len(events):,} events."
-    events = events[:MOST_DRAWN]
+    note = f"The first {MOST_SHOWN:,} events." if len(events) > MOST_SHOWN else f"{len(events):,} events."
+    events = events[:MOST_SHOWN]
     return rendering.page(
         request,
         service,
@@ -131,67 +131,6 @@ def graph_page(request: Request, service: Service) -> Response:
         kind="Correlation",
         correlation=correlation,
         note=note,
-        drawing=drawing(events),
+        tree=tree(events),
         events=events,
     )
-
-
-WIDTH, HEIGHT, GAP_X, GAP_Y = 190, 46, 46, 14
-LETTERS = 24
-
-
-class Box(msgspec.Struct):
-    """An event's box and where it is drawn."""
-
-    event: Event
-    x: int
-    y: int
-    name: str
-    place: str
-
-
-class CauseDrawing(msgspec.Struct):
-    """Boxes and the lines between them."""
-
-    width: int
-    height: int
-    edges: list[str]
-    boxes: list[Box]
-    box_width: int = WIDTH
-    box_height: int = HEIGHT
-
-
-def drawing(events: list[Event]) -> CauseDrawing:
-    """The events of a correlation as boxes, with a line from each cause to its effects."""
-    places = _places(events)
-    by_id = {event.id: event for event in events}
-    edges, boxes = [], []
-    for event in events:
-        x, y = places[event.id]
-        cause = by_id.get(event.causation_id or "")
-        if cause is not None and cause is not event:
-            from_x, from_y = places[cause.id]
-            start_x, start_y, end_y = from_x + WIDTH, from_y + HEIGHT / 2, y + HEIGHT / 2
-            bend = (start_x + x) / 2
-            edges.append(f"M{start_x} {start_y} C{bend} {start_y} {bend} {end_y} {x} {end_y}")
-        boxes.append(Box(event, x, y, _short(event.kind), _short(f"{event.topic} #{event.seq}")))
-    width = max(x for x, _ in places.values()) + WIDTH + 2
-    height = max(y for _, y in places.values()) + HEIGHT + 2
-    return CauseDrawing(width, height, edges, boxes)
-
-
-def _places(events: list[Event]) -> dict[str, tuple[int, int]]:
-    """Where each event is drawn: a column for its depth, a row of its own unless it goes on from its cause."""
-    depth: dict[str, int] = {}
-    places: dict[str, tuple[int, int]] = {}
-    row = 0
-    for step in walk({event.id: event.causation_id for event in events}):
-        depth[step.id] = 0 if step.cause is None else depth[step.cause] + 1
-        if step.at or (step.cause is None and places):
-            row += 1
-        places[step.id] = (1 + depth[step.id] * (WIDTH + GAP_X), 1 + row * (HEIGHT + GAP_Y))
-    return places
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"

@@ -1,10 +1,10 @@
-"""What caused what, in a terminal or as a picture."""
+"""What caused what, in a terminal or as Mermaid."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 @command(
     "graph",
     "penstock graph 01890a5d-ac96-774b-bcce-b302099a8057",
-    "penstock graph order-17 --format svg --out order.svg",
+    "penstock graph order-17 --format mermaid --out order.mmd",
 )
 @click.argument("correlation", help="the correlation's id, or the id of any event of it")
-@choice("--format", "tree dot mermaid svg", default="tree", help="a tree for reading, or a picture's source")
+@choice("--format", "tree mermaid", default="tree", help="a tree for reading, or a flowchart for Markdown")
 @click.option("--out", type=click.Path(), help="write it to this file")
-def graph(context: CommandContext, correlation: str, format: Any, out: str | None) -> None:
+def graph(context: CommandContext, correlation: str, format: str, out: str | None) -> None:
     """Shows the chain of causes and effects that a correlation holds together."""
     with context.journal(read_only=True) as journal:
         events = list(journal.correlated(correlation))
@@ -44,12 +44,12 @@ def graph(context: CommandContext, correlation: str, format: Any, out: str | Non
         for event in events:
             context.event(event)
         return
+    from penstock.entity.causality.graph import mermaid
+
     if format == "tree":
         text = "\n".join(_tree_lines(events, color=context.color and out is None))
     else:
-        from penstock.entity.causality.graph import graph_of
-
-        text = graph_of(events).render(format)
+        text = mermaid(events)
     if out is None:
         context.line(text)
     else:
@@ -58,21 +58,7 @@ def graph(context: CommandContext, correlation: str, format: Any, out: str | Non
 
 
 def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
+    from penstock.entity.causality.graph import tree
+
     for stems, event in tree(events):
         yield paint(stems, "dim", color) + event_line(event, color=color, topic=True)
-
-
-def tree(events: list[Event]) -> Iterator[tuple[str, Event]]:
-    """Each event below its cause, with the stems that lead to it."""
-    from penstock.entity.causality.walk import walk
-
-    by_id = {event.id: event for event in events}
-    below: dict[str, str] = {}
-    for step in walk({event.id: event.causation_id for event in events}):
-        if step.cause is None:
-            stem = below[step.id] = ""
-        else:
-            last, before = step.at == step.of - 1, below[step.cause]
-            stem = before + ("└─ " if last else "├─ ")
-            below[step.id] = before + ("   " if last else "│  ")
-        yield stem, by_id[step.id]
