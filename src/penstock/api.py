@@ -83,7 +83,6 @@ def open(
     takeover: bool = False,
     standby: bool = False,
     store_options: Mapping[str, object] | None = None,
-    told_by: str | None = None,
 ) -> Journal:
     """Opens a journal, making it when it is not there.
 
@@ -96,19 +95,15 @@ def open(
     Such a journal has one writer, who holds a lease: another gets `Locked`, unless `standby` (wait for the lease) or
     `takeover` (end that writer). `lease` is after how many seconds without a sign of life a writer may be replaced,
     `timeout` how long the store may take to answer, `linger` for how long a commit waits for further callers.
-    `store_options` are the provider's settings where the environment's will not do. `told_by` is for readers
-    (`read_only`): the address of a server of the same journal, asked with `token`, which says when something was
-    committed, so that it is seen sooner and the store is asked less often.
+    `store_options` are the provider's settings where the environment's will not do.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
-    if told_by is not None:
-        _check_told(url, read_only)
     if isinstance(url, str) and is_served(url):
         from penstock.remote import connect
 
         return connect(url, token=token, read_only=read_only)
-    opened = open_local(
+    return open_local(
         url,
         read_only=read_only,
         durability=durability,
@@ -119,32 +114,6 @@ def open(
             linger=linger, timeout=timeout, lease=lease, takeover=takeover, standby=standby, store=store_options
         ),
     )
-    if told_by is not None:
-        try:
-            _listen(opened, told_by, token)
-        except BaseException:
-            opened.close()
-            raise
-    return opened
-
-
-def _check_told(url: str | os.PathLike[str], read_only: bool) -> None:
-    if (isinstance(url, str) and is_served(url)) or not _in_object_store(url):
-        raise ConfigError(
-            f"told_by is for a journal in an object store ({', '.join(f'{name}:' for name in OBJECT_SCHEMES)}); "
-            f"{shown_url(str(url))} is told of changes as it is: leave told_by out"
-        )
-    if not read_only:
-        raise ConfigError("told_by is for readers, and who writes knows what was written: say read_only=True too")
-
-
-def _listen(journal: LocalJournal, told_by: str, token: str | None) -> None:
-    """Has a server tell a reader of changes, until the journal is closed."""
-    from penstock.remote.word import WordOfChanges
-
-    core = journal._core
-    word = WordOfChanges(told_by, token, core.id, changed=core.engine.hear_word, listening=core.engine.expect_word)
-    core.before_close.append(word.close)
 
 
 def open_local(

@@ -61,10 +61,8 @@ FOLLOW_SECONDS: Final = 0.4
 """How often a reader looks for new objects of the log while something happens; the pause grows to the next one."""
 FOLLOW_IDLE_SECONDS: Final = 0.7
 """The longest pause of a reader."""
-FOLLOW_TOLD_SECONDS: Final = 2.0
-"""The longest pause of a reader whom a server tells of changes."""
-FOLLOW_TOLD_LEAST: Final = 0.05
-"""The least time between two looks of such a reader, and between two words of the server."""
+FOLLOW_STALE_SECONDS: Final = 2.0
+"""How old a reader's state may be to be used while another thread looks for a newer one; an older one waits for it."""
 SPARK_HOLD_SECONDS: Final = 3600.0
 """For how long a Spark task's tables in an object store are kept from collection: more than a task should take."""
 FOLLOW_BYTES: Final = 16 << 20

@@ -17,7 +17,7 @@ from cli.commandline import Cli
 from penstock.api import local
 from penstock.cli import failure
 from penstock.cli.main import run
-from server.serving import READ, TOKENS, serving
+from server.serving import serving
 
 
 @pytest.fixture
@@ -98,16 +98,6 @@ def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -
         for process in started:
             process.kill()
             process.communicate()
-
-
-def test_a_server_tells_a_reading_command_of_changes(cli: Cli, url: str) -> None:
-    with penstock.open(url) as journal:
-        journal.topic("t").append("k", 1)
-        with serving(journal, tokens=TOKENS) as served:
-            said = cli("read", "t", "--json", "--told-by", served.url, "--token", READ)
-            assert json.loads(said.out)["payload"] == 1
-            refused = cli("read", "t", "--told-by", served.url, "--token", "wrong-token-0123456789", code=None)
-            assert refused.code != 0 and "token" in refused.err
 
 
 def test_the_demonstration_of_a_failover_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:

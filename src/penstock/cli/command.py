@@ -32,7 +32,6 @@ SHARED = (
     _shared("--url", help="the journal: a path, an engine's url, or the http url of a server [or PENSTOCK_URL]"),
     _shared("--token", help="the token a server asks for [or PENSTOCK_TOKEN]"),
     _shared("--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"),
-    _shared("--told-by", metavar="URL", help="a server that tells readers of an object store what is new, sooner"),
     _shared("--json", is_flag=True, help="one JSON object per line instead of tables and text"),
 )
 """What every command takes, and `penstock` itself before the command's name."""

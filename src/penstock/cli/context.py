@@ -27,7 +27,6 @@ class CommandContext:
         self.url: str | None = None
         self.token: str | None = None
         self.takeover = False
-        self.told_by: str | None = None
         self.json = False
         self.out: TextIO = sys.stdout
         self.err: TextIO = sys.stderr
@@ -48,10 +47,7 @@ class CommandContext:
         from penstock.api import open
 
         takeover = self.takeover and not read_only
-        told_by = self.told_by if read_only else None
-        opened = open(
-            self.url, read_only=read_only, token=self.token, takeover=takeover, standby=standby, told_by=told_by
-        )
+        opened = open(self.url, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
         try:
             yield opened
         finally:

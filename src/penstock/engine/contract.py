@@ -114,14 +114,6 @@ class Engine(ABC):
     def changes(self) -> int:
         """A number that is another one after a commit in any process; a few microseconds to ask."""
 
-    def expect_word(self, expected: bool) -> None:
-        """Says whether `hear_word` will be called after others' commits: a store that asks for them asks less often."""
-        return
-
-    def hear_word(self) -> None:
-        """Others have committed: the next read, and the next `changes`, look without a pause that saves requests."""
-        return
-
     def catch_up(self) -> None:
         """Makes the next read see everything that was durable when this was called; only a reader of a store that is
         asked now and then whether it has grown has anything to do."""

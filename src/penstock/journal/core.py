@@ -236,10 +236,7 @@ class JournalCore:
         """After every commit: wakes those who follow its topics, and counts for the threads in the background."""
         try:
             self.indexer.commits += 1
-            hub = self.hub
-            if hub.hearers:
-                hub.anything.notify()
-            signals = hub.signals
+            signals = self.hub.signals
             for name, count in touched.items():
                 if name in signals:
                     signals[name].notify()

@@ -54,15 +54,6 @@ class JournalDocument(msgspec.Struct):
     """What the sender's token may do."""
 
 
-class Changed(msgspec.Struct):
-    """Something in the journal is another than before."""
-
-    id: str
-    """The journal's own, as in `describe_journal`: who listens makes sure that it is the one they read."""
-    changes: int
-    """Grows with commits; nothing but that it grows has a meaning."""
-
-
 class Flushed(msgspec.Struct):
     flushed: bool
 
@@ -95,15 +86,6 @@ FOLLOW_STATS = Operation(
     "The same, whenever it changes",
     role="read",
     answer=Sample,
-    media=(SSE,),
-)
-FOLLOW_CHANGES = Operation(
-    "follow_changes",
-    "GET",
-    "/changes/live",
-    "Says that topics or queues have changed: at once, then after commits, those close together in one word",
-    role="read",
-    answer=Changed,
     media=(SSE,),
 )
 FLUSH_JOURNAL = Operation(
@@ -142,7 +124,6 @@ OPERATIONS: tuple[Operation[object], ...] = (
     READ_OPENAPI,
     READ_STATS,
     FOLLOW_STATS,
-    FOLLOW_CHANGES,
     FLUSH_JOURNAL,
     MAINTAIN_JOURNAL,
     APPEND_SEVERAL,

@@ -59,7 +59,6 @@ class Service:
     def _stop(self) -> None:
         self.closing.set()
         self.live.wake()
-        self.journal._core.hub.anything.notify()
         for waker in list(self.wakers):
             waker.set()
 

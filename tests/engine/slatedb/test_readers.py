@@ -272,3 +272,24 @@ def test_what_a_commit_brings_costs_a_reader_few_requests(behind: Home, proxy: S
     made = proxy.counts["HEAD"] - heads - (engine._follower.log_checks - checks)
     assert made <= 2 * engine._follower.log_reads
     writer.close()
+
+
+def test_an_idle_reader_asks_the_store_less_than_twice_a_second(behind: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in pauses, not in seconds: after a while without news each is as long as it may become."""
+    now = time.monotonic()
+    writer = behind.open()
+    engine: Any = behind.open(read_only=True)._engine
+    writer.close()
+    reader = engine._follower
+
+    class Clock:
+        monotonic = staticmethod(lambda: now)
+
+    monkeypatch.setattr(follower, "time", Clock)
+    before = 0
+    for tick in range(120 * 100):
+        if tick == 20 * 100:  # twenty seconds to come to rest, and a hundred to count in
+            before = reader.log_checks
+        now += 0.01
+        reader.refresh()
+    assert 130 < reader.log_checks - before < 200

@@ -259,14 +259,6 @@ class SlatedbEngine(BaseEngine):
             return self._follower.version
         return self._version
 
-    def expect_word(self, expected: bool) -> None:
-        if self._follower is not None:
-            self._follower.told = expected
-
-    def hear_word(self) -> None:
-        if self._follower is not None:
-            self._follower.hear_word()
-
     def catch_up(self) -> None:
         self._check_usable()
         if self._follower is not None:

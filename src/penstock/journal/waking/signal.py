@@ -7,8 +7,8 @@ anything was signalled since the note was made.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.journal.waking.file_watch import FileWatch
@@ -76,9 +76,6 @@ class Hub:
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self.signals: dict[str, Signal] = {}
-        self.anything = Signal()
-        """Told of every commit to a topic or a queue, whichever it was, while a caller is in `hear_anything`."""
-        self.hearers = 0
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -94,20 +91,7 @@ class Hub:
             signal = self.signals.setdefault(topic, Signal())
         return signal
 
-    @contextmanager
-    def hear_anything(self) -> Iterator[Signal]:
-        """While the block runs, the signal it is given is told of every commit, other processes' included."""
-        with self:
-            with self._lock:
-                self.hearers += 1
-            try:
-                yield self.anything
-            finally:
-                with self._lock:
-                    self.hearers -= 1
-
     def notify_all(self) -> None:
-        self.anything.notify()
         for signal in list(self.signals.values()):
             signal.notify()
 

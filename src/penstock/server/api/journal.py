@@ -10,10 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.limits import FOLLOW_TOLD_LEAST
 from penstock.observe.sample import Sample
 from penstock.protocol import journal as operations
-from penstock.protocol.journal import Changed, Flushed, JournalDocument, Maintained, PressureDocument
+from penstock.protocol.journal import Flushed, JournalDocument, Maintained, PressureDocument
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
@@ -73,12 +72,6 @@ async def follow_stats(call: Call[None, None]) -> Response:
         return sample
 
     return sse(call.service, whole)
-
-
-@serves(operations.FOLLOW_CHANGES)
-async def follow_changes(call: Call[None, None]) -> Response:
-    """For readers of the same store elsewhere, who would have to ask it again and again."""
-    return streamed(call.service, changes_of(call.service))
 
 
 @serves(operations.FLUSH_JOURNAL)
@@ -146,32 +139,15 @@ async def stream_of(service: Service, render: Callable[[Sample], object]) -> Asy
                 yield b": still here\n\n"
 
 
-async def changes_of(service: Service) -> AsyncIterator[bytes]:
-    """A word at once, since commits may have come before the stream began, and one after every few commits."""
-    id = service.journal.id
-    with service.journal._core.hub.hear_anything() as anything:
-        while not service.closing.is_set():
-            seen = anything.version
-            yield b"data: %b\n\n" % msgspec.json.encode(Changed(id, seen))
-            await asyncio.sleep(FOLLOW_TOLD_LEAST)
-            while not await anything.wait_async(seen, PING_SECONDS):
-                yield b": still here\n\n"
-
-
 def sse(service: Service, render: Callable[[Sample], object]) -> Response:
-    """A stream of `render(sample)`."""
-    return streamed(service, stream_of(service, render))
-
-
-def streamed(service: Service, frames: AsyncIterator[bytes]) -> Response:
-    """A stream of server-sent events, counted among the listeners."""
+    """A stream of `render(sample)` as server-sent events, counted among the listeners."""
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
 
     async def counted() -> AsyncIterator[bytes]:
         service.live.listeners += 1
         try:
-            async for frame in frames:
+            async for frame in stream_of(service, render):
                 yield frame
         finally:
             service.live.listeners -= 1

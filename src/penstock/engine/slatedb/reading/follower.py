@@ -34,8 +34,7 @@ from penstock.limits import (
     FOLLOW_BYTES,
     FOLLOW_IDLE_SECONDS,
     FOLLOW_SECONDS,
-    FOLLOW_TOLD_LEAST,
-    FOLLOW_TOLD_SECONDS,
+    FOLLOW_STALE_SECONDS,
 )
 
 log = logging.getLogger("penstock.engine.slatedb")
@@ -100,14 +99,11 @@ class Follower:
         self._view: LayeredView
         self._held = 0
         self._newest = 0
-        self._word = False
         self._writer = (0, "")
         """The last writer that is known: how many there were before it, and which one it is."""
         self._grown = float("-inf")
         self.replaced: ConfigError | None = None
         """What is said once another store has been found in the place of this one."""
-        self.told = False
-        """Whether a server says when the log has grown, so that it need not be asked as often."""
         self.version = 0
         self.log_checks = 0
         """How often the store was asked whether the log has grown: one request each."""
@@ -134,11 +130,6 @@ class Follower:
         self.refresh()
         return self._view
 
-    def hear_word(self) -> None:
-        """The log has grown, a server said: the next `refresh` does not wait for its pause to end."""
-        self._pause = min(self._pause, FOLLOW_SECONDS)  # not all that is said of is stored yet
-        self._word = True
-
     def refresh(self, *, at_once: bool = False) -> None:
         """Reads what the log has gained, unless the last look was a moment ago.
 
@@ -149,7 +140,7 @@ class Follower:
         now = at_once or self._place.folder is not None or self._is_ahead()
         if not now and self._has_looked():
             return
-        old = asked - self._seen > FOLLOW_TOLD_SECONDS and self._failed is None
+        old = asked - self._seen > FOLLOW_STALE_SECONDS and self._failed is None
         if not self._lock.acquire(blocking=now or old):
             return
         try:
@@ -162,13 +153,11 @@ class Follower:
 
     def _has_looked(self) -> bool:
         """Whether the pause since the last look lasts still."""
-        pause = min(self._pause, FOLLOW_TOLD_LEAST) if self._word else self._pause
-        return time.monotonic() - self._looked < pause
+        return time.monotonic() - self._looked < self._pause
 
     def _refresh_now(self, thoroughly: bool) -> None:
         begun = time.monotonic()
         try:
-            self._word = False  # before looking: a word that comes meanwhile is for the next look
             if self.replaced is not None:
                 raise self.replaced.with_traceback(None)
             if thoroughly:
@@ -192,8 +181,7 @@ class Follower:
         if grown:
             self._pause = FOLLOW_SECONDS
         else:
-            longest = FOLLOW_TOLD_SECONDS if self.told else FOLLOW_IDLE_SECONDS
-            self._pause = min(max(self._pause, FOLLOW_SECONDS) * 1.25, longest)
+            self._pause = min(max(self._pause, FOLLOW_SECONDS) * 1.25, FOLLOW_IDLE_SECONDS)
         now = time.monotonic()
         full = self._bytes > FOLLOW_BYTES and now - self._manifest_read > MANIFEST_SECONDS / 10
         if full or now - self._manifest_read > MANIFEST_SECONDS or self._is_ahead():
