@@ -83,6 +83,15 @@ def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
     return result
 
 
+def set_back_ms(since_ms: int, now_ms: int) -> int:
+    """By how much a clock went back behind the beginning of something that lasts for a while; 0 when it did not.
+
+    Whatever is kept as a time of the clock (a lease, a wait, a rate, a window) begins and ends that much earlier, which
+    is stored: then it lasts no longer than it was to, from the moment on at which this was found out.
+    """
+    return max(0, since_ms - now_ms)
+
+
 def to_ms(moment: datetime, name: str) -> int:
     """An aware datetime as milliseconds since 1970; ConfigError when it has no time zone."""
     if not isinstance(moment, datetime):

@@ -16,11 +16,13 @@ from penstock.queue.state.cache import QueueState
 class DeliveryOptions:
     """How a message (or every message of a batch) wants to be delivered, where that is not the usual way."""
 
-    __slots__ = ("due", "max_attempts", "priority")
+    __slots__ = ("due", "max_attempts", "priority", "since")
 
-    def __init__(self, priority: int = 0, due: int = 0, max_attempts: int | None = None) -> None:
+    def __init__(self, priority: int = 0, due: int = 0, max_attempts: int | None = None, since: int = 0) -> None:
         self.priority = priority
         self.due = due
+        self.since = since
+        """When the delay began that ends when it is due; 0: a moment was named."""
         self.max_attempts = max_attempts
 
 
@@ -45,21 +47,21 @@ def read_delivery_options(
         )
     if max_attempts is not None:
         check_attempts(max_attempts)
-    due = 0
+    due, now = 0, clock.now_ms()
     if not_before is not None:
         if delay != 0:
             raise ConfigError("give delay= or not_before=, not both")
         due = to_ms(not_before, "not_before")
     elif delay != 0:
-        due = clock.now_ms() + duration_ms(delay, "delay")
-    due = due if due > clock.now_ms() else 0
+        due = now + duration_ms(delay, "delay")
+    due = due if due > now else 0
     if key is not None and (due or delay != 0 or not_before is not None):
         raise ConfigError("key= cannot be combined with delay= or not_before=: a key's messages keep their order")
     if key is not None and priority != 0:
         raise ConfigError("key= cannot be combined with priority=: a key's messages keep their order")
     if not priority and not due and max_attempts is None:
         return None
-    return DeliveryOptions(priority, due, max_attempts)
+    return DeliveryOptions(priority, due, max_attempts, now if due and not_before is None else 0)
 
 
 def check_rank(queue: QueueState, priority: int) -> None:

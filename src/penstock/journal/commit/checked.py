@@ -103,8 +103,8 @@ def find_duplicates(
             continue
         first_row[dedup] = row
         if head is not None:
-            now_ms = max(commit.now_ms, head.recorded_ms)
-            original = find_original(commit.tx, head.number, head.settings.dedup_window, dedup, now_ms)
+            window, recorded_ms = head.settings.dedup_window, max(commit.now_ms, head.recorded_ms)
+            original = find_original(commit.tx, head.number, window, dedup, recorded_ms, commit.now_ms)
             if original is not None:
                 known[row] = Receipt(name, original.seq, int.from_bytes(original.id), original.correlation, True)
     return known, repeats
@@ -117,7 +117,8 @@ def remember_dedup(commit: Commit, name: str, dedup: str, receipt: Receipt) -> N
 
 def _remember(commit: Commit, name: str, dedup: str, receipt: Receipt, at_ms: int) -> None:
     head = commit.ensure(name)
-    original = Original(receipt.seq, receipt._number.to_bytes(16), at_ms, receipt.correlation_id)
+    behind = commit.now_ms if commit.now_ms < at_ms else 0
+    original = Original(receipt.seq, receipt._number.to_bytes(16), at_ms, receipt.correlation_id, behind)
     remember(commit.tx, head.number, head.settings.dedup_window, dedup, original)
 
 

@@ -2,14 +2,16 @@
 
 The keys lie in buckets of time at least as long as the window, so that two look-ups find any key that still counts, and
 old ones go a bucket at a time. The time is the topic's recording time, which never goes back: a clock that does cannot
-make a key unknown again.
+make a key unknown again. Nor does it make one known for longer than a window from then on: while the recording time
+stands still, the clock's own time counts.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from penstock.engine.contract import Snapshot, WriteTx
+from penstock.clock import set_back_ms
+from penstock.engine.contract import WriteTx
 from penstock.errors import Corrupt
 from penstock.journal.storage import keys
 
@@ -24,6 +26,8 @@ class Original(msgspec.Struct, array_like=True, frozen=True):
     id: bytes
     recorded_ms: int
     correlation: str | None = None
+    at_ms: int = 0
+    """The clock's own time, where the clock was set back behind the recording time; else 0."""
 
 
 _decoder = msgspec.msgpack.Decoder(Original)
@@ -45,15 +49,23 @@ def _counts(original: Original, window: float | None, now_ms: int) -> bool:
     return window is None or now_ms - original.recorded_ms < window * 1000
 
 
-def find_original(snap: Snapshot, topic: int, window: float | None, dedup: str, now_ms: int) -> Original | None:
-    """The event a dedup key stands for, if the topic still remembers it."""
-    newest = _bucket(window, now_ms)
+def find_original(
+    tx: WriteTx, topic: int, window: float | None, dedup: str, recorded_ms: int, now_ms: int
+) -> Original | None:
+    """The event a dedup key stands for, if the topic still remembers it, by its recording time and by the clock."""
+    newest = _bucket(window, recorded_ms)
     for bucket in (newest, newest - 1) if newest else (0,):
-        value = snap.get(keys.dedup_key(topic, bucket, dedup))
+        key = keys.dedup_key(topic, bucket, dedup)
+        value = tx.get(key)
         if value is not None:
             original = _decode(value)
-            if _counts(original, window, now_ms):
-                return original
+            if _counts(original, window, recorded_ms):
+                at_ms = original.at_ms or original.recorded_ms
+                back = set_back_ms(at_ms, now_ms)
+                if back:
+                    tx.put(key, _encode(msgspec.structs.replace(original, at_ms=at_ms - back)))
+                if window is None or now_ms - at_ms < window * 1000:
+                    return original
     return None
 
 

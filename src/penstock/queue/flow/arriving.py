@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from penstock.clock import set_back_ms
 from penstock.journal.commit.commit import Commit
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
@@ -38,7 +39,9 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
     runs: list[list[int]] = []
     for key, value in rows:
         seq, special = keys.tail_seq(key), read_special(value, queue.name)
-        if special.due <= now and special.priority == 0:
+        back = set_back_ms(special.since_ms, now)
+        due = special.due - back
+        if due <= now and special.priority == 0:
             continue  # late enough to be like any other
         if group.is_past(tx, seq):
             continue  # discarded, or another group's, before this one came to it
@@ -46,7 +49,7 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
             runs[-1][1] = seq
         else:
             runs.append([seq, seq])
-        waits = special.due > now
+        waits = due > now
         group.place(
             commit,
             MessageRow(
@@ -54,7 +57,8 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
                 WAITING if waits else READY,
                 priority=special.priority,
                 key=special.key,
-                due=special.due if waits else 0,
+                due=due if waits else 0,
+                since_ms=special.since_ms - back,
             ),
         )
     for first, last in runs:

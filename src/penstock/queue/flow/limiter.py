@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.clock import set_back_ms
 from penstock.journal.commit.commit import Commit
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.flow.breaker import Breaker
@@ -38,9 +39,10 @@ class Limiter:
             self._breaker = load_breaker(self._commit.tx, self._group)
         breaker = self._breaker
         if breaker is not None and breaker.open_until:
-            latest = self._now + round(self._queue.record.policy.breaker_pause * 1000)
-            if breaker.open_until > latest:  # the clock was set back, or the policy has a shorter pause since
-                breaker.open_until = latest
+            pause_ms = round(self._queue.record.policy.breaker_pause * 1000)
+            back = set_back_ms(breaker.open_until - pause_ms, self._now)
+            if back:  # the clock was set back, or the policy has a shorter pause since
+                breaker.open_until -= back
                 save_breaker(self._commit, self._group, breaker)
             if breaker.probe and self._group.lease(self._commit.tx, breaker.probe_lease) is None:
                 breaker.probe = breaker.probe_lease = 0  # it was given back, claimed or purged

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.clock import set_back_ms
 from penstock.errors import ConfigError
 from penstock.events import Receipt
 from penstock.journal.commit.checked import find_duplicates, remember_dedup
@@ -57,7 +58,11 @@ class Throttle:
                 self.kept.append(row)
                 continue
             passed = None if key is None else read_row(commit.tx, _throttle_key(queue, key), Passed, queue.name)
-            if key is not None and passed is not None and passed.at <= commit.now_ms < passed.at + window_ms:
+            back = 0 if passed is None else set_back_ms(passed.at, commit.now_ms)
+            if key is not None and passed is not None and commit.now_ms < passed.at - back + window_ms:
+                if back:
+                    passed.at -= back
+                    commit.tx.put(_throttle_key(queue, key), encode_row(passed))
                 number = int.from_bytes(passed.id)
                 self._originals[row] = Receipt(queue.name, passed.seq, number, duplicate=True)
             elif key is not None and key in first:

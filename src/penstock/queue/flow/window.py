@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.clock import set_back_ms
 from penstock.queue.flow.rate import Rate
 
 SLOTS = 100
@@ -19,9 +20,15 @@ class Window(msgspec.Struct, array_like=True):
     begun: list[tuple[int, int]] = []
 
     def forget(self, rate: Rate, now: int) -> None:
-        """Leaves out what lies a period back. A clock that was set back does not make a consumer wait longer."""
+        """Leaves out what lies a period back."""
         bound = now - rate.period_ms
-        self.begun = [(min(at, now), count) for at, count in self.begun if at > bound]
+        self.begun = [one for one in self.begun if one[0] > bound]
+
+    def set_back(self, now: int) -> bool:
+        """The clock was set back: nothing has begun later than now. True when something had."""
+        moved = [(at - set_back_ms(at, now), count) for at, count in self.begun]
+        changed, self.begun = moved != self.begun, moved
+        return changed
 
     def room(self, rate: Rate, now: int) -> int:
         """How many more may begin now."""
@@ -42,8 +49,10 @@ class Window(msgspec.Struct, array_like=True):
     def note(self, rate: Rate, now: int, count: int) -> None:
         """Some began now."""
         slot = max(1, rate.period_ms // SLOTS)
-        if self.begun and self.begun[-1][0] // slot == now // slot:
-            count += self.begun.pop()[1]
+        if self.begun:
+            now = max(now, self.begun[-1][0])  # a clock may go back a little without anyone setting windows back
+            if self.begun[-1][0] // slot == now // slot:
+                count += self.begun.pop()[1]
         self.begun.append((now, count))
 
     def is_over(self, rate: Rate, now: int) -> bool:

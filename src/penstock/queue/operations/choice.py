@@ -297,7 +297,7 @@ class Choice:
         if not due:
             return False
         self.walked += 2  # its rows and its key's: twice what walking past one costs
-        message.state, message.due = WAITING, due
+        message.state, message.due, message.since_ms = WAITING, due, self.now
         self.group.place(self.commit, message)
         return True
 

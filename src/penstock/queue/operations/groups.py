@@ -15,6 +15,7 @@ from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.queue.flow.merging import debounced_until
 from penstock.queue.flow.rows import flow_of_group, flow_rows
+from penstock.queue.flow.set_back import follow_clock
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
@@ -97,8 +98,11 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     if queue.record.policy.mode != "fanout":
         if number is None and name != "default":
             add_group(commit, queue, name, 0)
-        return queue.group(commit.tx, WORK)
-    return queue.group(commit.tx, number) if number is not None else add_group(commit, queue, name, 0)
+        group = queue.group(commit.tx, WORK)
+    else:
+        group = queue.group(commit.tx, number) if number is not None else add_group(commit, queue, name, 0)
+    follow_clock(commit, group)
+    return group
 
 
 def change_mode(commit: Commit, queue: QueueState) -> None:
@@ -202,6 +206,7 @@ def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) 
             priority=message.priority,
             key=message.key,
             due=message.due if waits else 0,
+            since_ms=message.since_ms,
         )
     return together
 
@@ -302,6 +307,7 @@ def _clear(commit: Commit, group: Group) -> None:
         next_deadline=old.next_deadline,
         endless=old.endless,
         after=old.after,
+        seen_ms=old.seen_ms,
     )
 
 

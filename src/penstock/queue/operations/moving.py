@@ -281,7 +281,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, number: int, payloa
             if not _has_home(target, group):
                 raise ConfigError(f"queue {to.name!r} has no group {group!r} any more: add it again")
             waiting = [] if group is None else [group]
-            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
+            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         discard(commit, state, seq)  # first: a full queue has room for it again
         (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
         for other in target.delivering(tx) if target.fanout and waiting else ():
@@ -310,7 +310,7 @@ def _copy_over(
         if revived is not None:
             copy.headers = [revived(event.headers) or None]
             died = died_with(event)
-            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts)
+            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         options.append(_fitting(wanted, event, target))
         if columns is None:
             columns = copy
@@ -335,12 +335,13 @@ def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions
     special = tx.get(keys.special_key(state.topic, seq)) if state.traits.special >= seq else None
     if special is not None:
         known = read_special(special, state.name)
-        found.priority, found.due = known.priority, known.due
+        found.priority, found.due, found.since = known.priority, known.due, known.since_ms
     if not state.fanout:
         message = state.group(tx, WORK).message(tx, seq)
         if message is not None:
             found.priority = message.priority
             found.due = message.due if message.state == WAITING else 0
+            found.since = message.since_ms
     own = tx.get(keys.override_key(state.topic, seq)) if state.traits.overridden else None
     found.max_attempts = None if own is None else int.from_bytes(own)
     return found

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
+
+from penstock.clock import set_back_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Receipt
 from penstock.journal.commit.checked import find_duplicates
@@ -78,7 +81,7 @@ def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_g
     for receipt, key in zip(receipts, keys_given, strict=True):
         if key is not None and not receipt.duplicate:
             due = debounce(commit, queue, key, receipt.seq, round(policy.debounce * 1000), limit)
-            _grant(commit, queue, [receipt], DeliveryOptions(due=due), key)
+            _grant(commit, queue, [receipt], DeliveryOptions(due=due, since=commit.now_ms), key)
 
 
 def _grant_each(
@@ -122,16 +125,19 @@ def _grant(
     fresh = [receipt.seq for receipt in receipts if not receipt.duplicate]
     if not fresh:
         return
-    due = options.due if options.due > commit.now_ms else 0
+    back = set_back_ms(options.since, commit.now_ms)  # of a message that was moved
+    due = options.due - back if options.due - back > commit.now_ms else 0
     if options.priority or due:
         if queue.fanout:
-            value = encode(SpecialRow(options.priority, due, key))
+            value = encode(SpecialRow(options.priority, due, key, options.since - back))
             for seq in fresh:
                 tx.put(keys.special_key(topic, seq), value)
             traits.special = fresh[-1]
             queue.save_traits(commit)
         else:
-            _set_aside(commit, queue.group(tx, WORK), fresh, options.priority, due, key)
+            state, since = WAITING if due else READY, options.since - back
+            row = MessageRow(0, state, priority=options.priority, key=key, due=due, since_ms=since)
+            _set_aside(commit, queue.group(tx, WORK), fresh, row)
     if options.max_attempts is not None:
         value = options.max_attempts.to_bytes(4)
         for seq in fresh:
@@ -141,10 +147,10 @@ def _grant(
             queue.save_traits(commit)
 
 
-def _set_aside(commit: Commit, group: Group, seqs: list[int], priority: int, due: int, key: str | None) -> None:
+def _set_aside(commit: Commit, group: Group, seqs: list[int], row: MessageRow) -> None:
     """Puts special messages where the one group of a work queue will find them."""
     for seq in seqs:
-        group.place(commit, MessageRow(seq, WAITING if due else READY, priority=priority, key=key, due=due))
+        group.place(commit, msgspec.structs.replace(row, seq=seq))
     start = seqs[0]
     for previous, seq in pairwise([*seqs, 0]):
         if seq != previous + 1:

@@ -161,7 +161,14 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
             state,
             group.number,
             group.name,
-            GroupRecord(frontier=latest, absorbed=latest, next_lease=old.next_lease, after=old.after, until=old.until),
+            GroupRecord(
+                frontier=latest,
+                absorbed=latest,
+                next_lease=old.next_lease,
+                after=old.after,
+                until=old.until,
+                seen_ms=old.seen_ms,
+            ),
         )
         state.adopt(fresh)
         commit.touch(fresh)

@@ -254,7 +254,7 @@ def give_up(
         outcome = "dropped"
     else:
         for home in targets:
-            home.place(commit, _copy(message, FAILED, 0))
+            home.place(commit, msgspec.structs.replace(message, state=FAILED, due=0))
         outcome = "failed"
     if message.key is not None and occupied:
         for home in targets:
@@ -348,8 +348,5 @@ def _put_back(
 ) -> None:
     state = WAITING if due > commit.now_ms else READY
     for home in homes_of(commit, queue, group, lease, index):
-        home.seat(commit, _copy(message, state, due if state == WAITING else 0))
-
-
-def _copy(message: MessageRow, state: int, due: int) -> MessageRow:
-    return msgspec.structs.replace(message, state=state, due=due)
+        due = due if state == WAITING else 0
+        home.seat(commit, msgspec.structs.replace(message, state=state, due=due, since_ms=commit.now_ms))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import Seconds, SystemClock, from_ms, seconds
+from penstock.clock import Seconds, SystemClock, from_ms, seconds, set_back_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError
 from penstock.events import Receipt
@@ -210,10 +210,19 @@ def following(record: ScheduleRecord, after_ms: int) -> int:
         moment = Cron(record.cron, record.timezone).next(from_ms(after_ms))
         return round(moment.timestamp() * 1000)
     assert record.interval is not None
-    step = max(1, round(record.interval * 1000))
+    step = _step(record.interval)
     if not record.next_ms:
         return after_ms + step
     return record.next_ms + step * max(1, (after_ms - record.next_ms) // step + 1)
+
+
+def _set_back(record: ScheduleRecord, now: int) -> int:
+    """By how much a period's next tick comes earlier, because the clock was set back; a cron line names moments."""
+    return 0 if record.interval is None else set_back_ms(record.next_ms - _step(record.interval), now)
+
+
+def _step(interval: float) -> int:
+    return max(1, round(interval * 1000))
 
 
 def _due(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
@@ -239,7 +248,7 @@ def _grace(record: ScheduleRecord) -> int:
 def _last_before(record: ScheduleRecord, now: int) -> int:
     """The newest tick at or before now."""
     if record.interval is not None:
-        step = max(1, round(record.interval * 1000))
+        step = _step(record.interval)
         return record.next_ms + (now - record.next_ms) // step * step
     assert record.cron is not None
     found = Cron(record.cron, record.timezone).last(from_ms(now))
@@ -253,6 +262,10 @@ def tick(commit: Commit, state: QueueState, name: str) -> int | None:
     if value is None:
         return None
     record = _read(value, state.name)
+    back = _set_back(record, commit.now_ms)
+    if back:
+        record.next_ms -= back
+        commit.tx.put(row, encode(record))
     if record.next_ms > commit.now_ms:
         return record.next_ms
     ticks, following_ms = _due(record, commit.now_ms)
@@ -332,7 +345,8 @@ class Scheduler:
                 stored = _stored(snap, queue)
             for name, record in stored:
                 following_ms = record.next_ms
-                if following_ms <= core.clock.now_ms():
+                now = core.clock.now_ms()
+                if following_ms <= now or _set_back(record, now):
                     pushed = self._tick(queue, name)
                     if pushed is None:
                         continue

@@ -46,6 +46,8 @@ class Group:
 
     def save(self, commit: Commit) -> None:
         """Writes the record, when the commit ends: see `Commit.touch`."""
+        if commit.now_ms > self.record.seen_ms:
+            self.record.seen_ms = commit.now_ms
         commit.tx.put(self._record_key, encode(self.record))
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -53,6 +53,8 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     due: int = 0
     key: str | None = None
     """The ordering key of one that waits for others of its key to take its place."""
+    since_ms: int = 0
+    """When its delay began; 0: it waits for a moment that its pusher named."""
 
 
 class GroupRecord(msgspec.Struct, array_like=True):
@@ -93,6 +95,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     milliseconds, and at least half of that."""
     turn: int = 0
     """Whose turn it is, in a queue with fair share: that of the message handed out last."""
+    seen_ms: int = 0
+    """The latest time at which the group was changed: none of its leases, waits and limits began later."""
 
 
 class MessageRow(msgspec.Struct, array_like=True):
@@ -117,6 +121,8 @@ class MessageRow(msgspec.Struct, array_like=True):
     """Whose turn it was when it was handed out, in a queue with fair share: it keeps that; 0: it had none."""
     lane: str | None = None
     """The lane in which it is ready and waits for its turn."""
+    since_ms: int = 0
+    """Since when it waits until `due`; 0: it waits for a moment that its pusher named."""
 
 
 class Lease(msgspec.Struct, array_like=True):
