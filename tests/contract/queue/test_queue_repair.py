@@ -429,3 +429,28 @@ def test_sending_a_few_dead_letters_back_decodes_only_these(journal: Journal, mo
     monkeypatch.undo()
     assert queue.redrive() == 990
     assert sorted(delivery.payload for delivery in queue.take_many(1000)) == list(range(1000))
+
+
+@pytest.mark.parametrize("dead_letter", ["dead", None])
+def test_a_message_that_cannot_go_back_keeps_no_other_from_going(journal: Journal, dead_letter: str | None) -> None:
+    queue = journal.queue("jobs", dead_letter=dead_letter, max_attempts=1)
+    target = None if dead_letter else journal.queue("ranked", priority=True)
+    for payload in ("a", "b", "c"):
+        queue.push(payload, key="k" if payload == "b" else None)
+        queue.take().nack()  # type: ignore[union-attr]
+    if dead_letter:
+        queue.configure(priority=True)
+    for dry_run in (True, False):
+        found = queue.redrive(to=target, dry_run=dry_run)
+        (left,) = found.left
+        assert found == 2 and left.count == 1 and "priorities" in left.reason
+    assert [one.payload for one in (target or queue).take_many(5)] == ["a", "c"]
+    other = journal.queue("other")
+    assert queue.redrive(to=other) == 1 and other.take().payload == "b"  # type: ignore[union-attr]
+
+
+def test_a_letter_s_headers_may_say_anything(journal: Journal) -> None:
+    dead, queue = journal.queue("dead"), journal.queue("jobs", priority=True, dead_letter="dead")
+    odd = {"dead-queue": "jobs", "dead-priority": "9999999999", "dead-max-attempts": "-5"}
+    dead.push_many([1, 2], headers=odd)
+    assert queue.redrive() == 2 and [one.payload for one in queue.take_many(5)] == [1, 2]

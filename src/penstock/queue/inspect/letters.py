@@ -10,6 +10,8 @@ import msgspec
 
 from penstock.events import Event
 from penstock.queue.options import DeliveryOptions
+from penstock.queue.policy import MOST_ATTEMPTS
+from penstock.queue.state import keys
 from penstock.surface.failure import DEAD_QUEUE
 
 REASON: Final = "dead-reason"
@@ -100,11 +102,14 @@ def _encode(deaths: list[dict[str, str]]) -> str:
 
 def died_with(event: Event) -> DeliveryOptions:
     """The priority and the retry budget that a dead letter had when it was alive."""
-    priority, budget = event.headers.get(PRIORITY, ""), event.headers.get(BUDGET, "")
-    return DeliveryOptions(
-        int(priority) if _NUMBER.fullmatch(priority) else 0,
-        max_attempts=int(budget) if _NUMBER.fullmatch(budget) else None,
-    )
+    priority = _number(event.headers.get(PRIORITY, ""), keys.LOWEST_PRIORITY, keys.HIGHEST_PRIORITY)
+    return DeliveryOptions(priority or 0, max_attempts=_number(event.headers.get(BUDGET, ""), 1, MOST_ATTEMPTS))
+
+
+def _number(text: str, least: int, most: int) -> int | None:
+    """What a header says; None when that is no number within these bounds."""
+    number = int(text) if _NUMBER.fullmatch(text) else None
+    return number if number is not None and least <= number <= most else None
 
 
 def origin(event: Event) -> str | None:

@@ -8,7 +8,7 @@ With a message goes what it was pushed with: its key, its delay, its priority, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -39,7 +39,7 @@ Revived = Callable[[Mapping[str, str]], dict[str, str]]
 
 
 class LettersLeft(msgspec.Struct, frozen=True):
-    """Dead letters that a redrive had nowhere to send to."""
+    """Messages that a redrive could not send back."""
 
     queue: str
     """The queue they come from."""
@@ -50,7 +50,7 @@ class LettersLeft(msgspec.Struct, frozen=True):
 
 
 class Redriven(int):
-    """How many messages a redrive sent back; `left` says which dead letters had nowhere to go, and why."""
+    """How many messages a redrive sent back; `left` says which could not go, and why."""
 
     left: tuple[LettersLeft, ...]
 
@@ -64,10 +64,9 @@ class Redriven(int):
 def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
-    with inspecting(queue) as (snap, state):
-        failed = _Chosen(queue, state.topic, _choose(_failed_events(snap, state), limit, where))
+    picked = _Redrive(to, where)
+    failed = picked.choose_failed(queue, limit)
     rest = None if limit is None else limit - len(failed.seqs)
-    picked = _Letters(to, where)
     letters = picked.choose(queue, None, rest)
     dead_letters = queue.policy.dead_letter
     if dead_letters is not None and queue._registry.record(dead_letters) is not None:
@@ -95,16 +94,27 @@ class _Chosen(msgspec.Struct):
         return state if state.topic == self.topic else None
 
 
-class _Letters:
-    """The dead letters a redrive takes, and those that have nowhere to go."""
+class _Redrive:
+    """The messages a redrive takes, and those that cannot go."""
 
     def __init__(self, to: LocalQueue | None, where: Where | None) -> None:
         self._to = to
         self._where = where
         self._known: dict[str, QueueState | None] = {}
-        self._left: dict[tuple[str, str | None], int] = {}
+        self._left: dict[tuple[str, _Refusal], int] = {}
         self.letters: list[_Chosen] = []
         """By the queue that holds them."""
+
+    def choose_failed(self, queue: LocalQueue, limit: int | None) -> _Chosen:
+        """Picks messages that a queue keeps as failed."""
+        with inspecting(queue) as (snap, state):
+            to, cache = None if self._to is None else self._to.name, queue._cache
+
+            def goes(event: Event) -> bool:
+                wanted = self._where is None or self._where(event)
+                return wanted and (to is None or self._can_go(snap, cache, event, queue.name, to))
+
+            return _Chosen(queue, state.topic, _choose(_failed_events(snap, state), limit, goes))
 
     def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> int:
         """Picks letters of one queue, or of all, that are not in flight; returns how many."""
@@ -116,7 +126,7 @@ class _Letters:
                 name = origin(event)
                 if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
                     continue
-                if self._to is None and not self._can_go(snap, source._cache, event, name):
+                if not self._can_go(snap, source._cache, event, name, name if self._to is None else self._to.name):
                     continue
                 chosen.seqs.append(event.seq)
                 if len(chosen.seqs) == limit:
@@ -125,34 +135,37 @@ class _Letters:
             self.letters.append(chosen)
         return len(chosen.seqs)
 
-    def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str) -> bool:
-        if name not in self._known:
-            self._known[name] = cache.load(snap, name)
-        target = self._known[name]
-        group = event.headers.get(GROUP)
-        if target is not None and _has_home(target, group):
-            return True
-        why = (name, None if target is None else group)
-        self._left[why] = self._left.get(why, 0) + 1
-        return False
+    def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str, to: str) -> bool:
+        if to not in self._known:
+            self._known[to] = cache.load(snap, to)
+        refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
+        if refusal is not None:
+            self._left[name, refusal] = self._left.get((name, refusal), 0) + 1
+        return refusal is None
 
     def report(self) -> tuple[LettersLeft, ...]:
-        return tuple(
-            LettersLeft(
-                name,
-                group,
-                count,
-                f"there is no queue {name!r} any more: redrive them with to="
-                if group is None
-                else f"queue {name!r} has no group {group!r} any more: add it again, or redrive them with to=",
-            )
-            for (name, group), count in self._left.items()
-        )
+        return tuple(LettersLeft(name, why.group, count, why.reason) for (name, why), count in self._left.items())
 
 
-def _has_home(target: QueueState, group: str | None) -> bool:
-    """Whether a letter can go back: in fanout mode to the group that gave it up, and to no other."""
-    return group is None or not target.fanout or group in target.record.groups
+class _Refusal(NamedTuple):
+    """Why a message cannot go to a queue; `group`: the one it would go to, where that is why."""
+
+    reason: str
+    group: str | None = None
+
+
+def _refusal(target: QueueState | None, to: str, event: Event, group: str | None) -> _Refusal | None:
+    """What a queue has against this one message; None: it can go. In fanout mode a letter goes back to the group that
+    gave it up, and to no other."""
+    if target is None:
+        return _Refusal(f"there is no queue {to!r} any more: redrive them with to=")
+    if group is not None and target.fanout and group not in target.record.groups:
+        reason = f"queue {to!r} has no group {group!r} any more: add it again, or redrive them with to="
+        return _Refusal(reason, group)
+    if event.key is not None and target.policy.priority:
+        reason = f"they have ordering keys, and queue {to!r} has priorities: redrive them with to= a queue without"
+        return _Refusal(reason)
+    return None
 
 
 def _failed_events(snap: Snapshot, state: QueueState) -> Iterator[Event]:
@@ -186,7 +199,9 @@ def _revive(commit: Commit, failed: _Chosen, to: LocalQueue | None) -> int:
     if to is None and state.policy.max_size is not None:
         refuse_overflow(commit, state, len(still), state.policy.max_size)
     if to is not None:
-        _copy_over(commit, state, still, state.cache.state(commit, to.name))
+        target = state.cache.state(commit, to.name)
+        seqs = still = [seq for seq in still if _can_still_go(commit, state, seq, target)]
+        _copy_over(commit, state, still, target)
     for seq in seqs:
         for group in groups:
             message = group.message(commit.tx, seq)
@@ -199,6 +214,11 @@ def _revive(commit: Commit, failed: _Chosen, to: LocalQueue | None) -> int:
             if to is None:
                 group.seat(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
     return len(revived)
+
+
+def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueState) -> bool:
+    event = state.blocks.event(commit.tx, seq)
+    return event is None or _refusal(target, target.name, event, None) is None
 
 
 def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
@@ -216,13 +236,13 @@ def _send_back(commit: Commit, letters: _Chosen, to: LocalQueue | None) -> int:
         event = state.blocks.event(commit.tx, seq)
         name = None if event is None else to.name if to is not None else origin(event)
         if event is not None and name is not None:
-            targets.setdefault(name, {})[seq] = event.headers.get(GROUP) if to is None else None
+            group = event.headers.get(GROUP) if to is None else None
+            # Its queue or group may have gone, or changed, while we chose.
+            if _refusal(state.cache.find(commit, name), name, event, group) is None:
+                targets.setdefault(name, {})[seq] = group
     count = 0
     for name, groups in targets.items():
-        target = state.cache.find(commit, name)
-        if target is None:
-            continue  # it went while we chose
-        chosen = [seq for seq, group in groups.items() if _has_home(target, group)]
+        target, chosen = state.cache.state(commit, name), list(groups)
         receipts = _copy_over(commit, state, chosen, target, former_headers if to is None else living_headers)
         for seq, receipt in zip(chosen, receipts, strict=True):
             _settle_for_others(commit, target, groups[seq], receipt)
@@ -278,8 +298,9 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, number: int, payloa
             waiting = [group.name for group in target.delivering(tx) if is_open(tx, group, seq)]
         else:
             died, group = died_with(event), event.headers.get(GROUP)
-            if not _has_home(target, group):
-                raise ConfigError(f"queue {to.name!r} has no group {group!r} any more: add it again")
+            refusal = _refusal(target, to.name, event, group)
+            if refusal is not None:
+                raise ConfigError(f"it cannot go back: {refusal.reason}")
             waiting = [] if group is None else [group]
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         discard(commit, state, seq)  # first: a full queue has room for it again
@@ -322,7 +343,7 @@ def _copy_over(
 def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
     """What a message was pushed with, as far as another queue knows it."""
     if event.key is not None:
-        wanted.due = 0  # a retry's: the messages of a key keep their order
+        wanted.due = wanted.priority = 0  # a retry's: the messages of a key keep their order
     to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
     if not target.policy.priority and not to_front:
         wanted.priority = 0
