@@ -285,9 +285,13 @@ class Model:
         """A message is ready in a queue with fair share: a lane that had nothing begins with the present turn."""
         if self.policy.get("fair_by") and not status.turn and not status.in_lane:
             lane = self.messages[seq].lane
-            if not any(self.in_lane(view, lane) for view in self.views.values()):
-                self.lanes[lane] = max(self.present, self.lanes.get(lane, 0), 1)
+            if self.is_empty(lane):
+                self.present = max([self.present, 1, *(turn for one, turn in self.lanes.items() if self.is_empty(one))])
+                self.lanes[lane] = self.present
             status.in_lane = True
+
+    def is_empty(self, lane: str) -> bool:
+        return not any(self.in_lane(view, lane) for view in self.views.values())
 
     def in_lane(self, view: View, lane: str) -> list[int]:
         return sorted(seq for seq, one in view.items() if one.in_lane and self.messages[seq].lane == lane)

@@ -11,6 +11,7 @@ from journals import DEADLINE, Place, eventually, on
 from penstock import Draft, Event, Journal, ManualClock, Queue
 from penstock.errors import ConfigError
 from penstock.journal.commit.request import WriteRequest
+from penstock.queue.flow.rows import flow_rows
 
 Start = Callable[..., threading.Thread]
 Reopen = Callable[[Journal], Journal]
@@ -124,7 +125,7 @@ def test_moved_messages_and_letters_sent_back_have_their_turns(journal: Journal)
     push(other, "c", 1)
     assert queue.redrive() == 1
     assert other.move(queue) == 1
-    assert payloads(queue) == ["b0", "c0", "b1", "a0"]
+    assert payloads(queue) == ["b0", "a0", "c0", "b1"]
 
 
 def test_what_goes_unhandled_leaves_its_turn_to_the_next_of_its_lane(journal: Journal, clock: ManualClock) -> None:
@@ -240,17 +241,32 @@ def test_messages_past_their_ttl_have_no_turn_any_more(journal: Journal, clock: 
     assert payloads(queue) == ["b0"]
 
 
-def test_lanes_are_forgotten_when_their_turns_are_over(journal: Journal) -> None:
-    from penstock.queue.flow.rows import flow_rows
-
+def test_lanes_without_messages_leave_nothing_behind(journal: Journal) -> None:
     queue = journal.queue("jobs", fair_by="tenant")
+
+    def rows() -> int:
+        with journal._engine.read() as snap:
+            return sum(1 for _ in snap.scan(*flow_rows(queue._number, 0, b"t")))
+
     for number in range(20):
         push(queue, f"t{number}", 1)
     push(queue, "t0", 5)
-    queue.ack_many(queue.take_many(25))
-    queue._registry.upkeep.maintain("jobs")
-    with journal._engine.read() as snap:
-        assert sum(1 for _ in snap.scan(*flow_rows(queue._number, 0, b"t"))) <= 1
+    queue.ack_many(queue.take_many(24))
+    assert rows() == 1
+    assert queue.discard([event.seq for event in queue]) == 1
+    assert rows() == 0
+
+
+def test_a_lane_that_has_one_message_at_a_time_has_its_share_and_no_more(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant")
+    push(queue, "big", 20)
+    found: list[object] = []
+    for number in range(10):
+        queue.push(f"once{number}", headers={"tenant": f"once{number}"})
+        queue.push(f"small{number}", headers={"tenant": "small"})
+        found += payloads(queue, 3)
+    for name in ("big", "once", "small"):
+        assert sum(str(one).startswith(name) for one in found) == 10
 
 
 def test_long_and_odd_names_of_lanes(journal: Journal) -> None:

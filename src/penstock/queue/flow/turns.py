@@ -4,6 +4,9 @@ Start-time fair queuing: the first message of every lane has a turn, and the low
 message out has its next turn one later; one that had nothing begins with the group's present turn. A message that
 goes unhandled (discarded, moved, too old) leaves its turn to the next of its lane. One that was handed out keeps its
 turn until it is settled. A take reads the first row of an index; it searches nothing.
+
+A lane that has nothing ready has no row: the turn it would have had next becomes the group's, so that it does not come
+before others again when it has something soon after. Others that come new begin with that turn as well.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
-from penstock.queue.flow.rows import flow_key, flow_rows, forget_rows
+from penstock.queue.flow.rows import flow_key
 from penstock.queue.state import keys
 from penstock.queue.token import blake2b
 
@@ -75,7 +78,7 @@ def join_lane(commit: Commit, group: Group, lane: str, seq: int) -> None:
     if first:
         tx.delete(keys.turn_key(group.topic, group.number, turn, first))
     else:
-        turn = max(group.record.turn, turn, 1)
+        turn = max(group.record.turn, 1)
     tx.put(keys.turn_key(group.topic, group.number, turn, seq), b"")
     tx.put(row, keys.pack_seqs([turn, seq]))
 
@@ -137,30 +140,23 @@ def in_turn(snap: Snapshot, group: Group, overdue: int) -> Iterator[int]:
             yield seq
 
 
-def forget_lanes(commit: Commit, group: Group, after: bytes) -> bytes:
-    """Removes lanes that have nothing ready and whose turns are over, some at a time; returns where to go on."""
-    rows = flow_rows(group.topic, group.number, b"t")
-
-    def is_over(value: bytes) -> bool:
-        turn, *first = keys.unpack_seqs(value)
-        return not first and turn <= group.record.turn
-
-    return forget_rows(commit, rows, after, is_over)
-
-
 def _read_lane(snap: Snapshot, row: bytes) -> tuple[int, int]:
     """A lane's turn, and the position of its first ready message; 0: it has none."""
     value = snap.get(row)
-    turn, *first = (0,) if value is None else keys.unpack_seqs(value)
-    return turn, first[0] if first else 0
+    turn, first = (0, 0) if value is None else keys.unpack_seqs(value)
+    return turn, first
 
 
 def _call(commit: Commit, group: Group, lane: str, row: bytes, turn: int, after: int) -> None:
-    """Gives the first message of a lane after a position the lane's turn; without one the lane remembers it."""
+    """Gives the first message of a lane after a position the lane's turn; without one the lane goes."""
     first = _first_after(commit.tx, group, lane, after)
     if first:
         commit.tx.put(keys.turn_key(group.topic, group.number, turn, first), b"")
-    commit.tx.put(row, keys.pack_seqs([turn, first] if first else [turn]))
+        commit.tx.put(row, keys.pack_seqs([turn, first]))
+    else:
+        commit.tx.delete(row)
+        commit.touch(group)
+        group.record.turn = max(group.record.turn, turn)
 
 
 def _first_after(snap: Snapshot, group: Group, lane: str, after: int) -> int:

@@ -75,8 +75,6 @@ class QueueUpkeep:
         self._standings: dict[str, Standing] = {}
         self._forgotten: dict[tuple[int, int], bytes] = {}
         """How far the windows of keys were looked through, by topic and group."""
-        self._lanes: dict[tuple[int, int], bytes] = {}
-        """The same for lanes of queues with fair share."""
         self._pushes: dict[int, dict[bytes, bytes]] = {}
         """The same for what throttles and debounces remember, by topic."""
 
@@ -265,13 +263,11 @@ class QueueUpkeep:
         """Rates of keys that have had no delivery for a period, some of them each time."""
         from penstock.queue.flow.limiter import forget_windows
         from penstock.queue.flow.merging import forget_pushes
-        from penstock.queue.flow.turns import forget_lanes
 
         queue = self._cache.find(commit, topic)
         for group in () if queue is None else queue.everyone(commit.tx):
             which = (group.topic, group.number)
             self._forgotten[which] = forget_windows(commit, group.queue, group, self._forgotten.get(which, b""))
-            self._lanes[which] = forget_lanes(commit, group, self._lanes.get(which, b""))
         if queue is not None:
             forget_pushes(commit, queue, self._pushes.setdefault(queue.topic, {}))
         return False

@@ -94,7 +94,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """How many messages took how long from delivery to acknowledgement: under n those that took less than 2**n
     milliseconds, and at least half of that."""
     turn: int = 0
-    """Whose turn it is, in a queue with fair share: that of the message handed out last."""
+    """The turn with which a lane begins that had nothing, in a queue with fair share."""
     seen_ms: int = 0
     """The latest time at which the group was changed: none of its leases, waits and limits began later."""
 
