@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.buffer import Consumer, Metadata, Producer, drain
 from penstock.buffer.store import ObjectStore, open_store
-from penstock.errors import OutOfOrder
+from penstock.errors import Corrupt, OutOfOrder
 from penstock.events import Draft
 
 from .conftest import MANIFEST, Buffer
@@ -90,6 +90,28 @@ def test_what_was_appended_and_not_acknowledged_is_skipped(memory: ObjectStore, 
     assert len(payloads(topic)) == 6
     assert again.entries == 6 - appended
     assert buffer.length() == 0
+
+
+def test_a_buffer_is_the_same_one_behind_another_url(memory: ObjectStore, topic):
+    """What was appended through one endpoint, and not acknowledged, is not appended again through another."""
+    Buffer(memory).fill(3)
+    here, there = FaultyStore(memory), FaultyStore(memory)
+    here.identity, there.identity = "s3://bucket at http://one", "s3://bucket at http://two"
+
+    def die(act):
+        raise Killed
+
+    here.on("put_trail", die)
+    with pytest.raises(Killed):
+        drain(Consumer(here, gc_interval=None), topic, until_empty=True, ahead=1, concurrency=1)
+    drain(Consumer(there, gc_interval=None), topic, until_empty=True)
+    assert payloads(topic) == [f"data{n}-{half}".encode() for n in range(3) for half in "ab"]
+
+
+def test_a_buffer_s_id_that_is_damaged_is_said(memory_buffer: Buffer, topic):
+    memory_buffer.store.put(f"{MANIFEST}.id", b"")
+    with pytest.raises(Corrupt, match="id"):
+        drain(memory_buffer.consumer(), topic, until_empty=True)
 
 
 def test_two_drains_at_once_append_every_batch_once(memory: ObjectStore, topic):

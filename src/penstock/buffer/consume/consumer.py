@@ -19,6 +19,7 @@ from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format.batch import MAX_BATCH_BYTES
 from penstock.buffer.format.descriptor import Descriptor
 from penstock.buffer.format.manifest import Manifest
+from penstock.buffer.identity import buffer_id
 from penstock.buffer.naming import place, shard_place
 from penstock.buffer.store import ObjectStore, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
@@ -316,10 +317,9 @@ class Consumer:
                 f"the consumer was opened by process {self._pid} and this one was forked from it; open one in the child"
             )
 
-    @property
-    def identity(self) -> str:
-        """Which manifest of which store this is: the same for all its readers."""
-        return f"{self.place.manifest} in {self._store.identity}"
+    def buffer_id(self) -> str:
+        """What the buffer is known by, whatever url leads to it; stored beside the manifest."""
+        return buffer_id(self._store, self.place.manifest)
 
     @property
     def epoch(self) -> int:

@@ -75,8 +75,8 @@ def drain(
 
     An entry becomes an event of this `kind` with the entry's bytes as payload, the producer's time and, if there is
     any, its metadata as a header; or whatever `draft(entry, metadata)` makes of it. `name` is what the journal
-    remembers the buffer's progress under; without it, the store and the manifest decide, so give one if their url may
-    change.
+    remembers the buffer's progress under; without it, an id that is stored beside the manifest, so that the same buffer
+    is known again behind another url or endpoint.
 
     Runs like `Consumer.run`: until `consumer.stop()`, until another consumer takes over, or until nothing is left.
     """
@@ -110,7 +110,7 @@ def drain(
 
 
 def _mark_name(consumer: Consumer, topic: DrainTopic) -> str:
-    name = f"drain {consumer.identity} into {topic.name}"
+    name = f"drain {consumer.buffer_id()} into {topic.name}"
     if len(name.encode()) <= _LONGEST_NAME:
         return name
     return f"drain {hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
