@@ -67,6 +67,14 @@ class WriteTx(Snapshot, Protocol):
         """Removes every key with start ≤ key < stop."""
         ...
 
+    def keep(self) -> None:
+        """Has this commit survive the death of the process, also under `sync=False`.
+
+        A caller is told of it and goes on elsewhere. Only a store whose unsynced commits are in the process's own
+        memory has anything to do: it syncs.
+        """
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -107,7 +115,7 @@ class Engine(ABC):
         """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading.
 
         `sync=False`: this commit need not be on disk when the block ends; a crash of the machine may lose it, and
-        never tears it.
+        never tears it. In an object store the death of the process may lose it too, unless `WriteTx.keep` was called.
         """
 
     @abstractmethod

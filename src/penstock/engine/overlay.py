@@ -147,7 +147,7 @@ class BatchEngine(Protocol):
 class OverlayWrite(Overlay):
     """A write transaction: an overlay that is handed to its engine when the block ends well."""
 
-    __slots__ = ("_engine", "_over", "foreign", "relaxed")
+    __slots__ = ("_engine", "_over", "foreign", "kept", "relaxed")
 
     base: Snapshot
 
@@ -157,6 +157,10 @@ class OverlayWrite(Overlay):
         self._over = True
         self.foreign = False
         self.relaxed = not sync
+        self.kept = False
+
+    def keep(self) -> None:
+        self.kept = True
 
     def __enter__(self) -> Self:
         self.base, self.foreign = self._engine._begin()

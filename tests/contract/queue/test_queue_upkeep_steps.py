@@ -53,6 +53,9 @@ class CountedTx:
         self.rows += 1
         self._tx.delete(key)
 
+    def keep(self) -> None:
+        self._tx.keep()
+
     def delete_range(self, start: bytes, stop: bytes) -> None:
         self.rows += sum(1 for _ in self._tx.scan(start, stop))
         self._tx.delete_range(start, stop)

@@ -3,8 +3,9 @@
 A write transaction is an overlay that becomes one batch and one forced flush of SlateDB's log: one PUT. It is
 acknowledged when the object store has it and the lease is known to be held still. Reads of the writing process see the
 state after the last acknowledged commit, so no reader acts on what is not durable. `durability="process"` means `disk`
-here, because what is not in the object store is in this process's memory; a relaxed commit (`sync=False`) is seen here
-at once, and goes into the object store with the next commit, or after a second.
+here, because what is not in the object store is in this process's memory. A relaxed commit (`sync=False`) is seen here
+at once, and goes into the object store with the next commit, or after a second; one that others are told of (`keep`),
+as a delivery is, waits like any other.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class SlatedbEngine(BaseEngine):
 
     def _commit(self, changes: OverlayWrite) -> None:
         deadline = time.monotonic() + self._timeout
-        relaxed = changes.relaxed
+        relaxed = changes.relaxed and not changes.kept
         batch = make_batch(self._view, changes)
         if batch is None and not (self._unflushed and not relaxed):
             self._foreign = False

@@ -173,6 +173,9 @@ class SqliteWrite(_SqliteTransaction):
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
+    def keep(self) -> None:
+        return  # the system has it when the block ends
+
     def delete_range(self, start: bytes, stop: bytes) -> None:
         self.writes += 1
         try:

@@ -14,7 +14,7 @@ from sys import modules
 from typing import TYPE_CHECKING
 
 from penstock.clock import SystemClock
-from penstock.errors import Closed, PenstockError
+from penstock.errors import Closed, OutcomeUnknown, PenstockError
 from penstock.journal.commit.request import WriteRequest
 from penstock.observe.spans import received
 from penstock.queue import metrics
@@ -80,7 +80,8 @@ def take_waiting(
         try:
             taken = queue._writer.run(operation)
         except BaseException:
-            if operation.error is None:  # a signal's, after the commit: its caller never hears what that took
+            # A signal's, after the commit; or the commit may turn up later: its caller never hears what that took.
+            if operation.error is None or isinstance(operation.error, OutcomeUnknown):
                 _return_unheard(queue, operation)
             raise
         if taken.deliveries:
@@ -137,8 +138,8 @@ async def _take_once(queue: LocalQueue, request: Request) -> Taken:
     request_of_take = WriteRequest(take_in, 0, (queue, request), True)
     try:
         return await queue._writer.submit(request_of_take)
-    except asyncio.CancelledError:
-        # The take goes on without us: what it finds is given back by the operation that comes after it.
+    except (asyncio.CancelledError, OutcomeUnknown):
+        # The take may go on without us: what it finds is given back by the operation that comes after it.
         _return_unheard(queue, request_of_take)
         raise
 

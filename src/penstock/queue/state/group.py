@@ -48,6 +48,7 @@ class Group:
         """Writes the record, when the commit ends: see `Commit.touch`."""
         if commit.now_ms > self.record.seen_ms:
             self.record.seen_ms = commit.now_ms
+        commit.tx.keep()  # who holds what, for how long, at which attempt: told to a consumer, which may outlive us
         commit.tx.put(self._record_key, encode(self.record))
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
