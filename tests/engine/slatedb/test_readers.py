@@ -20,6 +20,7 @@ from penstock.engine.slatedb import database
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.database import flush_tables
 from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.engine.slatedb.folder import FolderStore
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.reading import follower
 from penstock.engine.slatedb.reading.view import commits_in
@@ -61,6 +62,31 @@ def test_a_reader_that_catches_up_sees_what_was_acknowledged_before(home: Home) 
         assert reader.topic("t").latest == number + 1
         if number % 7 == 0:
             writer._engine.reclaim()
+
+
+def test_opening_ends_beside_a_writer_that_is_faster_than_the_reader(
+    folder: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the reader looks at the log, the log has grown: so it is at 50 commits a second and 25 ms a request."""
+    writer = folder.open()
+    for number in range(20):
+        writer.topic("t").append("k", number)
+    looks = 0
+    exists = FolderStore.exists
+
+    def grow_and_look(store: FolderStore, path: str) -> bool:
+        nonlocal looks
+        looks += 1
+        assert looks < 200, "it would never end"
+        writer.topic("t").append("k", 20 + looks)
+        return exists(store, path)
+
+    monkeypatch.setattr(FolderStore, "exists", grow_and_look)
+    reader = folder.open(read_only=True)
+    assert 20 <= reader.topic("t").latest <= 20 + looks
+    before = writer.topic("t").latest
+    reader._engine.catch_up()
+    assert reader.topic("t").latest >= before and looks < 100
 
 
 def test_a_subscription_on_a_reader_has_no_gap_and_no_duplicate(home: Home) -> None:

@@ -279,15 +279,18 @@ class Follower:
             log.info("a checkpoint of %s expires by itself: %s", self._name, error)
 
     def _read_log(self, log: sl.SlateDbWalReader | None = None) -> bool:
-        """Takes in every object the log has gained; each one whole, so that no reader sees half a commit."""
-        log = log or self._log
+        """Takes in every object the log has gained; each one whole, so that no reader sees half a commit.
+
+        It stops at the end that was found when it began: beside a busy writer there is always one more.
+        """
+        end = self._find_end()
+        if end == self._applied:
+            return False
+        if time.monotonic() - self._grown > CALM_SECONDS:
+            self._check_same()
         grown = False
-        iterator: sl.SlateDbWalIterator | None = None
-        while self._next_exists():
-            if iterator is None:
-                if time.monotonic() - self._grown > CALM_SECONDS:
-                    self._check_same()
-                iterator = call(log.iterator(self._applied + 1), self._timeout)
+        iterator = call((log or self._log).iterator(self._applied + 1), self._timeout)
+        while self._applied < end:
             found = call(iterator.next(), self._timeout)
             if found is None:
                 break
@@ -303,9 +306,22 @@ class Follower:
                 self._publish()
         return grown
 
-    def _next_exists(self) -> bool:
+    def _find_end(self) -> int:
+        """The log's last object now: looks at doubled distances until there is none, then halves what is between."""
+        last, none = self._applied, self._applied + 1
+        while self._exists(none):
+            last, none = none, 2 * none - self._applied
+        while none - last > 1:
+            middle = (last + none) // 2
+            if self._exists(middle):
+                last = middle
+            else:
+                none = middle
+        return last
+
+    def _exists(self, number: int) -> bool:
         self.log_checks += 1
-        return self._place.objects.exists(LOG_PATH.format(self._applied + 1))
+        return self._place.objects.exists(LOG_PATH.format(number))
 
     def _apply(self, row: sl.RowEntry) -> None:
         key = bytes(row.key)
