@@ -123,3 +123,11 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_child_forked_after_use_gets_a_sentence_instead_of_hanging(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], check=True, timeout=60)
+
+
+def test_a_panic_in_rust_is_an_error_of_slatedb() -> None:
+    async def panicking() -> None:
+        raise generated.InternalError("range end index 12 out of range")
+
+    with pytest.raises(sl.Error.Internal, match="out of range"):
+        bridge.call(panicking(), 30)

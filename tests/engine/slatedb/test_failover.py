@@ -16,9 +16,10 @@ import slatedb.uniffi as sl
 from object_homes import Home
 
 import penstock
+from penstock.engine.slatedb import engine as engine_module
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.errors import ConfigError, Fenced, Locked
+from penstock.errors import ConfigError, Corrupt, Fenced, Locked
 from penstock.limits import TABLE_COMMITS
 from server.serving import wait_until
 
@@ -244,25 +245,23 @@ def test_of_two_standbys_one_takes_over_and_the_other_waits_on(home: Home) -> No
     assert second.topic("t").append("k", "c").seq == 3 and words(second) == ["a", "b", "c"]
 
 
-def test_a_message_taken_before_a_failover_stays_taken_until_its_lease_ends(home: Home) -> None:
-    clock = penstock.ManualClock()
-    first = home.open(clock=clock)
-    mail = first.queue("mail")
-    mail.configure(lease=60)
-    mail.push({"n": 1})
-    mail.push({"n": 2})
-    done, taken = mail.take(), mail.take()
-    assert done is not None and taken is not None
-    done.ack()
+def test_a_log_that_moved_while_it_was_opened_is_opened_again(folder: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.open().topic("t").append("k", "a")
+    opened, failures = engine_module.open_database, [sl.Error.Data("wal truncated at wal file `3`")]
 
-    second = home.open(clock=clock, takeover=True)
-    again = second.queue("mail")
-    assert again.take() is None, "it is somebody's still, who may be at work on another machine"
-    with pytest.raises(Fenced):
-        taken.ack()
-    clock.advance(61)
-    found = again.take()
-    assert found is not None and found.payload == {"n": 2} and found.attempt == 2
-    found.ack()
-    clock.advance(61)
-    assert again.take() is None, "what was acknowledged before stays so"
+    def open_database(*given: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return opened(*given, **options)
+
+    monkeypatch.setattr(engine_module, "open_database", open_database)
+    assert words(folder.open(takeover=True)) == ["a"] and not failures
+
+
+def test_a_log_that_lacks_an_object_is_said_to_be_damaged(folder: Home, tmp_path: Path) -> None:
+    journal = folder.open()
+    for number in range(5):
+        journal.topic("t").append("k", number)
+    sorted((tmp_path / "shop" / "wal").glob("*.sst"))[-3].unlink()
+    with pytest.raises(Corrupt, match="lacks a part of its log"):
+        folder.open(takeover=True)

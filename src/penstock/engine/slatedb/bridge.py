@@ -98,6 +98,8 @@ def call(coroutine: Coroutine[_Answer, None, T], timeout: float | None = None) -
                 raise TimedOut(f"no answer within {timeout:g} s")
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
+    except generated.InternalError as error:  # Rust panicked, as over an object it cannot read
+        raise generated.Error.Internal(str(error)) from error
     finally:
         asyncio._set_running_loop(outer)
         coroutine.close()

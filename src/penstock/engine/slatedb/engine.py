@@ -26,7 +26,7 @@ from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import flush_log, flush_tables, make_batch, make_cache, open_database
-from penstock.engine.slatedb.errors import explain, explained
+from penstock.engine.slatedb.errors import explain, explained, log_moved
 from penstock.engine.slatedb.format import FORMAT, check_folder, is_made, put_format, unfinished
 from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
 from penstock.engine.slatedb.options import ObjectOptions
@@ -36,7 +36,7 @@ from penstock.engine.slatedb.reading.view import SlatedbRead, SlatedbView
 from penstock.engine.slatedb.reading.warming import warm_up
 from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, log_is_long, release_deleted
 from penstock.engine.slatedb.usage import objects_by_purpose, requests_by_cause
-from penstock.errors import Closed, ConfigError, Fenced, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
 
 log = logging.getLogger("penstock.engine.slatedb")
@@ -130,9 +130,7 @@ class SlatedbEngine(BaseEngine):
         )
         self._lease = lease
         lease.renew_until_released()
-        self._database = open_database(
-            self._place, cache, self._recorder, lease=self.options.lease, timeout=self._timeout
-        )
+        self._database = self._open_database(lease, cache)
         self._take_snapshot()
         if not is_made(self._view, self._name, self.read_only):
             put_format(self._database, FORMAT, self._timeout)
@@ -140,6 +138,21 @@ class SlatedbEngine(BaseEngine):
         if not lease.was_given_back:
             self._tabling = threading.Thread(target=self._make_table_of_long_log, name="penstock-table", daemon=True)
             self._tabling.start()
+
+    def _open_database(self, lease: WriterLease, cache: sl.DbCache) -> sl.Db:
+        """Opens it; twice where one that was opening it too moved the log on meanwhile."""
+        moved = False
+        while True:
+            try:
+                return open_database(
+                    self._place, cache, self._recorder, lease=self.options.lease, timeout=self._timeout
+                )
+            except sl.Error as error:
+                if not log_moved(error) or not lease.confirm(self._timeout):
+                    raise
+                if moved:
+                    raise Corrupt(f"{self._name} lacks a part of its log ({error}): restore a backup") from error
+                moved = True
 
     def _take_snapshot(self) -> None:
         assert self._database is not None

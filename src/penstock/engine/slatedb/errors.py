@@ -30,8 +30,17 @@ def explain(error: sl.Error, name: str) -> PenstockError:
                 "15 minutes after compaction has replaced its tables: read again, in shorter pieces",
                 retryable=True,
             )
+        if log_moved(error):
+            return StorageError(
+                f"{name}: another process shortened the log while it was read ({text}): try again", retryable=True
+            )
         return Corrupt(f"SlateDB found {name} damaged: {text}")
     return StorageError(f"SlateDB refused on {name}: {text}", retryable=isinstance(error, sl.Error.Unavailable))
+
+
+def log_moved(error: sl.Error) -> bool:
+    """Whether objects of the log were gone: another writer has made a table of them, or they are lost."""
+    return isinstance(error, sl.Error.Data) and "truncated" in str(error).lower()
 
 
 def fenced(name: str, by: str, epoch: int = 0) -> Fenced:
