@@ -1,11 +1,15 @@
-"""Failovers without end: writers are killed, stopped, replaced, cut off; nothing acknowledged is missing or double.
+"""Failovers without end: writers are killed, stopped, replaced, cut off; nothing acknowledged is missing or double,
+and no message is in two hands.
 
     python tests/engine/slatedb/failovers.py --count 1000 --seed 1
     python tests/engine/slatedb/failovers.py --count 200 --seed 2 --store s3
 
 Several processes want to write one journal: one does, the others stand by. Each appends events of its own, again under
-the same dedup key when an outcome is unknown, and notes what was acknowledged in a file. What happens to the one that
-writes is drawn by seed. In the end every note must be in the journal, at its position, once.
+the same dedup key when an outcome is unknown, and notes what was acknowledged in a file. It pushes messages, takes
+some, and acknowledges them, gives them back, keeps them for longer, or forgets them; a few kill whoever takes them.
+What happens to the one that writes is drawn by seed. In the end every noted event must be in the journal, at its
+position, once; every message must have been settled, or be there still; none may have been delivered while another had
+it, after it was acknowledged, or more often than it may be.
 """
 
 from __future__ import annotations
@@ -21,11 +25,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
+
+from store_proxy import StoreProxy  # noqa: E402
 
 import penstock  # noqa: E402
 
@@ -34,11 +43,17 @@ DEADLINE = 600.0
 LEASES = {"folder": 1.0, "s3": 3.0}
 """Seconds; a request about the lease gets a third of it, and the emulator answers one request after the other."""
 
+MAX_ATTEMPTS = 4
+PROCESSES = 3
+"""One that writes, one that was replaced and ends a moment later, and one that stands by."""
+
 NURSERY = """
-import faulthandler, json, os, signal, sys, tempfile, time
+import faulthandler, itertools, json, os, random, signal, sys, tempfile, time
 import penstock
 import penstock.engine.slatedb.engine
-from penstock.errors import Fenced, Locked, StorageError
+from penstock.errors import Fenced, Locked, StaleDelivery, StorageError
+
+MAX_ATTEMPTS = int(sys.argv[1])
 
 def write(url, name, notes, mode, store, lease, timeout):
     out = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -49,19 +64,53 @@ def write(url, name, notes, mode, store, lease, timeout):
         )
     except Locked:
         return
-    topic, number = journal.topic("t"), 0
-    while True:
-        id = f"{name}-{number}"
-        try:
-            receipt = topic.append("k", id, dedup=id)
-        except Fenced:
-            os.write(out, f"fenced {name}\\n".encode())
-            return
-        except StorageError:
-            continue
-        os.write(out, f"ack {receipt.seq} {id}\\n".encode())
-        number += 1
-        time.sleep(0.002)  # the writers of a thousand failovers leave a machine to others
+    def note(*words):
+        os.write(out, (" ".join(map(str, words)) + "\\n").encode())
+
+    def insist(act):
+        while True:
+            try:
+                return act()
+            except StorageError:  # not Fenced, which is the end
+                continue
+
+    chance, poisonous = random.Random(name), random.Random(name).random() < 0.15
+    topic, queue = journal.topic("t"), journal.queue("work")
+    try:
+        insist(lambda: queue.configure(max_attempts=MAX_ATTEMPTS, dead_letter="dead"))
+        for number in itertools.count():
+            id = f"{name}-{number}"
+            receipt = insist(lambda: topic.append("k", id, dedup=id))
+            note("ack", receipt.seq, id)
+            insist(lambda: queue.push({"id": id, "poison": poisonous and number == 3}, dedup=id))
+            note("push", id)
+            work(queue, note, chance)
+            time.sleep(0.002)  # the writers of a thousand failovers leave a machine to others
+    except Fenced:
+        note("fenced", name)
+
+def work(queue, note, chance):
+    # Takes a message, and does with it what a consumer may do; an act is noted before it, and after it if it succeeded.
+    lease = chance.choice([1, 2, 4])
+    try:
+        taken = queue.take(lease=lease)
+    except StorageError:  # whether it took something is not known; it has nothing in its hands
+        return
+    if taken is None:
+        return
+    ms, token = round(taken.deadline.timestamp() * 1000), taken.token
+    note("take", taken.payload["id"], token, taken.attempt, ms - lease * 1000, ms)
+    if taken.payload["poison"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    verb = chance.choice(["ack"] * 6 + ["nack", "release", "extend", "forget"])
+    if verb == "forget":
+        return
+    note("try", token, verb, int(time.time() * 1000))
+    try:
+        taken.extend(4) if verb == "extend" else getattr(taken, verb)()
+    except (StorageError, StaleDelivery):
+        return
+    note("did", token, verb, round(taken.deadline.timestamp() * 1000))
 
 with tempfile.TemporaryDirectory() as folder, penstock.open(f"{folder}/warm.db") as warm:
     warm.topic("t").append("k", 1, dedup="1")  # has everything imported but what starts SlateDB's threads
@@ -126,16 +175,18 @@ class Failovers:
     """One journal, and the processes that want to write it."""
 
     def __init__(
-        self, url: str, folder: Path, seed: int, lease: float, store: dict[str, Any], proxy: Any = None
+        self, url: str, folder: Path, seed: int, lease: float, store: dict[str, Any], proxies: Sequence[StoreProxy] = ()
     ) -> None:
-        self.url, self.lease, self.store, self.proxy = url, lease, store, proxy
-        self.timeout = 30.0 if proxy is None else 5.0  # shorter than a cut, so that outcomes are unknown at times
+        self.url, self.lease, self.store, self.proxies = url, lease, store, proxies
+        self.ways: dict[str, StoreProxy] = {}
+        """Through which proxy each process reaches the store."""
+        self.timeout = 5.0 if proxies else 30.0  # shorter than a cut, so that outcomes are unknown at times
         self.notes = folder / "notes"
         self.notes.touch()
         self.random = random.Random(seed)
         with (folder / "complaints").open("ab") as complaints:
             self.nursery = subprocess.Popen(
-                [sys.executable, "-c", NURSERY],
+                [sys.executable, "-c", NURSERY, str(MAX_ATTEMPTS)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True, bufsize=1,
             )  # fmt: skip
         self.children: dict[str, Child] = {}
@@ -150,16 +201,21 @@ class Failovers:
         self.started += 1
         name = f"c{self.started}"
         assert self.nursery.stdin is not None and self.nursery.stdout is not None
-        words = [self.url, name, str(self.notes), mode, self.store, self.lease, self.timeout]
+        store = self.store
+        if self.proxies:
+            used = Counter(id(self.ways[other]) for other in self.children)
+            way = self.ways[name] = min(self.proxies, key=lambda proxy: used[id(proxy)])
+            store = {**store, "endpoint": way.endpoint}
+        words = [self.url, name, str(self.notes), mode, store, self.lease, self.timeout]
         self.nursery.stdin.write(json.dumps(words) + "\n")
         child = self.children[name] = Child(int(self.nursery.stdout.readline()))
         return child
 
     def refill(self) -> None:
-        """One that writes and one that stands by: a writer that was replaced ends a moment later."""
+        """Starts processes in the place of those that have ended."""
         for dead in [name for name, child in self.children.items() if not child.state()]:
             del self.children[dead]
-        while len(self.children) < 2:
+        while len(self.children) < PROCESSES:
             self.start()
 
     def run(self, count: int) -> None:
@@ -209,8 +265,8 @@ class Failovers:
 
     def happen(self, name: str) -> None:
         """Something bad to the process that writes, after which another one does."""
-        time.sleep(self.random.random() * 0.15)
-        kinds = ["kill", "kill", "kill", "takeover", "stop"] + (["cut"] if self.proxy else [])
+        time.sleep(self.random.random() * 0.4)
+        kinds = ["kill", "kill", "kill", "takeover", "stop"] + (["cut off", "outage"] if self.proxies else [])
         what = self.random.choice(kinds)
         self.did[what] += 1
         self.hurt.add(name)
@@ -222,15 +278,21 @@ class Failovers:
         elif what == "stop":
             child.send(signal.SIGSTOP)
             child.wait_for("T")
-            self.wait_for_another(child)
+            self.wait_for_another(stopped=child)
             child.send(signal.SIGCONT)
+        elif what == "cut off":
+            self.ways[name].cut()
+            self.wait_for_another()
+            self.ways[name].heal()
         else:
-            self.proxy.cut()
+            for proxy in self.proxies:
+                proxy.cut()
             time.sleep(self.lease * (1 + self.random.random()))
-            self.proxy.heal()
+            for proxy in self.proxies:
+                proxy.heal()
             child.kill()
 
-    def wait_for_another(self, child: Child) -> None:
+    def wait_for_another(self, stopped: Child | None = None) -> None:
         """Until one acknowledges something to whom nothing bad happened: a writer that was stopped before and let go on
         may note its last acknowledgement only now.
 
@@ -240,10 +302,10 @@ class Failovers:
         deadline = time.monotonic() + DEADLINE
         while self.hurt.issuperset(_acknowledged(self.new_notes())):
             self.refill()
-            if child.state() != "T":
-                child.send(signal.SIGSTOP)
+            if stopped is not None and stopped.state() != "T":
+                stopped.send(signal.SIGSTOP)
             if time.monotonic() > deadline:
-                raise AssertionError(f"nobody took over from a stopped writer; {self.complaints()}")
+                raise AssertionError(f"nobody took over; {self.complaints()}")
             time.sleep(0.02)
 
     def complaints(self) -> str:
@@ -259,7 +321,8 @@ class Failovers:
         return f"alive: {alive}; noted: {noted}; the children said: {said[-9000:]}"
 
     def check(self) -> int:
-        """Every acknowledged event is there, at its position, once; how many there are."""
+        """Every acknowledged event is there, at its position, once, and messages were where they should be; how many
+        events there are."""
         acked: dict[int, str] = {}
         for line in self.notes.read_text().splitlines():
             if line.startswith("ack "):
@@ -267,6 +330,8 @@ class Failovers:
                 assert acked.setdefault(int(seq), id) == id, f"position {seq} was given twice: {id}, {acked[int(seq)]}"
         with penstock.open(self.url, standby=True, store_options=self.store or None) as journal:
             events = {event.seq: event.payload for event in journal.topic("t").read()}
+            left = take_all(journal.queue("work"))
+            dead = {buried.payload["id"] for buried in iter(journal.queue("dead").take, None)}
         assert list(events) == list(range(1, len(events) + 1)), "positions have gaps"
         repeated = [id for id, count in Counter(events.values()).items() if count > 1]
         missing = {seq: id for seq, id in acked.items() if events.get(seq) != id}
@@ -274,6 +339,7 @@ class Failovers:
         print(f"{len(events)} events in all, {self.started} processes", flush=True)
         assert not repeated, f"kept twice: {repeated[:5]}"
         assert not missing, f"{len(missing)} acknowledged events are missing: {list(missing.items())[:5]}"
+        check_messages(self.notes.read_text().splitlines() + left, dead)
         if self.failed is not None:
             raise self.failed
         return len(acked)
@@ -282,6 +348,73 @@ class Failovers:
 def _acknowledged(lines: list[bytes]) -> list[str]:
     """Whose the acknowledgements among the notes are, in their order."""
     return [line.decode().split()[2].partition("-")[0] for line in lines if line.startswith(b"ack")]
+
+
+def take_all(queue: Any) -> list[str]:
+    """Takes and acknowledges what there is, and what is there when the last leases have ended; as it would be noted."""
+    notes = []
+    deadline = time.monotonic() + DEADLINE
+    while len(queue):
+        for taken in queue.take_many(500, wait=1, lease=5):
+            ms = round(taken.deadline.timestamp() * 1000)
+            notes.append(f"take {taken.payload['id']} {taken.token} {taken.attempt} {ms - 5000} {ms}")
+            notes.append(f"try {taken.token} ack {int(time.time() * 1000)}")
+            taken.ack()
+            notes.append(f"did {taken.token} ack {ms}")
+        assert time.monotonic() < deadline, "the queue does not become empty"
+    return notes
+
+
+@dataclass
+class Delivered:
+    """One delivery as its consumer noted it; times in milliseconds of the one clock there is here."""
+
+    attempt: int
+    taken: int
+    until: int
+    freed: int | None = None
+    """When its consumer began to acknowledge it, or to give it back."""
+    verb: str = ""
+    acked: bool = False
+
+
+def check_messages(lines: list[str], dead: set[str]) -> None:
+    """No message was in two hands, beyond its attempts, delivered after it was acknowledged, or lost."""
+    pushed: set[str] = set()
+    by_message: dict[str, list[Delivered]] = {}
+    by_token: dict[str, Delivered] = {}
+    for line in lines:
+        word, *rest = line.split()
+        if word == "push":
+            pushed.add(rest[0])
+        elif word == "take":
+            one = by_token[rest[1]] = Delivered(int(rest[2]), int(rest[3]), int(rest[4]))
+            by_message.setdefault(rest[0], []).append(one)
+        elif word == "try" and rest[1] != "extend":
+            by_token[rest[0]].verb, by_token[rest[0]].freed = rest[1], int(rest[2])
+        elif word == "did":
+            by_token[rest[0]].acked |= rest[1] == "ack"
+            by_token[rest[0]].until = max(by_token[rest[0]].until, int(rest[2]))
+    wrong = []
+    for id, deliveries in by_message.items():
+        deliveries.sort(key=lambda one: one.taken)
+        for before, after in pairwise(deliveries):
+            if before.acked:
+                wrong.append(f"{id} was delivered after it was acknowledged: {before}, {after}")
+            elif after.taken < (before.until if before.freed is None else before.freed):
+                wrong.append(f"{id} was in two hands: {before}, {after}")
+            elif after.attempt < before.attempt + (before.verb != "release"):
+                wrong.append(f"an attempt at {id} was not counted: {before}, {after}")
+        if deliveries[-1].attempt > MAX_ATTEMPTS:
+            wrong.append(f"{id} was delivered too often: {deliveries[-1]}")
+        if id in dead and any(one.acked for one in deliveries):
+            wrong.append(f"{id} was acknowledged, and is a dead letter")
+    settled = {id for id, deliveries in by_message.items() if any(one.verb == "ack" for one in deliveries)}
+    lost = pushed - settled - dead
+    print(f"{len(pushed)} messages, {len(by_token)} deliveries, {len(dead)} dead letters, ", end="")
+    print(f"{len(lost)} messages lost, {len(wrong)} deliveries wrong", flush=True)
+    assert not wrong, wrong[:5]
+    assert not lost, f"lost: {sorted(lost)[:5]}"
 
 
 def torture(count: int, seed: int, store: str, lease: float = 0.0) -> tuple[int, Counter[str]]:
@@ -293,20 +426,18 @@ def torture(count: int, seed: int, store: str, lease: float = 0.0) -> tuple[int,
             run = Failovers(f"slatedb:{folder / 'shop'}", folder, seed, lease, {})
             run.run(count)
             return run.check(), run.did
-        from store_proxy import StoreProxy
-
         from buffer.emulator import Emulator
 
         emulator = Emulator()
-        proxy = StoreProxy(emulator.endpoint)
+        proxies = [StoreProxy(emulator.endpoint) for _ in range(PROCESSES)]
         try:
-            options = {**emulator.options, "endpoint": proxy.endpoint}
-            run = Failovers(f"{emulator.bucket()}/shop", folder, seed, lease, options, proxy)
+            run = Failovers(f"{emulator.bucket()}/shop", folder, seed, lease, emulator.options, proxies)
             run.run(count)
             return run.check(), run.did
         finally:
-            proxy.heal()
-            proxy.stop()
+            for proxy in proxies:
+                proxy.heal()
+                proxy.stop()
             emulator.stop()
 
 
@@ -322,4 +453,4 @@ if __name__ == "__main__":
     kept, did = torture(given.count, given.seed, given.store, given.lease)
     took = time.monotonic() - begun
     print(f"{did.total()} failovers in {took:.0f} s ({dict(did)}):")
-    print(f"{kept} acknowledged events, all there, each once")
+    print(f"{kept} acknowledged events, all there, each once; no message lost, in two hands or beyond its attempts")
