@@ -12,8 +12,9 @@ Seconds = float | timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
-_LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+"""The milliseconds since 1970 that a datetime can say: the years 1 to 9999 of UTC."""
 
 
 class Clock(Protocol):
@@ -99,7 +100,7 @@ def to_ms(moment: datetime, name: str) -> int:
     if moment.tzinfo is None:
         raise ConfigError(f"{name} must be an aware datetime (with a time zone), not {moment!r}")
     ms = (moment - _EPOCH) // _MILLISECOND
-    if not _FIRST_MS <= ms <= _LAST_MS:
+    if not FIRST_MS <= ms <= LAST_MS:
         raise ConfigError(f"{name} must lie in the years 1 to 9999 of UTC, not {moment!r}")
     return ms
 

@@ -13,6 +13,7 @@ from penstock import Draft, Journal, Receipt, Topic
 from penstock.errors import ConfigError
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import Block, read_block, seal
+from penstock.journal.storage.columns import CodedText
 from penstock.journal.storage.joining import select
 from penstock.journal.storage.wire import Columns, Wire
 
@@ -111,7 +112,7 @@ def test_a_changed_event_is_named(journal: Journal, topic: Topic, what: str) -> 
         elif what == "kind":
             wire.kinds, wire.kind_codes = ["e", "x"], bytes([0] * 6 + [1] + [0] * 3)
         elif what == "key":
-            wire.key = (1, ["k0", "k1"], bytes([0, 1, 0, 1, 0, 1, 1, 1, 0, 1]))
+            wire.key = CodedText(["k0", "k1"], bytes([0, 1, 0, 1, 0, 1, 1, 1, 0, 1]))
         elif what == "time":
             wire.run_time += 1
         else:

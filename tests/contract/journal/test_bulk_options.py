@@ -188,10 +188,11 @@ def test_blocks_from_elsewhere_are_checked(journal: Any) -> None:
     assert type(plain) is Wire and type(decode_pending(encode_wire(wire(0)))) is Wire
     for bad, message in (
         (wire(0, 1, dedup=["a"]), "has options for"),
-        (wire(0, 1, dedup=["a", ""]), "dedup of 0 bytes"),
-        (wire(0, 1, keys=["k", None], expect=[None, 3]), "needs key="),
+        (wire(0, 1, dedup=["a", ""]), "dedup must be text that is not empty"),
+        (wire(0, 1, keys=["k", None], expect=[None, 3]), "of event 1 needs key="),
         (wire(0, 1, keys=["k", None], expect=[-1, None]), "must be a position"),
-        (wire(0, 1, priority=["high", None]), "cannot be read"),
+        (wire(0, 1, priority=["high", None]), "cannot be taken.*does not decode"),
+        (wire(0, 1, not_before=[None, 1 << 62]), "event 1: not_before must lie in the years"),
     ):
         with pytest.raises(ConfigError, match=message):
             checked_wire("orders", encode_wire(bad))

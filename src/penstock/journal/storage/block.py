@@ -24,6 +24,7 @@ from penstock.engine.checksum import PIECE_BYTES, crc32
 from penstock.errors import Corrupt
 from penstock.events import Event
 from penstock.journal.storage.columns import (
+    CodedText,
     Headers,
     offsets,
     pack_ints,
@@ -146,7 +147,7 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
             values.extend(one.values())
     if not names:
         return NO_PACKED_HEADERS
-    return pack_ints(counts), len(names), pack_text(names), pack_text(values)
+    return Headers(pack_ints(counts), len(names), pack_text(names), pack_text(values))
 
 
 def seal(wire: Wire) -> bytes:
@@ -313,15 +314,16 @@ class Block:
     def _headers(self) -> tuple[Sequence[int], Callable[[int], str | None], Callable[[int], str | None]] | None:
         if self.wire.headers is None:
             return None
-        counts, total, names, values = self.wire.headers
-        return offsets(counts, self.count), text_reader(names, total), text_reader(values, total)
+        packed = self.wire.headers
+        names, values = text_reader(packed.names, packed.total), text_reader(packed.values, packed.total)
+        return offsets(packed.counts, self.count), names, values
 
     def may_have_header(self, name: str) -> bool:
         """False: no event of the block has it, found without opening one."""
-        if self.wire.headers is None or not self.wire.headers[1]:
+        names = None if self.wire.headers is None else self.wire.headers.names
+        if names is None:
             return False
-        names = self.wire.headers[2]
-        return name in names[1] if names[0] == 1 else name.encode() in names[2]
+        return name in names.values if isinstance(names, CodedText) else name.encode() in names.data
 
     def headers(self, row: int) -> Mapping[str, str]:
         if self._headers is None:

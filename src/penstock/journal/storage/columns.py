@@ -10,20 +10,50 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from penstock.errors import Corrupt
 
 V = TypeVar("V")
 
-Ints = int | bytes
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Ints = Count | bytes
 """A column of non-negative integers: one number for a constant, else packed little-endian, 1, 2, 4 or 8 bytes each."""
 
-Text = tuple[Any, ...]
-"""A column of optional strings: (0, lengths, bytes, nulls or None), or (1, values, codes) when few values repeat."""
+SignedInts = int | bytes
+"""The same of signed integers: one number for a constant, else 8 bytes each."""
 
-Headers = tuple[Any, ...]
-"""A column of headers: how many each row has, how many there are, and their names and values, as texts."""
+
+class PlainText(msgspec.Struct, array_like=True, tag=0, gc=False):
+    """A column of optional strings, end to end."""
+
+    lengths: Ints
+    data: bytes
+    nulls: bytes | None = None
+    """A byte for each row, 1 where it has no string; None when all have one."""
+
+
+class CodedText(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """A column of optional strings of which few are different."""
+
+    values: list[str | None]
+    codes: Ints
+
+
+Text = PlainText | CodedText
+
+
+class Headers(msgspec.Struct, array_like=True, gc=False):
+    """A column of headers."""
+
+    counts: Ints
+    """How many each row has."""
+    total: Count
+    names: Text | None
+    values: Text | None
+
 
 _WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _BIG_ENDIAN = sys.byteorder == "big"
@@ -37,7 +67,7 @@ def pack_ints(values: Sequence[int]) -> Ints:
     return _pack(values, "B" if high < 1 << 8 else "H" if high < 1 << 16 else "I" if high < 1 << 32 else "Q")
 
 
-def pack_signed(values: Sequence[int]) -> Ints:
+def pack_signed(values: Sequence[int]) -> SignedInts:
     """Packs signed 64-bit integers (times may lie before 1970); `unpack_signed` reads them."""
     first = values[0]
     return first if values.count(first) == len(values) else _pack(values, "q")
@@ -61,7 +91,7 @@ def unpack_ints(column: Ints, count: int) -> Sequence[int]:
     return _view(column, code)
 
 
-def unpack_signed(column: Ints, count: int) -> Sequence[int]:
+def unpack_signed(column: SignedInts, count: int) -> Sequence[int]:
     if isinstance(column, int):
         return [column] * count
     if len(column) != 8 * count:
@@ -102,32 +132,32 @@ def pack_text(values: Sequence[str | None]) -> Text:
     if len(distinct) * 4 <= len(values) or len(distinct) == 1:
         ordered = list(dict.fromkeys(values))
         code_of = {value: code for code, value in enumerate(ordered)}
-        return 1, ordered, pack_ints(list(map(code_of.__getitem__, values)))
+        return CodedText(ordered, pack_ints(list(map(code_of.__getitem__, values))))
     nulls = bytes(value is None for value in values) if None in distinct else None
     encoded = [value.encode() if value is not None else b"" for value in values]
-    return 0, pack_ints(list(map(len, encoded))), b"".join(encoded), nulls
+    return PlainText(pack_ints(list(map(len, encoded))), b"".join(encoded), nulls)
 
 
 def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
     """A function from row to string."""
     if column is None:
         return _nothing
-    if column[0] == 1:
-        _, values, codes = column
+    if isinstance(column, CodedText):
+        values, codes = column.values, column.codes
         if isinstance(codes, int):
             only = values[codes]
             return lambda row: only
         indexes = unpack_ints(codes, count)
         return lambda row: values[indexes[row]]
-    _, lengths, data, nulls = column
-    starts = offsets(lengths, count)
+    data, nulls = column.data, column.nulls
+    starts = offsets(column.lengths, count)
     if starts[-1] != len(data):
         raise Corrupt(f"a text column of {len(data)} bytes should have {starts[-1]}")
 
     def read(row: int) -> str | None:
         if nulls is not None and nulls[row]:
             return None
-        return data[starts[row] : starts[row + 1]].decode()  # type: ignore[no-any-return]
+        return data[starts[row] : starts[row + 1]].decode()
 
     return read
 
@@ -136,16 +166,17 @@ def text_values(column: Text | None, count: int) -> list[str | None]:
     """All strings of a column."""
     if column is None:
         return [None] * count
-    if column[0] == 1:
-        _, values, codes = column
-        return [values[code] for code in unpack_ints(codes, count)]
-    _, lengths, data, nulls = column
-    text = data.decode()
-    if nulls is not None or len(text) != len(data):  # else a character is a byte, and the lengths are the text's own
+    if isinstance(column, CodedText):
+        values = column.values
+        return [values[code] for code in unpack_ints(column.codes, count)]
+    text = column.data.decode()
+    if column.nulls is not None or len(text) != len(
+        column.data
+    ):  # else a character is a byte, and the lengths are the text's own
         return list(map(text_reader(column, count), range(count)))
-    starts = offsets(lengths, count)
-    if starts[-1] != len(data):
-        raise Corrupt(f"a text column of {len(data)} bytes should have {starts[-1]}")
+    starts = offsets(column.lengths, count)
+    if starts[-1] != len(text):
+        raise Corrupt(f"a text column of {len(text)} bytes should have {starts[-1]}")
     return [text[start:stop] for start, stop in pairwise(starts)]
 
 
@@ -176,19 +207,21 @@ def join_codes(parts: Sequence[tuple[Sequence[V], Ints, int]]) -> tuple[list[V],
 
 def join_text(parts: Sequence[tuple[Text | None, int]]) -> Text:
     """The column of several columns end to end; without decoding a value where the forms allow it."""
-    if all(column is None or column[0] == 1 for column, _ in parts):
-        coded: list[tuple[list[str | None], Ints, int]]
-        coded = [(*(column[1:] if column else ([None], 0)), count) for column, count in parts]
-        values, codes = join_codes(coded)
-        return 1, values, codes
-    if not all(column is not None and column[0] == 0 for column, _ in parts):
+    plain = [(column, count) for column, count in parts if isinstance(column, PlainText)]
+    if not plain:
+        coded = [(column, count) for column, count in parts if not isinstance(column, PlainText)]
+        return CodedText(*join_codes([(*_codes_of(column), count) for column, count in coded]))
+    if len(plain) < len(parts):
         return pack_text([value for column, count in parts for value in text_values(column, count)])
-    plain = [(column, count) for column, count in parts if column is not None]
     nulls = None
-    if any(column[3] is not None for column, _ in plain):
-        nulls = b"".join([bytes(count) if column[3] is None else column[3] for column, count in plain])
-    lengths = join_ints([(column[1], count) for column, count in plain])
-    return 0, lengths, b"".join([column[2] for column, _ in plain]), nulls
+    if any(column.nulls is not None for column, _ in plain):
+        nulls = b"".join([bytes(count) if column.nulls is None else column.nulls for column, count in plain])
+    lengths = join_ints([(column.lengths, count) for column, count in plain])
+    return PlainText(lengths, b"".join([column.data for column, _ in plain]), nulls)
+
+
+def _codes_of(column: CodedText | None) -> tuple[list[str | None], Ints]:
+    return ([None], 0) if column is None else (column.values, column.codes)
 
 
 def _nothing(row: int) -> None:

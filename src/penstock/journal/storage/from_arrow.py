@@ -14,7 +14,7 @@ from itertools import pairwise
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.journal.storage.columns import Headers, Ints, Text
+from penstock.journal.storage.columns import CodedText, Headers, Ints, PlainText, SignedInts, Text
 from penstock.journal.storage.pending import RowOptions, with_options
 from penstock.journal.storage.wire import FORMAT, Wire
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_HEADERS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
@@ -135,13 +135,13 @@ def _text(column: pa.Array, name: str, *, checked: bool = True) -> Text:
     if _repeats(column):
         coded = column.dictionary_encode(null_encoding="encode")
         if len(coded.dictionary) * 4 <= count or len(coded.dictionary) == 1:
-            return 1, coded.dictionary.to_pylist(), _ints(np.asarray(coded.indices))
+            return CodedText(coded.dictionary.to_pylist(), _ints(np.asarray(coded.indices)))
     nulls = None
     if column.null_count:
         nulls = np.asarray(column.is_null().cast(pa.uint8())).tobytes()
         column = column.fill_null("")
     bounds = _bounds(column)
-    return 0, _ints(np.diff(bounds)), bytes(_data(column, bounds)), nulls
+    return PlainText(_ints(np.diff(bounds)), bytes(_data(column, bounds)), nulls)
 
 
 def _repeats(column: pa.Array) -> bool:
@@ -167,10 +167,11 @@ def _headers(column: pa.Array) -> Headers | None:
     values = column.items.slice(int(bounds[0]), total)
     if values.null_count or names.null_count or pc.min(pc.binary_length(names)).as_py() == 0:
         raise ConfigError("the column headers maps text to text: no header may be null or have an empty name")
-    return _ints(counts), total, _text(names, "headers", checked=False), _text(values, "headers", checked=False)
+    packed = [_text(part, "headers", checked=False) for part in (names, values)]
+    return Headers(_ints(counts), total, *packed)
 
 
-def _times(column: pa.Array) -> Ints | None:
+def _times(column: pa.Array) -> SignedInts | None:
     """Milliseconds; a row without a time gets that of its writing."""
     if column.null_count == len(column):
         return None

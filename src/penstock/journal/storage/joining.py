@@ -72,12 +72,12 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
 
 
 def _join_headers(parts: Sequence[tuple[Headers, int]]) -> Headers:
-    total = sum([headers[1] for headers, _ in parts])
+    total = sum([headers.total for headers, _ in parts])
     if not total:
         return NO_PACKED_HEADERS
-    return (
-        join_ints([(headers[0], count) for headers, count in parts]),
+    return Headers(
+        join_ints([(headers.counts, count) for headers, count in parts]),
         total,
-        join_text([(headers[2], headers[1]) for headers, _ in parts if headers[1]]),
-        join_text([(headers[3], headers[1]) for headers, _ in parts if headers[1]]),
+        join_text([(headers.names, headers.total) for headers, _ in parts if headers.total]),
+        join_text([(headers.values, headers.total) for headers, _ in parts if headers.total]),
     )

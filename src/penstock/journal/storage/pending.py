@@ -60,7 +60,7 @@ def decode_pending(body: bytes | memoryview) -> Wire:
     try:
         found = _decode(body)
         return found if found.options is not None else decode_wire(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"a staged block does not decode: {error}") from error
 
 

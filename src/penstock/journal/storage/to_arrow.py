@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.events import format_id
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
-from penstock.journal.storage.columns import Headers, Ints, Text
+from penstock.journal.storage.columns import CodedText, Headers, Ints, SignedInts, Text
 from penstock.journal.storage.joining import join_blocks
 
 try:
@@ -203,13 +203,13 @@ def _coded(values: Sequence[str | None], codes: Ints, count: int) -> pa.Array:
 def _text(column: Text | None, count: int) -> pa.Array:
     if column is None:
         return _constant(None, count)
-    if column[0] == 1:
-        return _coded(column[1], column[2], count)
-    _, lengths, data, nulls = column
+    if isinstance(column, CodedText):
+        return _coded(column.values, column.codes, count)
     validity = None
-    if nulls is not None:
-        validity = pa.py_buffer(np.packbits(np.frombuffer(nulls, dtype=np.uint8) == 0, bitorder="little"))
-    return pa.StringArray.from_buffers(count, pa.py_buffer(_offsets(lengths, count)), pa.py_buffer(data), validity)
+    if column.nulls is not None:
+        validity = pa.py_buffer(np.packbits(np.frombuffer(column.nulls, dtype=np.uint8) == 0, bitorder="little"))
+    bounds = pa.py_buffer(_offsets(column.lengths, count))
+    return pa.StringArray.from_buffers(count, bounds, pa.py_buffer(column.data), validity)
 
 
 def _payloads(block: Block, payload: PayloadType) -> pa.Array:
@@ -234,13 +234,13 @@ def _check_text(block: Block, rows: Sequence[int]) -> None:
 
 
 def _headers(headers: Headers | None, count: int) -> pa.Array:
-    if headers is None or not headers[1]:
+    if headers is None or not headers.total:
         return _no_headers(count)
-    counts, total, names, values = headers
-    return pa.MapArray.from_arrays(pa.array(_offsets(counts, count)), _text(names, total), _text(values, total))
+    names, values = _text(headers.names, headers.total), _text(headers.values, headers.total)
+    return pa.MapArray.from_arrays(pa.array(_offsets(headers.counts, count)), names, values)
 
 
-def _times(column: Ints, count: int) -> pa.Array:
+def _times(column: SignedInts, count: int) -> pa.Array:
     if isinstance(column, int):
         return _micros(np.full(count, column, dtype=np.int64))
     return _micros(np.frombuffer(column, dtype="<i8"))

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
-from penstock.journal.storage.columns import Headers, Ints, Text, pack_ints, pack_signed
+from penstock.journal.storage.columns import Count, Headers, Ints, SignedInts, Text, pack_ints, pack_signed
 
 FORMAT = 1
 ID_BYTES = 10
@@ -21,7 +21,7 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
     """A block as it lies on disk."""
 
     format: int
-    count: int
+    count: Count
     first: int
     run_counts: Ints
     run_time: int
@@ -33,7 +33,7 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
     payload: memoryview
     seqs: bytes | None = None
     binary: bytes | None = None
-    occurred: Ints | None = None
+    occurred: SignedInts | None = None
     key: Text | None = None
     scope: Text | None = None
     headers: Headers | None = None
@@ -159,4 +159,4 @@ def pack_seqs(seqs: Sequence[int]) -> bytes:
     return packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)
 
 
-NO_PACKED_HEADERS: Headers = (0, 0, None, None)
+NO_PACKED_HEADERS = Headers(0, 0, None, None)

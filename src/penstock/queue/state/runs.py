@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage.block import Block
-from penstock.journal.storage.columns import unpack_ints
+from penstock.journal.storage.columns import CodedText, unpack_ints
 from penstock.queue.state import keys
 from penstock.queue.state.records import HELD, MessageRow
 
@@ -87,7 +87,7 @@ def next_row(block: Block, row: int, stop: int, key: str) -> int | None:
 def _coded(block: Block) -> tuple[list[str | None], int | bytes | None]:
     """A block's keys and which row has which; None where they are not in that form."""
     column = block.wire.key
-    return (column[1], column[2]) if column is not None and column[0] == 1 else ([], None)
+    return (column.values, column.codes) if isinstance(column, CodedText) else ([], None)
 
 
 # ── in a group ───────────────────────────────────────────────────────────────────────────────────────────────────────

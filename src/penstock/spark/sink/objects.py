@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 
 from penstock.errors import PenstockError
-from penstock.journal.storage.pending import decode_pending
+from penstock.journal.bulk.checking import checked_wire
 from penstock.journal.storage.wire import Wire
 from penstock.protocol.bulk import (
     COMMIT_STAGED,
@@ -131,7 +131,7 @@ class ObjectStaging:
                 body = coming.popleft().result()
                 coming.extend(pool.submit(self._fetch, *piece) for piece in islice(wanted, 1))
                 for topic, block in decode_piece(body):
-                    yield topic, decode_pending(block)
+                    yield topic, checked_wire(topic, block)
 
     def _fetch(self, path: str, held: int | bytes) -> bytes:
         return held if isinstance(held, bytes) else patiently(partial(self.area.get, path, held))

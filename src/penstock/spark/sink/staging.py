@@ -23,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.engine.url import parse_url
 from penstock.errors import StorageError
-from penstock.journal.storage.pending import decode_pending
+from penstock.journal.bulk.checking import checked_wire
 from penstock.journal.storage.wire import Wire, encode_wire
 from penstock.spark.source.stores import writing
 from penstock.transfer.objects import encode_piece
@@ -107,7 +107,7 @@ class StagedBlocks(StagedShare):
     def wires(self) -> Iterator[tuple[str, Wire]]:
         """The topics and blocks, in order."""
         for topic, block in self.blocks:
-            yield topic, decode_pending(block)
+            yield topic, checked_wire(topic, block)
         if self.file is None:
             return
         try:
@@ -116,7 +116,7 @@ class StagedBlocks(StagedShare):
                     block = file.read(length)
                     if len(block) != length:
                         raise StorageError(f"the staged file {self.file} is shorter than its task left it: run again")
-                    yield topic, decode_pending(block)
+                    yield topic, checked_wire(topic, block)
         except FileNotFoundError as error:
             raise StorageError(
                 f"what a task on {self.host} staged in {self.file} is not there for the commit on "
