@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from cli.commandline import Cli
+from penstock.api import local
+from penstock.errors import Corrupt
+from penstock.journal.storage import keys
+from penstock.journal.storage.block import seal
+from penstock.journal.storage.wire import decode_wire
 
 
 def test_the_doctor_finds_a_healthy_installation_healthy(cli: Cli, orders: str, url: str) -> None:
@@ -14,6 +20,18 @@ def test_the_doctor_finds_a_healthy_installation_healthy(cli: Cli, orders: str, 
     assert "sqlite" in shown and "extra server" in shown and "disk sync" in shown
     assert url in shown and "1 topics" in shown
     assert "✗" not in shown
+
+
+def test_the_doctor_names_a_topic_that_housekeeping_could_not_read(cli: Cli, orders: str, url: str) -> None:
+    with penstock.open(url) as journal, local(journal, "a test")._engine.write() as tx:
+        [key] = [key for key, _ in tx.scan(b"", b"\xff") if key.startswith(keys.BLOCK)][:1]
+        wire = decode_wire((tx.get(key) or b"")[:-4])
+        wire.lengths = 1 << 40
+        tx.put(key, seal(wire))
+    with penstock.open(url) as journal, pytest.raises(Corrupt):
+        journal.maintain()
+    outcome = cli("doctor", code=1)
+    assert "topic orders" in outcome.out and "penstock compact" in outcome.out
 
 
 def test_the_doctor_does_without_a_journal(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

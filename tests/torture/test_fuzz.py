@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.errors import PenstockError
 from server.serving import serving
+from torture.crafted import try_crafted
 from torture.decoders import BYTES, DEEP, TEXTS, changed, corpus, only_ours
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
@@ -106,3 +107,9 @@ def test_no_body_and_no_query_makes_the_server_fail() -> None:
             odd = quote(changed(query.encode() or b"group=g", rng), safe="=&")
             answer = served.ask("GET", f"{path}?{odd}")
             assert answer.status < 500, (path, odd, answer.data)
+
+
+def test_a_crafted_block_is_refused_with_its_place_or_is_readable_by_everything() -> None:
+    found = try_crafted(EXAMPLES * 2, "fuzz crafted")
+    assert not found.broken
+    assert found.refused and found.stored and found.refused + found.stored == EXAMPLES * 2

@@ -13,13 +13,14 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from penstock.clock import Clock, SystemClock
 from penstock.engine.contract import Engine
-from penstock.errors import Closed, ConfigError
+from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.events import Draft, Event
 from penstock.journal import interrupts
 from penstock.journal.commit.commit import Commit
@@ -190,9 +191,14 @@ class JournalCore:
         """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
+        unreadable: Corrupt | None = None
         for name in self.topics():
-            self.housekeeper.maintain(name, thorough=True)
-            self.indexer.index(name, thorough=True)
+            try:
+                self.housekeeper.maintain(name, thorough=True, index=partial(self.indexer.index, thorough=True))
+            except Corrupt as error:
+                unreadable = unreadable or error
+        if unreadable is not None:  # after all others have had their turn
+            raise unreadable
 
     def check_open(self) -> None:
         if self.closed:

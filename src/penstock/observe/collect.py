@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.errors import UnknownQueue
+from penstock.errors import Corrupt, UnknownQueue
 from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
@@ -41,26 +41,21 @@ COUNTED_LETTERS = 10_000
 
 def take_sample(journal: LocalJournal) -> Sample:
     """One sample, without rates. All topics are seen in one snapshot, each by one look at its newest block."""
-    topics = {}
+    topics: dict[str, TopicSample] = {}
+    unreadable: dict[str, str] = {}
     with journal._engine.read() as snap:
         for key, _ in list(snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))):
             name = keys.stored_name(key[1:])
-            view = TopicView.open(snap, name)
-            if view is None:
-                continue
-            latest = view.latest()
-            events = latest - load_state(snap, view.number, name).removed
-            consumers = read_consumers(snap, view.number, latest)
-            lags = {one.name: one.lag for one in consumers}
-            moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
-            size = _event_bytes(snap, view.number)
-            topics[name] = TopicSample(name, latest, events, 0.0, lags, moved, size, view.number)
+            try:
+                _sample_topic(snap, name, topics, unreadable)
+            except Corrupt as error:  # one topic must not hide how the others do
+                unreadable[name] = str(error)
     free, total = _disk(journal)
     pressure = journal.pressure()
     sample = Sample(
         time.time(),
         topics,
-        _sample_queues(journal, topics),
+        _sample_queues(journal, topics, unreadable),
         pressure.utilization,
         pressure.queued,
         journal._writer.measures.commits,
@@ -69,11 +64,26 @@ def take_sample(journal: LocalJournal) -> Sample:
         disk_total=total,
         requests=journal._engine.requests(),
         unstored_seconds=journal._engine.unstored_seconds(),
+        unreadable=unreadable,
     )
     sample.flows = flows_of(journal, topics)
     sample.workers = _workers_of(journal, topics)
     sample.findings = examine(sample, sample.flows)
     return sample
+
+
+def _sample_topic(snap: Snapshot, name: str, topics: dict[str, TopicSample], unreadable: dict[str, str]) -> None:
+    view = TopicView.open(snap, name)
+    if view is None:
+        return
+    latest, state = view.latest(), load_state(snap, view.number, name)
+    if state.unreadable:
+        unreadable[name] = state.unreadable
+    consumers = read_consumers(snap, view.number, latest)
+    lags = {one.name: one.lag for one in consumers}
+    moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
+    size = _event_bytes(snap, view.number)
+    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, moved, size, view.number)
 
 
 def _event_bytes(snap: Snapshot, topic: int) -> int:
@@ -83,7 +93,9 @@ def _event_bytes(snap: Snapshot, topic: int) -> int:
     return 0
 
 
-def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dict[str, list[QueueSample]]:
+def _sample_queues(
+    journal: LocalJournal, topics: dict[str, TopicSample], unreadable: dict[str, str]
+) -> dict[str, list[QueueSample]]:
     """Every group of every queue, with dead letters counted where they came from.
 
     A queue that is dropped while it is looked at is left out, as are the counts of the letters it kept.
@@ -94,7 +106,11 @@ def _sample_queues(journal: LocalJournal, topics: dict[str, TopicSample]) -> dic
         with suppress(UnknownQueue):
             queue = journal.queue(name, create=False)
             policy = queue.policy
-            found[name] = _sample_queue(queue, policy, topics.get(name))
+            try:
+                found[name] = _sample_queue(queue, policy, topics.get(name))
+            except Corrupt as error:
+                unreadable[name] = str(error)
+                continue
             targets[name] = policy.dead_letter
     feeding: dict[str, list[QueueSample]] = {}
     for name, target in targets.items():

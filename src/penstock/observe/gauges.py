@@ -78,6 +78,11 @@ def _findings(sample: Sample) -> Values:
         yield (kind,), float(sum(one.kind == kind for one in sample.findings))
 
 
+def _unreadable(sample: Sample) -> Values:
+    for topic in sample.unreadable:
+        yield (topic,), 1.0
+
+
 def _gave_up(sample: Sample) -> Values:
     for worker in sample.workers:
         yield (worker.worker,), 1.0
@@ -109,6 +114,12 @@ _FLOW = ("pipeline", "flow")
 GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Sample], Values]], ...] = (
     ("topic.latest", "the newest position of a topic", ("topic",), _topics(lambda topic: topic.latest)),
     ("topic.events", "events stored in a topic", ("topic",), _topics(lambda topic: topic.events)),
+    (
+        "topic.unreadable",
+        "1 for a topic that housekeeping could not read, wholly or in part; `penstock doctor` says why",
+        ("topic",),
+        _unreadable,
+    ),
     (
         "consumer.lag",
         "events a consumer has not seen yet; a Spark query read with the option `consumer` is one",

@@ -36,7 +36,7 @@ Lags = dict[tuple[str, str], int]
 def examine(sample: Sample, flows: Iterable[FlowStatus] = ()) -> list[Finding]:
     """Everything that is wrong at one time, gravest kind first, the largest number first within a kind."""
     now = datetime.fromtimestamp(sample.at, UTC)
-    found = [*_disk(sample), *_flows(flows, now), *_workers(sample.workers), *_queues(sample)]
+    found = [*_disk(sample), *_unreadable(sample), *_flows(flows, now), *_workers(sample.workers), *_queues(sample)]
     return sorted(found, key=lambda one: (KINDS.index(one.kind), -one.count, one.subject))
 
 
@@ -44,6 +44,11 @@ def _disk(sample: Sample) -> Iterable[Finding]:
     free, total = sample.disk_free, sample.disk_total
     if free is not None and total and free < DISK_BYTES and free < DISK_SHARE * total:
         yield Finding("disk", "", f"the disk is nearly full: {show_size(free)} of {show_size(total)} are free", free)
+
+
+def _unreadable(sample: Sample) -> Iterable[Finding]:
+    for topic, why in sample.unreadable.items():
+        yield Finding("unreadable", topic, f"topic {topic} cannot be read: {why}", 1)
 
 
 def _flows(flows: Iterable[FlowStatus], now: datetime) -> Iterable[Finding]:

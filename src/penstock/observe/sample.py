@@ -57,7 +57,7 @@ class QueueSample(msgspec.Struct):
     """Whether nothing is handed out for now."""
 
 
-FindingKind = Literal["disk", "pipeline", "worker", "dead", "failed", "paused", "oldest", "lag"]
+FindingKind = Literal["disk", "unreadable", "pipeline", "worker", "dead", "failed", "paused", "oldest", "lag"]
 """What a finding is about, gravest first."""
 
 
@@ -99,6 +99,8 @@ class Sample(msgspec.Struct):
     """How the flows of pipelines stand."""
     workers: list[WorkerFailure] = []
     """Workers that gave up and have not been started again."""
+    unreadable: dict[str, str] = {}
+    """Topics that cannot be read, wholly or in part, and why."""
 
 
 class FailedMessage(msgspec.Struct, frozen=True):

@@ -64,6 +64,8 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     """Positions up to this one may have been compacted by key; it grows whenever events are taken out so."""
     sealed: keys.StoredPosition = 0
     """Positions up to this one lie in Parquet files of a lake; see `penstock.journal.sealed.files`."""
+    unreadable: str = ""
+    """Why housekeeping could not read the topic when it last tried; empty when it could."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -332,6 +332,11 @@ class Block:
         found = {name(at): value(at) for at in range(starts[row], starts[row + 1])}
         return MappingProxyType(found) if found else NO_HEADERS  # type: ignore[arg-type]
 
+    def check_columns(self) -> None:
+        """Corrupt when a column has more or less than the block has events."""
+        _ = self.payload_offsets, self.kind_codes, self.occurred_times, self._headers
+        _ = self.key, self.scope, self.correlation, self.causation
+
     def chain(self, row: int) -> bytes | None:
         """The event's link in its entity's hash chain, where the topic keeps one."""
         return None if self.wire.chain is None else self.wire.chain[32 * row : 32 * row + 32]

@@ -21,7 +21,9 @@ def select(block: Block, rows: Sequence[int]) -> bytes:
 
 
 def merge(blocks: Sequence[Block]) -> bytes:
-    """The bytes of one block that holds the events of several, in order."""
+    """The bytes of one block that holds the events of several, in order; Corrupt when one of them does not hold."""
+    for block in blocks:  # else one that cannot be read would take its neighbours with it
+        block.check_columns()
     return seal(join_blocks(blocks).wire)
 
 

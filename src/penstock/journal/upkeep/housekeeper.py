@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+
+from msgspec.structs import replace
 
 from penstock.clock import SystemClock
 from penstock.engine.contract import Engine, Snapshot
-from penstock.errors import Closed, PenstockError
-from penstock.journal.commit.catalog import load_state
+from penstock.errors import Closed, Corrupt, PenstockError
+from penstock.journal.commit.catalog import load_record, load_state, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import forget_expired
 from penstock.journal.commit.request import WriteRequest
@@ -105,10 +108,51 @@ class Housekeeper:
         with self._turn:
             clear_dropped(self._engine, self._writer, self.drop_rules, lambda: self._closed)
 
-    def maintain(self, topic: str, *, thorough: bool = False) -> None:
-        """Does one topic's housekeeping now; thorough: merges even where it is hardly worth it."""
+    def maintain(self, topic: str, *, thorough: bool = False, index: Callable[[str], None] | None = None) -> None:
+        """Does one topic's housekeeping now, and `index`; thorough: merges even where it is hardly worth it.
+
+        Corrupt when something cannot be read, after the rest of it was done; `penstock doctor` and the metrics say so
+        from then on. It is tried again the next time: retention and compaction may have removed it by then.
+        """
+        unreadable: Corrupt | None = None
+        for work in (partial(self._merge_in_turn, thorough=thorough), partial(self._apply, thorough=thorough), index):
+            try:
+                if work is not None:
+                    work(topic)
+            except Corrupt as error:
+                unreadable = unreadable or error
+            except PenstockError:
+                raise  # the store's trouble, or the caller's
+            except Exception as error:
+                log.exception("housekeeping of topic %r failed", topic)
+                unreadable = unreadable or Corrupt(f"{type(error).__name__}: {error}", topic=topic)
+        self._note_unreadable(topic, "" if unreadable is None else str(unreadable))
+        if unreadable is not None:
+            raise unreadable
+
+    def _note_unreadable(self, topic: str, why: str) -> None:
+        """Notes in the store why a topic cannot be read, or that it can: where every process finds it."""
+
+        def note(commit: Commit) -> None:
+            head = commit.head(topic)
+            if head is not None:
+                state = load_state(commit.tx, head.number, topic)
+                save_state(commit.tx, head.number, replace(state, unreadable=why))
+
+        with suppress(Corrupt):  # a topic whose own record is damaged is found by whoever looks at it
+            with self._engine.read() as snap:
+                record = load_record(snap, topic)
+                known = why if record is None else load_state(snap, record.number, topic).unreadable
+            if known != why:
+                self._writer.run(WriteRequest(note, relaxed=True))
+
+    def _merge_in_turn(self, topic: str, thorough: bool) -> None:
         with self._turn:
             self._merge(topic, thorough)
+
+    def _apply(self, topic: str, thorough: bool) -> None:
+        """Applies a topic's settings, and does what else is done in passing."""
+        with self._turn:
             freed, more = False, True
             while more and not self._closed:
                 removed, more = self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True))

@@ -145,6 +145,7 @@ def place_of(finding: Finding) -> str:
     group = urlencode({"group": finding.detail})
     places = {
         "disk": "/health",
+        "unreadable": f"/topics/{name}",
         "pipeline": "/pipelines",
         "worker": "/health#worker-section",
         "dead": f"/queues/{name}?{group}#dead-section",

@@ -87,8 +87,8 @@ def check(
 
     Without thresholds it looks whether the journal can be read, and warns of failed messages, dead letters, paused
     queues, messages that waited for half their time to live, pipelines that failed, restart or fell silent, workers
-    that gave up, a disk that is nearly full, and a writer that is more than 75% full (critical above 95%). What is
-    wrong comes first in the one line it prints.
+    that gave up, topics that housekeeping could not read, a disk that is nearly full, and a writer that is more than
+    75% full (critical above 95%). What is wrong comes first in the one line it prints.
 
     Of a journal in an object store it also says who holds the lease.
     """

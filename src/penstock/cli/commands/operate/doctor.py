@@ -135,11 +135,14 @@ def _journal(context: CommandContext) -> list[Diagnosis]:
     try:
         with context.journal(read_only=True) as journal:
             described = journal.describe()
+            unreadable = journal.stats().unreadable
     except PenstockError as error:
         return [Diagnosis("journal", f"none: {error}".splitlines()[0]), _disk(Path.cwd())]
     found = f"{described.engine}, {described.location}, {show_size(described.size_bytes)}"
     found += f", durability {described.durability}"
     findings = [Diagnosis("journal", f"{found}, {len(described.topics)} topics, {len(described.queues)} queues")]
+    advice = "bring it back from a backup, or remove what is damaged with `penstock compact` or `penstock drop`"
+    findings += [Diagnosis(f"topic {name}", f"unreadable: {why}", advice, bad=True) for name, why in unreadable.items()]
     if described.location is not None and "://" not in described.location:  # a place on a disk of this machine
         findings.append(_disk(Path(described.location).resolve().parent))
     return findings
