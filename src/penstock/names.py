@@ -37,6 +37,22 @@ def check_name(name: str, what: str = "topic") -> str:
     return name
 
 
+SYSTEM = "penstock."
+"""How the names of topics begin that penstock itself writes: what consoles did, how pipelines and workers do."""
+
+
+def is_system(topic: str) -> bool:
+    """Whether a topic is one of penstock's own."""
+    return topic.startswith(SYSTEM)
+
+
+def refuse_system(queue: str) -> str:
+    """The name of a queue that is to be made: topics of penstock's own take none."""
+    if is_system(queue):
+        raise InvalidName(f"queue name {queue!r} cannot be used: topics named {SYSTEM}… are penstock's own")
+    return queue
+
+
 def check_consumer(name: str, what: str = "consumer") -> str:
     """A consumer's or group's name: any text that is not blank."""
     if not isinstance(name, str) or not name.strip():

@@ -24,7 +24,7 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
 
     qr name         the queue: policy, topic, groups
     qt t c          what pushes have used so far: delays or priorities, retry budgets
-    qt t d          where a queue of this name was dropped: a new one begins after that position
+    qt t d          where a queue of this name was dropped: a new one begins after that position; if over a log
     qt t x seq      a message pushed with a delay or a priority
     qt t a seq      a message's own retry budget
     qt t s name     a periodic message

@@ -11,7 +11,7 @@ import msgspec
 from penstock.clock import Seconds, seconds
 from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError, PolicyMismatch
-from penstock.names import check_limit, check_name, check_whole, is_number
+from penstock.names import check_limit, check_name, check_whole, is_number, refuse_system
 from penstock.queue.flow.checks import check_flow, check_flow_together
 from penstock.queue.retry import Retry
 from penstock.surface.queue import Queue
@@ -129,7 +129,7 @@ def _dead_letter(target: str | Queue, queue: str) -> str:
     name = check_name(target.name if isinstance(target, Queue) else target, "queue")
     if name == queue:
         raise ConfigError(f"queue {queue!r} cannot be its own dead-letter queue: name another one")
-    return name
+    return refuse_system(name)
 
 
 def _retry(value: object) -> Retry | None:

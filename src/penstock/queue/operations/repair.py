@@ -195,7 +195,8 @@ def drop(queue: LocalQueue) -> int:
         commit.tx.delete_range(*keys.shared_range(state.topic))
         commit.tx.delete_range(*flow_of_queue(state.topic))
         # Cursors may keep the topic's history: what was here is not delivered again if the queue is made anew.
-        commit.tx.put(keys.dropped_key(state.topic), keys.pack_seq(commit.latest(queue.name)))
+        left = keys.pack_dropped(commit.latest(queue.name), state.record.over_log)
+        commit.tx.put(keys.dropped_key(state.topic), left)
         commit.tx.delete(keys.queue_key(queue.name))
         queue._cache.drop(queue.name)
         return count

@@ -175,7 +175,7 @@ class QueueUpkeep:
     def _remove(self, commit: Commit, topic: str, standing: Standing) -> bool:
         """Removes some blocks of what is settled from the beginning on; True when there is more."""
         queue = self._cache.find(commit, topic)
-        if queue is None or encode(queue.record) != standing.record:
+        if queue is None or queue.record.over_log or encode(queue.record) != standing.record:
             return False
         state = load_state(commit.tx, queue.topic, topic)
         settled = min(self._done_with(commit, queue, standing.settled), queue.latest(commit))
@@ -214,7 +214,7 @@ class QueueUpkeep:
         """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
         with self._core.engine.read() as snap:
             queue = self._cache.beside(snap, topic)
-            if queue is None:
+            if queue is None or queue.record.over_log:
                 return False
             record, number = encode(queue.record), queue.topic
             state = load_state(snap, number, topic)
@@ -273,16 +273,16 @@ class QueueUpkeep:
         return False
 
 
-def remove_through(commit: Commit, queue: QueueState, through: int, core: JournalCore) -> int:
+def remove_through(commit: Commit, queue: QueueState, through: int, core: JournalCore) -> None:
     """Removes messages up to a position that are not in flight, and what was known about their delivery."""
-    removed = compact(commit, queue.name, through, core.holds).removed
+    if not queue.record.over_log:
+        compact(commit, queue.name, through, core.holds)
     trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
     for group in queue.everyone(commit.tx):
         low, high = (keys.trail_key(queue.topic, group.number, seq) for seq in (0, trimmed + 1))
         commit.tx.delete_range(low, high)
-    return removed
 
 
 def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:

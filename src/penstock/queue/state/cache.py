@@ -13,10 +13,11 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, UnknownQueue
-from penstock.journal.commit.catalog import TopicRecord, load_state, save_record
+from penstock.journal.commit.catalog import TopicRecord, TopicState, load_state, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
 from penstock.journal.reading import TopicView
+from penstock.names import refuse_system
 from penstock.queue.flow.checks import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
@@ -204,40 +205,32 @@ class QueueCache:
         """Makes a queue, and the topic under it where there is none; a topic that is there keeps its dedup window.
 
         It begins with the topic's first event, unless a queue of this name was dropped: then after its last message.
+        A topic that has events which were not messages of a queue is a log, and stays one: see `QueueRecord.over_log`.
         """
         self.find(commit, name)  # drops what an earlier epoch left
+        refuse_system(name)
         check_together(QueuePolicy(**fields), name)
         known = commit.head(name)
         if known is not None and "dedup_window" not in fields:
             fields = {**fields, "dedup_window": known.settings.dedup_window}
         head = known or commit.ensure(name)
         dropped = commit.tx.get(keys.dropped_key(head.number))
-        self._refuse_sealed(commit, name, head.number, 0 if dropped is None else keys.unpack_seq(dropped))
-        policy = QueuePolicy(**fields)
-        record = QueueRecord(policy, head.number, commit.now_ms)
+        last, was_over_log = (0, False) if dropped is None else keys.unpack_dropped(dropped)
+        stored = load_state(commit.tx, head.number, name)
+        _refuse_sealed(name, stored, last)
+        over_log = commit.latest(name) > max(stored.trimmed, 0 if was_over_log else last)
+        record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms, over_log=over_log)
         lasting = self._lasting[head.number] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         self.found(name, head.number)
         state.save(commit)
         state.apply_window(commit)
         if dropped is not None:
-            last = keys.unpack_seq(dropped)
             begin = Group(state, WORK, "", GroupRecord(frontier=last, absorbed=last))
             state.adopt(begin)
             commit.touch(begin)
             commit.tx.delete(keys.dropped_key(head.number))
         return state
-
-    @staticmethod
-    def _refuse_sealed(commit: Commit, name: str, topic: int, begin: int) -> None:
-        """A queue hands out what the store itself holds: events in Parquet files would never be delivered."""
-        stored = load_state(commit.tx, topic, name)
-        if stored.sealed > max(stored.trimmed, begin):
-            raise ConfigError(
-                f"topic {name!r} cannot become a queue: its history through {stored.sealed} is sealed in Parquet "
-                f"files, which a queue does not hand out; push to a queue of another name, or remove that history with "
-                f"compact({stored.sealed})"
-            )
 
     def find_or_create(self, commit: Commit, name: str) -> QueueState:
         """A queue, made with the default policy when it is not there."""
@@ -272,6 +265,16 @@ class QueueCache:
     def forget_topic(self, number: int) -> None:
         """A topic, or its queue, was dropped: what was remembered of its number is not asked for again."""
         self._lasting.pop(number, None)
+
+
+def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
+    """A queue hands out what the store itself holds: events in Parquet files would never be delivered."""
+    if stored.sealed > max(stored.trimmed, begin):
+        raise ConfigError(
+            f"topic {name!r} cannot become a queue: its history through {stored.sealed} is sealed in Parquet "
+            f"files, which a queue does not hand out; push to a queue of another name, or remove that history with "
+            f"compact({stored.sealed})"
+        )
 
 
 def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:

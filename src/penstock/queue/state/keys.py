@@ -42,6 +42,15 @@ def dropped_key(topic: int) -> bytes:
     return _shared.pack(_SHARED, topic, b"d")
 
 
+def pack_dropped(last: int, over_log: bool) -> bytes:
+    """What a dropped queue leaves: its last position, and whether the topic under it was a log."""
+    return _seq.pack(last) + (b"l" if over_log else b"")
+
+
+def unpack_dropped(value: bytes) -> tuple[int, bool]:
+    return unpack_seq(value[: _seq.size]), len(value) > _seq.size
+
+
 def special_key(topic: int, seq: int) -> bytes:
     return _shared_seq.pack(_SHARED, topic, b"x", seq)
 

@@ -29,6 +29,8 @@ class QueueRecord(msgspec.Struct, array_like=True):
     next_group: int = 1
     paused: dict[str, int] = {}
     """Since when nothing is handed out, by group; of the whole queue, under the empty name."""
+    over_log: bool = False
+    """Whether the topic had a history of its own when the queue was made: a queue removes no event of a log."""
 
     def is_paused(self, group: str) -> bool:
         """Whether a group gets nothing for now."""
