@@ -13,7 +13,7 @@ from penstock.entity.projection.snapshot import SNAPSHOT
 from penstock.errors import ConfigError, Denied, TopicDropped
 from penstock.journal.storage.keys import prefix_end
 from penstock.remote import rebuilding
-from server.serving import READ, TOKENS, WRITE, Served, serving
+from server.serving import ADMIN, TOKENS, WRITE, Served, serving
 
 
 class Till(Projection, name="till"):
@@ -67,11 +67,11 @@ def test_a_rebuild_that_may_not_or_cannot_leaves_what_is_saved(journal: penstock
     kept = saved(journal)
     with serving(journal, tokens=TOKENS) as guarded:
         with (
-            penstock.open(guarded.url, token=READ) as reader,
-            pytest.raises(Denied, match="needs the role write"),
+            penstock.open(guarded.url, token=WRITE) as other,
+            pytest.raises(Denied, match="needs the role admin"),
         ):
-            reader.topic("tills").rebuild(Till)
-        with penstock.open(guarded.url, token=WRITE) as writer:
+            other.topic("tills").rebuild(Till)
+        with penstock.open(guarded.url, token=ADMIN) as writer:
             with pytest.raises(ConfigError, match=r"derived from penstock\.Projection"):
                 writer.topic("tills").rebuild(dict)  # type: ignore[type-var]
 
@@ -110,6 +110,8 @@ def test_what_the_server_refuses_to_save(served: Served, journal: penstock.Journ
         "another journal is served": {"journal": "other"},
         "a key is text": {"states": [{**state, "key": "k" * 5_000}]},
         "begins at 9 and ends at 5": {"states": [{**state, "first": 9}]},
+        "the topic's are 1 to 10": {"states": [{**state, "generation": 11}]},
+        "'the whole topic' says": {"states": [{**state, "key": "", "generation": 1 << 60}]},
         "longer than 255 bytes": {"name": "€" * 100},
         "was dropped": {"number": 9},
         "int": {"version": 0},

@@ -20,7 +20,7 @@ from penstock.entity.projection.folding import folder_of
 from penstock.entity.projection.snapshot import SNAPSHOT, load_saved
 from penstock.errors import ConfigError
 from penstock.journal.storage.keys import prefix_end
-from server.serving import READ, TOKENS, WRITE, serving
+from server.serving import ADMIN, TOKENS, WRITE, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,14 +81,14 @@ def test_the_states_are_byte_for_byte_those_that_a_rebuild_in_process_saves(
     assert saved(journal) == expected and len(expected) == 40
     assert penstock.spark.rebuild(journal, "tills", Till) == here and saved(journal) == expected
     with serving(journal, tokens=TOKENS) as served:
-        with penstock.open(served.url, token=WRITE) as remote:
+        with penstock.open(served.url, token=ADMIN) as remote:
             topic.rebuild(NewTill)
             assert penstock.spark.rebuild(remote, "tills", Till) == here and saved(journal) == expected
         with (
-            penstock.open(served.url, token=READ) as reader,
-            pytest.raises(ConfigError, match="one's role is read"),
+            penstock.open(served.url, token=WRITE) as writer,
+            pytest.raises(ConfigError, match="one's role is write"),
         ):
-            penstock.spark.rebuild(reader, "tills", Till)
+            penstock.spark.rebuild(writer, "tills", Till)
 
 
 def test_a_rebuild_from_the_command_line_takes_a_master(

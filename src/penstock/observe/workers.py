@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.errors import PenstockError, PoisonMessage
 from penstock.observe.logs import Log
+from penstock.observe.reports import keep_newest
 from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def say_gave_up(journal: Journal, worker: str, error: BaseException) -> None:
     try:
         topic = journal.topic(TOPIC)
         if not topic.latest:
-            topic.configure(by_key=True, indexed=False)
+            keep_newest(topic)
         topic.append(GAVE_UP, body, key=worker)
     except PenstockError as problem:
         log.warning("that worker %r gave up could not be reported: %s", worker, problem)

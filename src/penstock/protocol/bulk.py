@@ -324,7 +324,7 @@ SAVE_STATES = Operation(
     "POST",
     "/topics/{topic}/states",
     "Keeps states of a projected stream, all at once; newer ones that are there stay",
-    role="write",
+    role="admin",
     body=SaveStatesRequest,
     answer=StatesSaved,
     errors=(TopicDropped,),
@@ -334,7 +334,7 @@ FOLD_TOPIC = Operation(
     "GET",
     "/topics/{topic}/states",
     "What of a topic is there to be folded, for who may save the states",
-    role="write",
+    role="admin",
     answer=FoldedTopic,
 )
 REPLACE_STATES = Operation(
@@ -342,7 +342,7 @@ REPLACE_STATES = Operation(
     "PUT",
     "/topics/{topic}/states",
     "Saves states of a projection that was folded anew, all at once, in the place of those that were there",
-    role="write",
+    role="admin",
     body=RebuiltStatesRequest,
     answer=StatesSaved,
     errors=(TopicDropped,),

@@ -56,6 +56,7 @@ class Operation(Generic[A]):
         status: int = 200,
         errors: tuple[type[PenstockError], ...] = (),
         missing: str | None = None,
+        on_system: bool = False,
     ) -> None:
         self.name = name
         self.method: Method = method
@@ -78,6 +79,8 @@ class Operation(Generic[A]):
         """Beside those that any operation may answer with."""
         self.missing = missing
         """The problem that says there is no such thing, for operations whose client then answers None."""
+        self.on_system = on_system or role in (None, "read")
+        """Whether it may name a topic of penstock's own; what changes something may not, unless it says so here."""
         self._pieces = path.split("/")
 
     def __repr__(self) -> str:

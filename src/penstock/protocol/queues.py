@@ -162,7 +162,7 @@ OPEN_QUEUE = Operation(
     "open_queue",
     "PUT",
     QUEUE,
-    "Makes a queue; another policy than the stored one is refused",
+    "Makes a queue; another policy than the stored one is refused, and a topic with a history needs the role admin",
     role="write",
     body=PolicyFields,
     answer=QueueDocument,
@@ -213,7 +213,7 @@ REMOVE_GROUP = Operation(
     "DELETE",
     QUEUE + "/groups/{group}",
     "Forgets a group",
-    role="write",
+    role="admin",
     answer=WasRemoved,
     errors=(UnknownQueue,),
 )

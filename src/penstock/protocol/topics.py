@@ -189,6 +189,7 @@ APPEND_EVENTS = Operation(
     also=(ReceiptDocument,),
     status=201,
     errors=(Conflict, FenceActive),
+    on_system=True,
 )
 READ_EVENT = Operation(
     "read_event",
@@ -241,8 +242,11 @@ MOVE_CURSOR = Operation(
     body=CursorChange,
     answer=CursorDocument,
     errors=(TopicDropped,),
+    on_system=True,
 )
-FORGET_CURSOR = Operation("forget_cursor", "DELETE", _CURSOR, "Forgets a consumer", role="write", answer=Forgotten)
+FORGET_CURSOR = Operation(
+    "forget_cursor", "DELETE", _CURSOR, "Forgets a consumer", role="write", answer=Forgotten, on_system=True
+)
 COMPACT_TOPIC = Operation(
     "compact_topic",
     "POST",

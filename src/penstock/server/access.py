@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import time
 from collections import OrderedDict
@@ -19,6 +20,8 @@ from typing import TypeVar
 from starlette.requests import HTTPConnection
 
 from penstock.errors import ConfigError
+from penstock.names import is_system
+from penstock.observe import pipelines, workers
 from penstock.protocol.operation import ROLES, Role
 from penstock.server.limits import Limits
 from penstock.server.problems import Refused
@@ -28,10 +31,14 @@ V = TypeVar("V")
 
 COOKIE = "penstock_session"
 SESSION_SECONDS = 12 * 3600
+MOST_SESSIONS = 1_000
+"""Sessions of one token; the oldest ends when there are more."""
 SHORTEST_TOKEN = 16
 GUESS_SECONDS = 60.0
 MOST_GUESSERS = 10_000
 """Addresses whose wrong tokens are remembered; as many are remembered with a right one."""
+REPORTS = frozenset((pipelines.TOPIC, workers.TOPIC))
+"""Topics of penstock's own in which programs say how they do, from wherever they run."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -58,9 +65,8 @@ class Access:
         if hosts is None:
             hosts = () if self._tokens else LOCAL_HOSTS
         self._hosts = frozenset(host.lower() for host in hosts)
-        self._secret = secrets.token_bytes(32)
-        self._ended: dict[str, float] = {}
-        """Sessions that were logged out, until they would have ended by themselves."""
+        self._sessions: dict[str, OrderedDict[bytes, tuple[Role, float]]] = {}
+        """By token: the hashes of its cookies, with the role they stand for and until when."""
         self._guesses: OrderedDict[str, tuple[float, set[bytes]]] = OrderedDict()
         """By address: when a minute of wrong tokens began, and which there were."""
         self._proven: OrderedDict[tuple[str, bytes], None] = OrderedDict()
@@ -87,7 +93,7 @@ class Access:
             return "admin"
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self.role_from(connection.client.host if connection.client else "", token.strip())
+            return self.role_from(address_of(connection), token.strip())
         found = self._session_of(connection)
         return None if found is None else found[0]
 
@@ -101,7 +107,7 @@ class Access:
         found = self._session_of(connection)
         return "" if found is None else found[1]
 
-    def require(self, connection: HTTPConnection, role: Role) -> Role:
+    def require(self, connection: HTTPConnection, role: Role, doing: str = "this") -> Role:
         """The sender's role; Refused when it may not do what needs `role`."""
         has = self.role(connection)
         if has is None:
@@ -112,37 +118,38 @@ class Access:
                 {"WWW-Authenticate": 'Bearer realm="penstock"'},
             )
         if ROLES.index(has) < ROLES.index(role):
-            raise Refused(403, "Forbidden", f"this needs the role {role}; the token's role is {has}")
+            raise Refused(403, "Forbidden", f"{doing} needs the role {role}; the token's role is {has}")
         return has
+
+    def check_append(self, topic: str) -> None:
+        """Refused when a topic takes no events from clients: penstock's own do not, but for what programs report."""
+        if topic not in REPORTS:
+            self.check_change(topic)
+
+    def check_change(self, name: str) -> None:
+        """Refused when a topic or queue is penstock's own: no role changes it from outside."""
+        if is_system(name):
+            raise Refused(403, "Forbidden", f"{name[:80]!r} is penstock's own: it is changed only where the store is")
 
     # ── sessions of the page ─────────────────────────────────────────────────────────────────────────────────────────
     def session(self, token: str, role: Role) -> str:
         """A cookie's value that stands for a token's role for some hours, in this server's lifetime."""
-        said = f"{role}.{fingerprint(token)}.{int(time.time()) + SESSION_SECONDS}.{secrets.token_hex(8)}"
-        return f"{said}.{self._sign(said)}"
+        who, secret = fingerprint(token), secrets.token_hex(32)
+        own = self._sessions.setdefault(who, OrderedDict())
+        _remember(own, _digest(secret), (role, time.time() + SESSION_SECONDS), MOST_SESSIONS)
+        return f"{who}.{secret}"
 
     def end_session(self, connection: HTTPConnection) -> None:
         """Makes a request's cookie worthless, wherever a copy of it is."""
-        if self._session_of(connection) is None:
-            return
-        now = time.time()
-        self._ended = {kept: until for kept, until in self._ended.items() if until > now}
-        said, _, _ = connection.cookies[COOKIE].rpartition(".")
-        self._ended[said] = now + SESSION_SECONDS
+        who, _, secret = connection.cookies.get(COOKIE, "").partition(".")
+        if who in self._sessions:
+            self._sessions[who].pop(_digest(secret), None)
 
     def _session_of(self, connection: HTTPConnection) -> tuple[Role, str] | None:
         """The role and the identity that a request's cookie stands for."""
-        cookie = connection.cookies.get(COOKIE)
-        said, _, signature = (cookie or "").rpartition(".")
-        if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
-            return None
-        role, who, until, _ = said.split(".")
-        if int(until) < time.time() or said in self._ended:
-            return None
-        return next(((known, who) for known in ROLES if known == role), None)
-
-    def _sign(self, said: str) -> str:
-        return hmac.new(self._secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+        who, _, secret = connection.cookies.get(COOKIE, "").partition(".")
+        role, until = self._sessions.get(who, {}).get(_digest(secret), (None, 0.0))
+        return None if role is None or until < time.time() else (role, who)
 
     # ── guessing ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def role_from(self, address: str, token: str) -> Role | None:
@@ -151,7 +158,7 @@ class Access:
         Then only a token is taken that was right before from the same address, so that a guesser behind a shared
         address stops no program that is at work there. The same wrong token again is no new guess.
         """
-        digest, now = _digest(token), time.monotonic()
+        address, digest, now = _guesser(address), _digest(token), time.monotonic()
         begun, wrong = self._guesses.get(address, (now, set()))
         left = begun + GUESS_SECONDS - now
         if len(wrong) >= self._most_guesses and left > 0 and (address, digest) not in self._proven:
@@ -187,11 +194,25 @@ class Access:
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
 
 
-def _remember(kept: OrderedDict[K, V], key: K, value: V) -> None:
+def _remember(kept: OrderedDict[K, V], key: K, value: V, most: int = MOST_GUESSERS) -> None:
     kept[key] = value
     kept.move_to_end(key)
-    while len(kept) > MOST_GUESSERS:
+    while len(kept) > most:
         kept.popitem(last=False)
+
+
+def address_of(connection: HTTPConnection) -> str:
+    """Where a request came from: the other end of its connection, or what a proxy said that the operator named."""
+    return connection.client.host if connection.client else ""
+
+
+def _guesser(address: str) -> str:
+    """Who tries tokens from an address: of IPv6 the network of 64 bits that one customer has, and may change in."""
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((found, 64), strict=False))
 
 
 def fingerprint(token: str) -> str:

@@ -14,6 +14,7 @@ from penstock.entity.projection.folding import Fold, folder_of
 from penstock.entity.projection.projection import Declared, Projection
 from penstock.entity.projection.snapshot import (
     Saved,
+    check_folded,
     drop_other_versions,
     drop_version,
     load_saved,
@@ -123,6 +124,7 @@ def replace_states(
         drop_version(commit.tx, of.number, declared)
         drop_other_versions(commit.tx, of.number, declared)
     for key, saved in states:
+        check_folded(saved, key, commit.latest(topic))
         save(commit.tx, of.number, declared, key, saved)
 
 

@@ -79,6 +79,15 @@ def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
     )
 
 
+def check_folded(saved: Saved, key: str | None, latest: int) -> None:
+    """Refuses a state of events that a topic does not have: `project` would never fold those that come there."""
+    if not 1 <= saved.first <= saved.generation <= latest:
+        raise ConfigError(
+            f"the state of {(key or 'the whole topic')[:40]!r} says that it was folded from events {saved.first} to "
+            f"{saved.generation}; the topic's are 1 to {latest}"
+        )
+
+
 def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
     """Keeps a state, unless a newer one is there already."""
     known = load_saved(tx, topic, declared, key)

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.entity.projection.projection import Declared
-from penstock.entity.projection.snapshot import Saved, first_saved, load_saved, save
+from penstock.entity.projection.snapshot import Saved, check_folded, first_saved, load_saved, save
 from penstock.errors import ConfigError, TopicDropped
 from penstock.journal.commit.catalog import load_record, load_state
 from penstock.journal.commit.commit import Commit
@@ -94,4 +94,5 @@ def save_streamed(
         saved = Saved(one.fingerprint, one.generation, one.first, 0, one.state)
         save(commit.tx, number, of_query, one.key, saved)
         if whole and not topic.compacted and one.first > topic.trimmed:
+            check_folded(saved, one.key, commit.latest(wanted.topic))
             save(commit.tx, number, own, one.key, saved)

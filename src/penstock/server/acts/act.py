@@ -127,17 +127,19 @@ class Act(msgspec.Struct, frozen=True):
     """The field that names what the act is about."""
     fields: frozenset[str]
     perform: Perform
+    on_system: bool = False
+    """Whether it may be about a topic of penstock's own."""
 
 
 ACTS: dict[str, Act] = {}
 
 
-def act(role: Role, subject: str, *fields: str) -> Callable[[Perform], Perform]:
+def act(role: Role, subject: str, *fields: str, on_system: bool = False) -> Callable[[Perform], Perform]:
     """Registers a function as the act of its name; `fields` are the others it takes."""
 
     def register(perform: Perform) -> Perform:
         name = perform.__name__.replace("_", "-")
-        ACTS[name] = Act(name, role, subject, frozenset((subject, *fields)), perform)
+        ACTS[name] = Act(name, role, subject, frozenset((subject, *fields)), perform, on_system)
         return perform
 
     return register

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.documents.decoding import decoded
 from penstock.errors import ConfigError
+from penstock.server.access import address_of
 from penstock.server.acts import messages, queues, topics
 from penstock.server.acts.act import ACTS, ActCall, Value
 from penstock.server.acts.audit import write_down
@@ -48,11 +49,13 @@ async def perform_act(request: Request, service: Service) -> Response:
     if unknown:
         raise ConfigError(f"{name} has no field {sorted(unknown)[0]!r}; there are {', '.join(sorted(act.fields))}")
     call = ActCall(service.journal, given.fields, given.preview, service.closing.is_set)
+    if act.subject in ("topic", "queue") and not act.on_system:
+        service.access.check_change(call.optional(act.subject) or "")
     said = await run_in_threadpool(act.perform, call)
     if given.preview:
         return _answer(ActAnswer(question=said))
     who = service.access.identity(request)
-    address = request.client.host if request.client else ""
+    address = address_of(request)
     await run_in_threadpool(
         lambda: write_down(service.journal, act, given.fields, said, role=role, who=who, address=address)
     )

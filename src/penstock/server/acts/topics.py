@@ -100,7 +100,7 @@ def drop_topic(call: ActCall) -> str:
     return f"the topic {topic.name} was dropped with {counted(report.events, 'event')}"
 
 
-@act("write", "topic", "consumer", "to", "value")
+@act("write", "topic", "consumer", "to", "value", on_system=True)
 def seek(call: ActCall) -> str:
     """Moves a consumer, back or ahead."""
     topic, consumer = call.topic(), call.text("consumer")
@@ -139,7 +139,7 @@ def seek(call: ActCall) -> str:
     return f"{consumer} is at {position:,}; {counted(topic.lag(consumer), 'event')} ahead"
 
 
-@act("write", "topic", "consumer")
+@act("write", "topic", "consumer", on_system=True)
 def forget(call: ActCall) -> str:
     """Forgets a consumer's position."""
     topic, consumer = call.topic(), call.text("consumer")

@@ -70,6 +70,9 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bo
         if role is not None:
             service.access.check_origin(request, request.method)
             request.state.role = service.access.require(request, role)
+            if not operation.on_system:
+                for part in ("topic", "queue"):
+                    service.access.check_change(request.path_params.get(part, ""))
         given = request.query_params
         query = None
         if query_type is not None:

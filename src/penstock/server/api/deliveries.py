@@ -33,6 +33,7 @@ from penstock.protocol.deliveries import (
     WasListed,
 )
 from penstock.queue.run.waiting import take_waiting_async
+from penstock.server.access import address_of
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.parameters import page_size
 from penstock.server.api.queues import called
@@ -95,8 +96,8 @@ async def _take_while_there(
 ) -> list[LocalDelivery]:
     """Takes; when the client goes away or the server stops before the answer, what was taken is given back."""
     stopping = threading.Event()
-    if wanted.host is None and request.client is not None:
-        wanted.host = request.client.host
+    if wanted.host is None:
+        wanted.host = address_of(request) or None
     taking = asyncio.ensure_future(_take_bounded(queue, wanted, wait, stopping))
     if not wait:
         return await taking

@@ -88,7 +88,12 @@ def read_queue_stats(call: Call[GroupQuery, None]) -> QueueStats:
 @serves(operations.OPEN_QUEUE)
 def open_queue(call: Call[None, PolicyFields]) -> QueueDocument:
     """Makes the queue when it is not there; a policy other than the stored one is PolicyMismatch."""
-    return _document(call.service.journal.queue(call.name("queue"), **policy_changes(call.body)))
+    service, name, policy = call.service, call.name("queue"), policy_changes(call.body)
+    known = service.journal.queues()
+    for one in (name, policy.get("dead_letter")):
+        if isinstance(one, str) and one not in known and len(service.journal.topic(one)):
+            service.access.require(call.request, "admin", f"{one!r} is a topic with a history: making it a queue")
+    return _document(service.journal.queue(name, **policy))
 
 
 @serves(operations.CONFIGURE_QUEUE)

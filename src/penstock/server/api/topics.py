@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.journal.upkeep.dropping import DropReport
 from penstock.names import check_consumer
+from penstock.observe.reports import keep_newest
 from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields, given
@@ -37,6 +39,7 @@ from penstock.protocol.topics import (
     TopicDocument,
     TopicNames,
 )
+from penstock.server.access import REPORTS
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.limits import MOST_EVENTS, PAGE_BYTES
@@ -104,10 +107,13 @@ def drop_topic(call: Call[DropTopicQuery, None]) -> DropReport:
 @serves(operations.APPEND_EVENTS, raw=True)
 async def append_events(call: Call[None, bytes]) -> Response:
     topic = topic_of(call)
+    call.service.access.check_append(topic.name)
     drafts, single = parameters.drafts(call.request, call.body)
     if not drafts:
         return answered(call.service, Receipts([]))
     _add_request_headers(call.request, drafts, single)
+    if topic.name in REPORTS and not topic.latest:
+        await run_in_threadpool(keep_newest, topic)
     receipts = await _patiently(call.service, lambda: topic.try_submit_many(drafts))
     if single:
         return answered(call.service, receipt_document(receipts[0]), 200 if receipts[0].duplicate else 201)
@@ -121,6 +127,7 @@ async def append_several(call: Call[None, list[DraftDocument]]) -> Response:
     for number, document in enumerate(call.body):
         if document.topic is None:
             raise ConfigError(f"draft {number} names no topic")
+        call.service.access.check_append(document.topic)
         draft = document.draft()
         fields = {
             name: getattr(draft, name) for name in draft.__struct_fields__ if name not in ("kind", "payload", "topic")

@@ -100,8 +100,11 @@ def _check_room(call: Call[StageQuery, object], size: int) -> None:
 
 def _stage(call: Call[StageQuery, object], body: bytes) -> StagedDocument:
     batch, piece = batch_of(call.name("batch")), _piece(call.name("piece"))
-    made = PreparedPiece((topic, checked_wire(topic, block)) for topic, block in decode_piece(body))
-    owner = call.service.access.identity(call.request)
+    access, pieces = call.service.access, list(decode_piece(body))
+    for topic, _ in pieces:
+        access.check_append(topic)
+    made = PreparedPiece((topic, checked_wire(topic, block)) for topic, block in pieces)
+    owner = access.identity(call.request)
     stage_step(call.service.journal, batch, piece, made, owner, call.query.job)
     return StagedDocument(sum(block.count for block in made.blocks), sum(block.size for block in made.blocks))
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock.server.access import COOKIE, SESSION_SECONDS
+from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
 from penstock.server.api import parameters
 from penstock.server.pages import rendering
 from penstock.server.service import Service
@@ -24,9 +24,8 @@ async def login_page(request: Request) -> Response:
     if request.method != "POST":
         return rendering.bare_page(request, "login.html", "Log in", problem=None)
     data = parse_qs((await parameters.form(request, service)).decode("utf-8", "replace"))
-    address = request.client.host if request.client else ""
     token = data.get("token", [""])[0].strip()
-    role = service.access.role_from(address, token)
+    role = service.access.role_from(address_of(request), token)
     if role is None:
         await asyncio.sleep(WRONG_TOKEN_PAUSE)
         problem = "That token is not known here."

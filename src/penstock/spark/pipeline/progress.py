@@ -16,6 +16,7 @@ import msgspec
 import penstock
 from penstock.errors import Denied, PenstockError
 from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
+from penstock.observe.reports import keep_newest
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.source.place import is_served
@@ -137,8 +138,7 @@ class Reporter:
         with suppress(PenstockError), self._journal() as journal:
             topic = journal.topic("penstock.pipelines")
             if not self._written:
-                with suppress(Denied):  # a served journal's settings are its administrator's
-                    topic.configure(by_key=True, indexed=False)
+                keep_newest(topic)
             report(journal, changed)
             self._written += len(changed)
             for status in changed:

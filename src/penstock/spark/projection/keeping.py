@@ -15,7 +15,7 @@ from penstock.entity.projection.streamed import (
     save_streamed,
     states_topic,
 )
-from penstock.errors import ConfigError, Denied, TopicDropped
+from penstock.errors import TopicDropped
 from penstock.journal.commit.catalog import load_record
 from penstock.journal.commit.commit import Commit
 from penstock.protocol.bulk import (
@@ -72,7 +72,7 @@ def keeper_of(place: JournalPlace) -> StateKeeper:
     """
     if place.server is None:
         return OpenedKeeper(place.url, journal_id(place.url))
-    about = check_may_write(place.server, "a projected stream, which keeps its states,")
+    about = check_may_write(place.server, "a projected stream, which keeps its states,", role="admin")
     return ServedKeeper(place.server, about.id)
 
 
@@ -125,15 +125,8 @@ class ServedKeeper:
     def make_topic(self, name: str) -> None:
         token = None if self.place.token is None else self.place.token.reveal()
         with RemoteJournal(self.place.url, token=token) as journal:
-            if name in journal.topics():
-                return
-            try:
+            if name not in journal.topics():
                 journal.topic(name).configure()
-            except Denied as error:
-                raise ConfigError(
-                    f"a stream's states are kept with topic {name!r}, which is not in {self.place.url} yet, and this "
-                    f"token may not make it ({error}): give a token with the role admin, or make it where the store is"
-                ) from error
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
         at = 0

@@ -124,7 +124,7 @@ def _opened(
     """Where the events are read, and where the states go."""
     place = place_of_journal(journal, "rebuilding states on Spark")
     if place.served:
-        check_may_write(place, "a rebuild, which saves states,")
+        check_may_write(place, "a rebuild, which saves states,", role="admin")
         yield place, RemoteStateSaving(client_of(place), topic, projection, patiently)
         return
     if isinstance(journal, str):

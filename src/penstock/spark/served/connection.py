@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.errors import Backpressure, ConfigError, PenstockError, StorageError
 from penstock.protocol.journal import DESCRIBE_JOURNAL, JournalDocument
-from penstock.protocol.operation import ROLES
+from penstock.protocol.operation import ROLES, Role
 from penstock.remote.client import Client
 from penstock.spark.source.place import JournalPlace
 
@@ -70,17 +70,17 @@ def describe(place: JournalPlace, *, known: bool = False) -> JournalDocument:
     return patiently(lambda: client_of(place).call(DESCRIBE_JOURNAL), patience)
 
 
-def check_may_write(place: JournalPlace, doing: str, *, known: bool = False) -> JournalDocument:
-    """What is served at a place; ConfigError when nothing can be written there with this token.
+def check_may_write(place: JournalPlace, doing: str, *, role: Role = "write", known: bool = False) -> JournalDocument:
+    """What is served at a place; ConfigError when nothing can be written there with this token, or its role is less.
 
     `known`: a server was there when the work was planned, or may have been.
     """
     about = describe(place, known=known)
     if about.read_only:
         raise ConfigError(f"{place.url} serves its journal for reading only, and {doing} writes to it")
-    if ROLES.index(about.role) < ROLES.index("write"):
+    if ROLES.index(about.role) < ROLES.index(role):
         raise ConfigError(
-            f"{doing} writes to {place.url}, which needs a token with the role write; this one's role is {about.role}"
+            f"{doing} writes to {place.url}, which needs a token with the role {role}; this one's role is {about.role}"
         )
     return about
 
