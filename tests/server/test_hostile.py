@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import HTTPConnection
 
 import penstock
+from penstock.errors import ConfigError
 from penstock.server.access import COOKIE, Access
 from penstock.server.limits import Limits
 from penstock.server.problems import Refused
+from penstock.server.running import make_server
 from server.serving import ADMIN, READ, TOKENS, Answer, Served, serving, wait_until
 
 
@@ -235,6 +238,52 @@ def test_guesses_are_counted_for_each_address_and_forgotten_after_a_minute(monke
     assert access.role_from("10.0.0.2", READ) == "read"
     now[0] += 61
     assert access.role_from("10.0.0.1", READ) == "read"
+
+
+def test_an_address_that_only_a_client_claims_to_have_does_not_count(journal: penstock.Journal) -> None:
+    """Neither for guesses nor in the audit trail; what a proxy says that the operator named does."""
+
+    def guess(served: Served, claimed: str) -> int:
+        return served.ask("GET", "/v1", token=f"wrong for {claimed}", headers={"X-Forwarded-For": claimed}).status
+
+    claims = [f"10.0.0.{n}" for n in range(6)]
+    push = {"fields": {"queue": "q", "payload": "1"}}
+    journal.queue("q")
+    with serving(journal, token=ADMIN, tokens=TOKENS, limits=Limits(wrong_tokens=3)) as served:
+        assert served.ask("POST", "/acts/push", push, headers={"X-Forwarded-For": claims[0]}).status == 200
+        assert [guess(served, claim) for claim in claims] == [401, 401, 401, 429, 429, 429]
+    proxies = ["127.0.0.0/8", "10.9.9.9"]
+    with serving(journal, token=ADMIN, tokens=TOKENS, limits=Limits(wrong_tokens=1), proxies=proxies) as served:
+        assert served.ask("POST", "/acts/push", push, headers={"X-Forwarded-For": claims[0]}).status == 200
+        assert [guess(served, f"{claim}, {claims[0]}, 10.9.9.9") for claim in claims] == [401, *[429] * 5]
+        assert guess(served, claims[1]) == 401
+    told = [event.payload["address"] for event in journal.topic("penstock.audit").read()]
+    assert told == ["127.0.0.1", claims[0]]
+    with pytest.raises(ConfigError, match="a proxy is an address or a network"):
+        make_server(journal, proxies=["*"])
+
+
+def test_an_ipv6_network_is_one_guesser() -> None:
+    access = Access(TOKENS, wrong_tokens=2)
+    for host in ("2001:db8::1", "2001:db8::2:3"):
+        assert access.role_from(host, f"wrong for {host}") is None
+    with pytest.raises(Refused):
+        access.role_from("2001:db8:0:0:9::4", READ)
+    for host in ("2001:db8:0:1::1", "::ffff:10.0.0.1", "::ffff:10.0.0.2", "::ffff:10.0.0.3"):
+        assert access.role_from(host, f"wrong for {host}") is None
+
+
+def test_a_token_has_so_many_sessions_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.access.MOST_SESSIONS", 3)
+    access = Access(TOKENS)
+
+    def role(cookie: str) -> str | None:
+        return access.role(HTTPConnection({"type": "http", "headers": [(b"cookie", f"{COOKIE}={cookie}".encode())]}))
+
+    other = access.session(ADMIN, "admin")
+    cookies = [access.session(READ, "read") for _ in range(5)]
+    assert [role(cookie) for cookie in cookies] == [None, None, "read", "read", "read"]
+    assert role(other) == "admin" and role("") is role("x.y") is None
 
 
 def test_a_cookie_is_worthless_after_logging_out(guarded: Served) -> None:

@@ -244,8 +244,8 @@ class JournalCore:
             self.indexer.commits += 1
             signals = self.hub.signals
             for name, count in touched.items():
-                if name in signals:
-                    signals[name].notify()
+                if (signal := signals.get(name)) is not None:
+                    signal.notify()
                 self.housekeeper.note(name, count)
                 if count >= INDEX_RUN_EVENTS // 8:
                     self.indexer.request(name)

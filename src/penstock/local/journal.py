@@ -43,7 +43,6 @@ class LocalJournal(Journal):
         self._writer = self._core.writer
         self._entities = EntityRegistry(self._core)
         self._registry = QueueRegistry(self._core)
-        self._topics: dict[str, LocalTopic] = {}
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -58,10 +57,7 @@ class LocalJournal(Journal):
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str) -> LocalTopic:
-        handle = self._topics.get(name) if isinstance(name, str) else None
-        if handle is None:
-            handle = self._topics[name] = LocalTopic(self, check_name(name))
-        return handle
+        return LocalTopic(self, check_name(name))
 
     def topics(self) -> list[str]:
         return self._core.topics()

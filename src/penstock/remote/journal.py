@@ -53,7 +53,6 @@ class RemoteJournal(JournalElsewhere):
         self._read_only = read_only
         self.clock: Clock = SystemClock()
         self.closed = False
-        self._topics: dict[str, RemoteTopic] = {}
         self._queues: dict[str, RemoteQueue] = {}
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._subscriptions: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -76,10 +75,7 @@ class RemoteJournal(JournalElsewhere):
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
     def topic(self, name: str) -> RemoteTopic:
         """A handle on a topic; the topic exists from its first append."""
-        handle = self._topics.get(name) if isinstance(name, str) else None
-        if handle is None:
-            handle = self._topics[name] = RemoteTopic(self, check_name(name))
-        return handle
+        return RemoteTopic(self, check_name(name))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.protocol.operation import Role
+from penstock.protocol.operation import ROLES, Role
 from penstock.server.application import make_app
 from penstock.server.connections import most_connections, timed_protocol
 from penstock.server.limits import Limits
@@ -40,6 +40,7 @@ def make_server(
     port: int = PORT,
     tokens: Mapping[str, Role] | None = None,
     hosts: Iterable[str] | None = None,
+    proxies: Iterable[str] = (),
     limits: Limits | None = None,
     buffers: Mapping[str, str] | None = None,
     staging: Iterable[str] = (),
@@ -47,7 +48,11 @@ def make_server(
     log_level: str = "warning",
     **options: Any,
 ) -> uvicorn.Server:
-    """A server for a journal; `run()` it. An address that others can reach needs tokens."""
+    """A server for a journal; `run()` it. An address that others can reach needs tokens.
+
+    A request comes from the address that its connection has; `proxies` are the addresses and networks whose word is
+    taken for where it came from before (X-Forwarded-For) and how (X-Forwarded-Proto).
+    """
     import uvicorn
 
     if not is_local(host) and not tokens:
@@ -55,7 +60,7 @@ def make_server(
             f"{host} can be reached from other machines, so requests must bring a token: "
             "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
         )
-    limits = limits or Limits()
+    limits, trusted = limits or Limits(), [_network(proxy) for proxy in proxies]
     app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers, staging=staging, lakes=lakes)
     config = uvicorn.Config(
         app,
@@ -65,6 +70,8 @@ def make_server(
         # Paths and query strings may hold names and conditions that belong in no log; errors are logged by the app.
         access_log=False,
         server_header=False,
+        proxy_headers=bool(trusted),
+        forwarded_allow_ips=trusted,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=75,
         lifespan="on",
@@ -83,6 +90,13 @@ def make_server(
 
     server.handle_exit = handle_exit  # type: ignore[method-assign]
     return server
+
+
+def _network(proxy: str) -> str:
+    try:
+        return str(ipaddress.ip_network(proxy))
+    except ValueError as error:
+        raise ConfigError(f"a proxy is an address or a network, like 10.0.0.7 or 10.0.0.0/8: {error}") from None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -108,7 +122,7 @@ def read_tokens(text: str) -> dict[str, Role]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or words[0] not in ("read", "write", "admin"):
+        if len(words) != 2 or words[0] not in ROLES:
             raise ConfigError(f"line {number} of the tokens is not `read|write|admin TOKEN`")
         tokens[words[1]] = words[0]  # type: ignore[assignment]
     return tokens

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from penstock.journal.waking.file_watch import FileWatch
 from penstock.ticket import wake_waiters
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # imported where it is used: most callers never wait in an ev
 class Signal:
     """A number that grows, and threads and event loops that wait for it to grow."""
 
-    __slots__ = ("_waiters", "version")
+    __slots__ = ("__weakref__", "_waiters", "version")
 
     def __init__(self) -> None:
         self.version = 0
@@ -75,7 +76,8 @@ class Hub:
     """One signal per topic, and a watcher that looks for other processes' commits while there are waiters."""
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
-        self.signals: dict[str, Signal] = {}
+        self.signals: WeakValueDictionary[str, Signal] = WeakValueDictionary()
+        """By topic, those that a caller holds: a name that was waited for once leaves nothing."""
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -86,13 +88,13 @@ class Hub:
         self.closed = False
 
     def signal(self, topic: str) -> Signal:
-        signal = self.signals.get(topic)
-        if signal is None:
-            signal = self.signals.setdefault(topic, Signal())
-        return signal
+        with self._lock:  # of two that are made for one name, one would never be told
+            return self.signals.setdefault(topic, Signal())
 
     def notify_all(self) -> None:
-        for signal in list(self.signals.values()):
+        with self._lock:
+            held = list(self.signals.values())
+        for signal in held:
             signal.notify()
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ def _named_url(text: str) -> tuple[str, str]:
 @click.option("--port", type=PORT, default=7367, help="the port; 0 for any that is free")
 @click.option("--token-file", type=click.Path(), help="a file of tokens: `read|write|admin TOKEN`, one a line")
 @several("--allow-host", metavar="NAME", help="a name this server answers to")
+@several("--proxy", metavar="ADDRESS", help="a proxy, or a network of them, whose X-Forwarded-For is believed")
 @several("--buffer", metavar="NAME=URL", type=_named_url, help="an object-storage buffer to show on the page")
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
 @click.option("--max-staged", type=size, default="16GiB", help="how much one token may stage without committing it")
@@ -45,6 +46,7 @@ def serve(
     port: int,
     token_file: str | None,
     allow_host: tuple[str, ...],
+    proxy: tuple[str, ...],
     buffer: tuple[tuple[str, str], ...],
     max_body: int,
     max_staged: int,
@@ -80,6 +82,7 @@ def serve(
             port=port,
             tokens=tokens,
             hosts=hosts,
+            proxies=proxy,
             limits=limits,
             buffers=dict(buffer),
             staging=staging,
