@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError
+from penstock.observe.workers import gave_up, say_gave_up
 from penstock.server.access import Access
 from penstock.server.running import bind, is_local, make_server, read_tokens
 from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving
@@ -61,6 +62,43 @@ def test_no_route_of_the_api_is_left_open(guarded: Served) -> None:
             assert status == 401 or (status == 303 and not path.startswith("/v1")), (method, path, status)
     assert asked > 45
     assert guarded.ask("GET", "/healthz", headers={"Authorization": ""}).json == {"status": "ok"}
+
+
+def test_making_a_queue_of_a_topic_with_a_history_needs_the_role_admin(
+    guarded: Served, journal: penstock.Journal
+) -> None:
+    journal.topic("ledger").append("entry", 1)
+    for name, policy in (("ledger", {}), ("jobs", {"dead_letter": "ledger"})):
+        answer = guarded.ask("PUT", f"/v1/queues/{name}", policy, token=WRITE)
+        assert answer.status == 403 and "'ledger' is a topic with a history" in answer.json["detail"]
+    assert journal.queues() == []
+    assert guarded.ask("PUT", "/v1/queues/ledger", {}).status == 200
+    with penstock.open(guarded.url, token=WRITE) as remote, remote.queue("ledger").take() as delivery:  # type: ignore[union-attr]
+        assert delivery.payload == 1
+    journal.maintain()
+    assert len(journal.queue("ledger")) == 0 and [event.payload for event in journal.topic("ledger").read()] == [1]
+
+
+def test_topics_of_penstock_s_own_are_changed_by_no_token(guarded: Served, journal: penstock.Journal) -> None:
+    """But pipelines and workers, wherever they run, say how they do; the newest word of each is kept."""
+    audit = journal.topic("penstock.audit")
+    audit.append("console.purge", "what was done")
+    acts: dict[str, dict[str, str]] = {
+        "publish": {"kind": "forged", "payload": "1"},
+        "compact": {"through": "1", "force": "yes"},
+        "retention": {"max_events": "1"},
+        "drop-topic": {"force": "yes"},
+    }
+    for act, fields in acts.items():
+        answer = guarded.post(f"/acts/{act}", {"fields": {"topic": " penstock.audit ", **fields}})
+        assert answer.status == 403 and "penstock's own" in answer.json["detail"], act
+    assert guarded.post("/acts/make-queue", {"fields": {"queue": "penstock.audit"}}).status == 403
+    assert [event.payload for event in audit.read()] == ["what was done"]
+    with penstock.open(guarded.url, token=WRITE) as remote:
+        for number in range(3):
+            say_gave_up(remote, "jobs:default", ValueError(str(number)))
+        assert [one.error for one in gave_up(remote)] == ["ValueError: 2"]
+    assert journal.topic("penstock.workers").settings.by_key
 
 
 def test_a_problem_names_the_role_that_is_needed(guarded: Served) -> None:
