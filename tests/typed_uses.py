@@ -25,7 +25,7 @@ def right(journal: Journal) -> None:
     grave = journal.queue("mail.dead")
     queue = journal.queue("mail", lease=30, max_attempts=5, retry=Retry.fixed(5), dead_letter=grave, ttl=timedelta(1))
     journal.queue("mail", create=False)
-    queue.configure(retry=None, dead_letter="mail.dead", mode="fanout", retention="hold", rate="10/s", priority=False)
+    queue.configure(retry=None, dead_letter="mail.dead", mode="work", retention="hold", rate="10/s", priority=False)
     queue.push({"to": "ada"}, delay=5, max_attempts=1)
     queue.submit({"to": "ada"}, not_before=datetime.now(UTC), kind="mail")
     queue.push_many([1, 2], priority=3)

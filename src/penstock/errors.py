@@ -64,7 +64,7 @@ class InvalidName(ConfigError):
 
 
 class PolicyMismatch(ConfigError):
-    """A queue was opened with another policy than the stored one; `configure` changes it on purpose."""
+    """A queue was opened with another policy than the stored one; `configure` changes all of it but the mode."""
 
 
 class ReadOnly(PenstockError):

@@ -37,8 +37,6 @@ class Status:
     state: str = "ready"
     due: int = 0
     attempts: int = 0
-    sure: bool = True
-    """Whether `attempts` is known; a merge of several groups' counts leaves it open."""
     turn: int = 0
     """Whose turn it was when it was handed out, in a queue with fair share: it keeps that."""
     in_lane: bool = False
@@ -65,8 +63,6 @@ class Holding:
     deadline: int
     touched: int
     label: str
-    mode: str
-    returns: bool = True
     turn: int = 0
 
 
@@ -143,44 +139,6 @@ class Model:
                 fresh[seq] = Status(due=max(one.due for one in known) if untried else 0, debounced=debounced)
         self.views[group] = fresh | wanted
 
-    def change_mode(self, mode: str) -> None:
-        if mode == self.mode:
-            return
-        self.mode = mode
-        if not self.begins:
-            return
-        if mode == "fanout":
-            for group, after in self.begins.items():
-                own = {one.seq: one for one in self.held.values() if one.view == group}
-                for seq, one in own.items():
-                    one.returns = one.returns or seq in self.views[""]
-                self.views[group] = {
-                    seq: Status(status.state, status.due, status.attempts, status.sure)
-                    for seq, status in self.views[""].items()
-                    if seq > after and seq not in own
-                }
-            first = min(self.begins.values())
-            self.views[""] = {seq: status for seq, status in self.views[""].items() if seq <= first}
-            return
-        rank = {"ready": 0, "failed": 1}
-        merged: View = {}
-        for seq in self.messages:
-            known = [self.views[group][seq] for group in self.begins if seq in self.views[group]]
-            if known:
-                best = min(known, key=lambda one: (rank[one.state], one.due))
-                sure = len({one.attempts for one in known}) == 1 and best.sure and len(known) == len(self.begins)
-                merged[seq] = Status(best.state, best.due, best.attempts, sure)
-            elif seq in self.views[""]:
-                merged[seq] = self.views[""][seq]
-        heirs: set[int] = set()
-        for group in self.begins:
-            for one in self.held.values():
-                if one.view == group:
-                    one.returns = one.seq not in merged and one.seq not in heirs
-                    if one.returns:
-                        heirs.add(one.seq)
-        self.views = {"": merged, **{group: {} for group in self.begins}}
-
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, message: Message, due: int, group: str | None = None) -> int:
         """A new message for everybody; a dead letter that goes back is for the group that gave it up."""
@@ -238,27 +196,17 @@ class Model:
         if key is not None and self.debounced.get(key, (0,))[0] == seq:
             del self.debounced[key]
 
-    def homes(self, one: Holding) -> list[str]:
-        """Where a message goes that is not acknowledged."""
-        current = self.current()
-        if one.view in current or self.mode == "work":
-            return (current if self.mode == "work" else [one.view]) if one.returns else []
-        return [name for name in current if self.begins.get(name, 0) < one.seq] or [""]
-
     def reclaim(self, name: str) -> None:
-        """A take finds what has expired: its own group's, and deliveries from before a change of mode."""
-        current = self.current()
+        """A take finds what has expired of its own group."""
         for token, one in sorted(self.held.items(), key=lambda item: item[1].seq):
-            if one.deadline <= self.now and (one.view == name or one.view not in current):
+            if one.deadline <= self.now and one.view == name:
                 self.fail(token, one.deadline, None, dead=False)
 
     def eligible(self, name: str) -> list[int]:
         """What may be taken now, in order."""
         view = self.views[name]
         found = []
-        flying = [
-            self.messages[one.seq].key for one in self.held.values() if name in self.homes(one) or one.view == name
-        ]
+        flying = [self.messages[one.seq].key for one in self.held.values() if one.view == name]
         keys = {message.key for message in self.messages.values() if message.key is not None}
         seated: set[int] = set()
         for key in keys:
@@ -344,7 +292,7 @@ class Model:
 
     def eligible_beside(self, name: str, found: list[int]) -> list[int]:
         """What may be taken after some others of the same take."""
-        chosen = {str(seq): Holding(name, seq, 0, 0, 0, "", self.mode) for seq in found}
+        chosen = {str(seq): Holding(name, seq, 0, 0, 0, "") for seq in found}
         view = self.views[name]
         kept = {seq: view.pop(seq) for seq in found}
         self.held.update(chosen)
@@ -368,10 +316,8 @@ class Model:
 
     def hold(self, name: str, seq: int, delivery: Delivery, lease: float, label: str) -> None:
         status = self.views[name].pop(seq)
-        attempts = status.attempts + 1 if status.sure else delivery.attempt
-        self.held[delivery.token] = Holding(
-            name, seq, attempts, self.now + round(lease * 1000), self.now, label, self.mode, turn=status.turn
-        )
+        deadline = self.now + round(lease * 1000)
+        self.held[delivery.token] = Holding(name, seq, status.attempts + 1, deadline, self.now, label, turn=status.turn)
         breaker = self.breakers.get(name)
         if breaker is not None and breaker.open_until:
             breaker.probe = seq, delivery.token
@@ -379,22 +325,19 @@ class Model:
     def fail(self, token: str, since: int, delay: float | None, *, dead: bool) -> None:
         one = self.held.pop(token)
         message = self.messages[one.seq]
-        homes = self.homes(one)
         self.note(one.view, one.seq, failed=not dead)
         if dead or one.attempts >= (message.budget or self.policy["max_attempts"]):
-            if homes:
-                self.tell(one.seq, ("failure", "rejected" if dead else "attempts exhausted"))
-            if homes and self.policy["dead_letter"]:
+            self.tell(one.seq, ("failure", "rejected" if dead else "attempts exhausted"))
+            if self.policy["dead_letter"]:
                 self.dead.append((message.payload, one.view or None))
-            elif homes:
-                for name in homes:
-                    self.views[name][one.seq] = Status("failed", 0, one.attempts)
+            else:
+                self.views[one.view][one.seq] = Status("failed", 0, one.attempts)
             return
         retry = self.policy["retry"]
         wait = delay if delay is not None else 0 if retry is None else retry.delay(one.attempts)
         due = since + round(wait * 1000)
-        for name in homes:
-            self.views[name][one.seq] = Status("ready", due if due > self.now else 0, one.attempts, turn=one.turn)
+        due = due if due > self.now else 0
+        self.views[one.view][one.seq] = Status("ready", due, one.attempts, turn=one.turn)
 
     def ack(self, token: str, result: Any = None) -> None:
         one = self.held.pop(token)
@@ -442,8 +385,7 @@ class Model:
 
     def release(self, token: str) -> None:
         one = self.held.pop(token)
-        for name in self.homes(one):
-            self.views[name][one.seq] = Status("ready", 0, one.attempts - 1, turn=one.turn)
+        self.views[one.view][one.seq] = Status("ready", 0, one.attempts - 1, turn=one.turn)
 
     def expire(self) -> None:
         """What has outlived its ttl, and nobody holds, is gone."""
@@ -465,8 +407,7 @@ class Model:
         view = self.views[name].values()
         ready = sum(one.state == "ready" and one.due <= self.now for one in view)
         delayed = sum(one.state == "ready" and one.due > self.now for one in view)
-        old = self.mode == "work"
-        flying = sum(one.view == name or (old and one.view != "") for one in self.held.values())
+        flying = sum(one.view == name for one in self.held.values())
         return ready, flying, delayed, sum(one.state == "failed" for one in view)
 
     def unsettled(self) -> list[int]:

@@ -42,7 +42,7 @@ LEASE = 30
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 _stores = itertools.count()
 STYLES = (
-    "plain", "priority", "keyed", "fanout", "fanout-keyed", "modes", "ttl", "fanout-ttl", "fair", "fair-keyed",
+    "plain", "priority", "keyed", "fanout", "fanout-keyed", "ttl", "fanout-ttl", "fair", "fair-keyed",
     "throttle-keyed", "debounce-keyed", "fanout-debounce-keyed",
 )  # fmt: skip
 
@@ -181,7 +181,7 @@ class QueueMachine(RuleBasedStateMachine):
         if fair == "tenant":
             options["headers"] = {"tenant": tenant}
         lane = "" if not fair else tenant if fair == "tenant" else options.get("key", "")
-        reply = reply and self.policy["mode"] == "work" and self.style != "modes"
+        reply = reply and self.policy["mode"] == "work"
         if reply:
             count, in_transaction = 1, False
         payloads = [next(self.numbers) for _ in range(count)]
@@ -310,7 +310,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def group(self, number: int) -> str:
-        return GROUPS[number] if self.style.startswith("fanout") or self.style == "modes" else "default"
+        return GROUPS[number] if self.style.startswith("fanout") else "default"
 
     @rule(
         which=which,
@@ -331,7 +331,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert [delivery.seq for delivery in found] == expected
         for delivery in found:
             status = self.model.views[name][delivery.seq]
-            assert delivery.attempt == status.attempts + 1 or not status.sure
+            assert delivery.attempt == status.attempts + 1
             assert delivery.payload == self.model.messages[delivery.seq].payload
             assert delivery.group == self.group(group)
             self.model.hold(name, delivery.seq, delivery, lease or LEASE, self.group(group))
@@ -366,8 +366,6 @@ class QueueMachine(RuleBasedStateMachine):
                     model.now + LEASE * 1000,
                     model.now,
                     label,
-                    model.mode,
-                    one.returns,
                     one.turn,
                 )
         assert len(found) == len(taken)
@@ -524,7 +522,7 @@ class QueueMachine(RuleBasedStateMachine):
             again = Message(payload, first.key, first.priority, first.budget, lane=first.lane, replies=first.replies)
             model.push(again, 0, letter[1])
 
-    @precondition(lambda self: self.style.startswith("fanout") or self.style == "modes")
+    @precondition(lambda self: self.style.startswith("fanout"))
     @rule(which=which, group=st.integers(0, 2), back=st.integers(0, 3))
     def add_group(self, which: int, group: int, back: int) -> None:
         name = GROUPS[group]
@@ -532,12 +530,6 @@ class QueueMachine(RuleBasedStateMachine):
         if name not in self.model.begins:
             self.model.add_group(name, after)
         self.queue(which).add_group(name, after=after)
-
-    @precondition(lambda self: self.style == "modes")
-    @rule(which=which, mode=st.sampled_from(["work", "fanout"]))
-    def change_mode(self, which: int, mode: str) -> None:
-        self.queue(which).configure(mode=mode)
-        self.model.change_mode(mode)
 
     @rule(which=which, chance=st.integers(0, 9))
     def purge(self, which: int, chance: int) -> None:

@@ -176,7 +176,7 @@ CONFIGURE_QUEUE = Operation(
     role="admin",
     body=PolicyFields,
     answer=PolicyFields,
-    errors=(UnknownQueue,),
+    errors=(PolicyMismatch, UnknownQueue),
 )
 DROP_QUEUE = Operation(
     "drop_queue",

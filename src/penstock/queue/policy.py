@@ -28,7 +28,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How a queue delivers. Durations are seconds (timedelta where you set them). Values: compare, print, store."""
 
     mode: Mode = "work"
-    """work: each message to one consumer, an ack removes it. fanout: every group gets every message."""
+    """work: each message to one consumer, an ack removes it. fanout: every group gets every message. A queue keeps the
+    mode it was made with."""
     lease: float = LEASE
     """How long a consumer may hold a message before it is offered again; 0: until the process that took it ends."""
     max_attempts: int = MAX_ATTEMPTS
@@ -140,8 +141,18 @@ def _retry(value: object) -> Retry | None:
     raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds, or None for the default), not {value!r}")
 
 
+def refuse_other_mode(name: str, stored: QueuePolicy, mode: object) -> None:
+    """PolicyMismatch when a queue would have to change its mode, which it keeps for as long as it is there."""
+    if mode != stored.mode:
+        raise PolicyMismatch(
+            f"queue {name!r} has mode={stored.mode}, and a queue keeps its mode: make another queue with mode={mode}, "
+            "and move the messages there with queue.move(other)"
+        )
+
+
 def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, object]) -> None:
     """PolicyMismatch when a caller asks for another policy than the stored one."""
+    refuse_other_mode(name, stored, given.get("mode", stored.mode))
     for field, value in given.items():
         kept = getattr(stored, field)
         if kept != value:

@@ -311,7 +311,7 @@ class LocalQueue(Queue):
         return self._change(run_now, wanted, None if group is None else check_consumer(group, "group"))
 
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
-        """Changes the policy; deliveries under way finish under the old mode."""
+        """Changes the policy, all but the mode: a queue keeps the one it was made with."""
         return self._change(configuring.configure, checked(policy, self.name))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -295,7 +295,7 @@ class Queue(ABC):
 
     @abstractmethod
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
-        """Changes the policy; deliveries under way finish under the old mode."""
+        """Changes the policy, all but the mode: a queue keeps the one it was made with."""
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod

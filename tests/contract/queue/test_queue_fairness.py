@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 from journals import DEADLINE, Place, eventually, on
@@ -206,19 +207,26 @@ def test_a_rolled_back_push_has_no_turn(journal: Journal) -> None:
     assert payloads(queue) == ["a", "b", "a"]
 
 
-def test_a_mode_change_and_a_purge_begin_the_turns_anew(journal: Journal) -> None:
-    queue = journal.queue("jobs", fair_by="tenant")
-    queue.add_group("g")
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+def test_a_purge_begins_the_turns_anew(journal: Journal, mode: Literal["work", "fanout"]) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", mode=mode)
     push(queue, "a", 3)
     push(queue, "b", 1)
-    queue.configure(mode="fanout")
-    assert payloads(queue, 2, group="g") == ["a0", "b0"]
-    queue.configure(mode="work")
+    assert payloads(queue, 2) == ["a0", "b0"]
     assert payloads(queue) == ["a1", "a2"]
     queue.purge()
     push(queue, "a", 2)
     push(queue, "b", 1)
     assert payloads(queue) == ["a0", "b0", "a1"]
+
+
+def test_the_last_group_leaves_its_lanes_to_the_next(journal: Journal) -> None:
+    queue = journal.queue("jobs", fair_by="tenant", mode="fanout")
+    push(queue, "a", 3)
+    push(queue, "b", 1)
+    queue.add_group("first")
+    queue.remove_group("first")
+    assert payloads(queue, group="next") == ["a0", "b0", "a1", "a2"]
 
 
 def test_a_batch_of_many_lanes_dedup_keys_and_rates(journal: Journal, clock: ManualClock) -> None:

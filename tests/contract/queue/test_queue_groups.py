@@ -1,4 +1,4 @@
-"""Groups: fanout, work, and the change between them."""
+"""Groups: fanout and work."""
 
 from __future__ import annotations
 
@@ -169,75 +169,6 @@ def test_a_removed_group_is_not_waited_for(news: Queue, journal: Journal) -> Non
     assert news.remove_group("a") and seqs(news, "b") == [4]
 
 
-# ── the change of mode ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_from_work_to_fanout(journal: Journal, reopen: Reopen) -> None:
-    queue = journal.queue("jobs")
-    queue.push_many(range(5))
-    acked, returned, kept = queue.take_many(3)
-    acked.ack()
-    queue.configure(mode="fanout")
-    assert seqs(queue, "a") == [4, 5], "what is in hand under the old mode is nobody else's"
-    kept.ack()
-    returned.nack()
-    assert seqs(queue, "a") == [2] and seqs(queue, "b") == [2, 4, 5]
-    queue = reopen(journal).queue("jobs")
-    assert [event.seq for event in queue] == [2, 4, 5]
-    assert sorted(queue.groups()) == ["a", "b"]
-
-
-def test_from_fanout_to_work(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", mode="fanout")
-    queue.push_many(range(5))
-    a = queue.take_many(4, group="a")
-    b = queue.take_many(3, group="b")
-    for delivery in (a[0], b[0], a[1]):
-        delivery.ack()
-    queue.configure(mode="work")
-    # 1: done by both. 2: done by a, in b's hands. 3: in both hands. 4: in a's hands, b had not seen it. 5: untouched.
-    assert seqs(queue) == [4, 5]
-    b[1].ack()
-    b[2].nack()
-    a[2].nack()
-    assert seqs(queue) == [3], "one of the two holders gives it back"
-    a[3].ack()
-    assert [event.seq for event in queue] == [3, 4, 5], "an old acknowledgement is only for its own group"
-    clock.advance(31)
-    assert seqs(queue) == [3, 4, 5] and queue.take() is None
-
-
-def test_there_and_back_again_loses_nothing(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", max_attempts=10)
-    queue.push_many(range(6))
-    queue.take_many(2)
-    queue.configure(mode="fanout")
-    queue.take_many(1, group="a")
-    queue.configure(mode="work")
-    queue.take_many(1)
-    queue.configure(mode="fanout")
-    queue.push("seven")
-    clock.advance(31)
-    assert seqs(queue, "a") == [1, 2, 3, 4, 5, 6, 7]
-    clock.advance(31)
-    queue.configure(mode="work")
-    assert seqs(queue) == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_ordering_keys_hold_across_a_change_of_mode(journal: Journal) -> None:
-    queue = journal.queue("jobs")
-    queue.push_many([Draft("m", n, key="k") for n in range(3)])
-    first = queue.take()
-    queue.add_group("a")
-    queue.configure(mode="fanout")
-    assert first is not None and queue.take(group="a") is None, "the key is still in somebody's hands"
-    first.ack()
-    second = queue.take(group="a")
-    assert second is not None and second.seq == 2
-    queue.configure(mode="work")
-    assert queue.take() is None
-    second.ack()
-    assert seqs(queue) == [3]
-
-
 # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     "order", [("late", "early", "middle"), ("early", "late", "middle"), ("middle", "late", "early")]
@@ -286,13 +217,13 @@ def test_what_no_group_wants_is_kept_until_one_comes_or_it_is_removed(journal: J
     assert len(other) == 1 and other.take(group="new").payload == "new"  # type: ignore[union-attr]
 
 
-def test_what_no_group_wants_can_be_moved_and_delivered_in_work_mode(journal: Journal) -> None:
-    news = journal.queue("news", mode="fanout")
+def test_what_no_group_wants_can_be_moved(journal: Journal) -> None:
+    news, other = journal.queue("news", mode="fanout"), journal.queue("other")
     news.push_many(range(4))
     news.add_group("late", after=2)
-    assert news.move(journal.queue("other"), limit=1) == 1 and len(news) == 3
-    news.configure(mode="work")
-    assert [one.payload for one in news.take_many(9)] == [1, 2, 3]
+    assert news.move(other, limit=1) == 1 and len(news) == 3
+    assert news.move(other) == 3 and len(news) == 0
+    assert [one.payload for one in other.take_many(9)] == [0, 1, 2, 3]
 
 
 def test_the_last_group_to_go_leaves_everything_to_the_next(journal: Journal) -> None:

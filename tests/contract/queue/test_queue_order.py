@@ -332,10 +332,8 @@ def test_runs_of_held_messages_can_be_looked_at_discarded_and_moved(journal: Jou
     assert queue.journal.topic("jobs").compact(20, force=True).removed > 0
     assert [event.seq for event in queue] == [seq for seq in range(21, 60) if seq != 31]
     assert len(queue) == 38 == queue.stats().ready
-    queue.configure(mode="fanout")
-    queue.add_group("mail")
     found = []
-    while deliveries := queue.take_many(9, group="mail"):
+    while deliveries := queue.take_many(9):
         assert len({one.key for one in deliveries}) == len(deliveries)
         found.extend(one.seq for one in deliveries)
         queue.ack_many(deliveries)

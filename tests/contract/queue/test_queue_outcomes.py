@@ -77,16 +77,6 @@ def test_a_late_group_waits_as_long_as_a_message_was_delayed_or_debounced(journa
         assert sorted(one(news, group=group).payload for _ in range(2)) == ["debounced", "delayed"]
 
 
-def test_a_change_of_mode_ends_the_wait_for_a_rate(journal: Journal) -> None:
-    queue = journal.queue("jobs", rate_per_key="1/60s")
-    queue.push_many([Draft("m", number, key="k") for number in range(2)])
-    one(queue).ack()
-    assert queue.take() is None
-    queue.add_group("a")
-    queue.configure(mode="fanout")
-    assert one(queue, group="a").payload == 1
-
-
 # ── dead letters of dead letters ─────────────────────────────────────────────────────────────────────────────────────
 def test_a_letter_that_dies_again_keeps_where_it_first_came_from(journal: Journal) -> None:
     jobs = journal.queue("jobs", max_attempts=1, dead_letter="grave")

@@ -54,7 +54,6 @@ def test_another_policy_than_the_stored_one_is_refused_and_changes_nothing(journ
     journal.queue("jobs", lease=10)
     for other in (
         {"lease": 11},
-        {"mode": "fanout"},
         {"dead_letter": "x"},
         {"retry": Retry.fixed(1)},
         {"priority": True},
@@ -62,6 +61,19 @@ def test_another_policy_than_the_stored_one_is_refused_and_changes_nothing(journ
         with pytest.raises(PolicyMismatch, match="configure"):
             journal.queue("jobs", **other)
     assert journal.queue("jobs").policy == QueuePolicy(lease=10)
+
+
+def test_a_queue_keeps_its_mode(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    for change in (queue.configure, lambda **given: journal.queue("jobs", **given)):
+        assert change(mode="work") and queue.policy.mode == "work"
+        with pytest.raises(PolicyMismatch, match=r"keeps its mode: make another queue .* move the messages"):
+            change(mode="fanout")
+    other = journal.queue("news", mode="fanout")
+    assert queue.move(other) == 3
+    for group in ("a", "b"):
+        assert [one.payload for one in other.take_many(9, group=group)] == [0, 1, 2]
 
 
 def test_configure_changes_what_it_is_given(journal: Journal) -> None:

@@ -250,17 +250,13 @@ def test_each_group_has_its_own_in_flight_by_key(journal: Journal) -> None:
     assert payloads(queue, group="a") == payloads(queue, group="b") == [0, 1]
 
 
-def test_in_flight_by_key_after_ended_leases_and_a_change_of_mode(journal: Journal, clock: ManualClock) -> None:
+def test_in_flight_by_key_after_ended_leases(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs", max_in_flight_per_key=2, lease=5)
     for number in range(4):
         queue.push(number, key="k")
     assert payloads(queue) == [0, 1]
     clock.advance(6)
     assert payloads(queue) == [0, 1]
-    queue.add_group("a")
-    queue.configure(mode="fanout")
-    clock.advance(6)
-    assert payloads(queue, group="a") == [0, 1]
     assert len(queue) == 4
 
 

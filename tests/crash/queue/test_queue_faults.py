@@ -86,7 +86,7 @@ class Run:
         yield self.take
         yield lambda: queue.ack_many(self.held)
         yield self.together
-        yield lambda: queue.configure(max_attempts=5, mode="work")
+        yield lambda: queue.configure(max_attempts=5)
         yield self.take
         yield lambda: queue.claim(min_idle=0, limit=1)
         yield lambda: self.clock.advance(40)

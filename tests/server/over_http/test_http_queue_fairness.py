@@ -6,7 +6,7 @@ from server.over_http.suite import STORE, TRANSACTION, WRITER, contract_of
 
 WITHOUT = {
     "test_two_processes_share_the_turns": STORE,
-    "test_lanes_are_forgotten_when_their_turns_are_over": STORE,
+    "test_lanes_without_messages_leave_nothing_behind": STORE,
     "test_a_rolled_back_push_has_no_turn": TRANSACTION,
     "test_what_shares_a_commit_with_a_take_is_delivered_by_the_next_one": WRITER,
 }

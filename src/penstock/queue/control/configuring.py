@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.queue.flow.circuit import forget_breakers
 from penstock.queue.operations import groups
-from penstock.queue.policy import QueuePolicy, check_together
+from penstock.queue.policy import QueuePolicy, check_together, refuse_other_mode
 from penstock.queue.state.cache import QueueState
 
 if TYPE_CHECKING:
@@ -23,13 +23,12 @@ def configure(commit: Commit, state: QueueState, changes: Mapping[str, object]) 
     old = msgspec.structs.replace(state.policy, dedup_window=window)
     new = msgspec.structs.replace(old, **changes)
     check_together(new, state.name)
+    refuse_other_mode(state.name, old, new.mode)
     if new == old:
         return new
     state.change_policy(commit, new)
     if new.breaker is None and old.breaker is not None:
         forget_breakers(commit, state)
-    if new.mode != old.mode:
-        groups.change_mode(commit, state)
     commit.touched.setdefault(state.name, 0)
     return new
 

@@ -18,7 +18,7 @@ def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None
     if number not in (None, queue.topic):
         return 0
     latest = queue.latest(commit)
-    groups = [group for group in queue.keeping(commit.tx) if name is None or not queue.fanout or group.name == name]
+    groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
     count = 0
     for seq in dict.fromkeys(seqs):
         if seq <= latest:

@@ -25,7 +25,7 @@ def save_breaker(commit: Commit, group: Group, breaker: Breaker) -> None:
 
 def forget_breakers(commit: Commit, queue: QueueState) -> None:
     """The policy has no breaker any more: one that it gets later begins closed."""
-    for group in queue.everyone(commit.tx):
+    for group in queue.all_groups(commit.tx):
         commit.tx.delete(flow_key(group.topic, group.number, b"k"))
 
 

@@ -106,7 +106,7 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
     known, repeats = find_duplicates(commit, queue.name, batch.dedups or ())
     fresh = (key for row, key in enumerate(batch.columns.key or []) if row not in known and row not in repeats)
     given = [key for key in fresh if key is not None]
-    groups = queue.keeping(commit.tx)
+    groups = queue.all_groups(commit.tx)
     replaced = len(given) - len(set(given))
     for key in set(given):
         held = read_row(commit.tx, _debounce_key(queue, key), Debounced, queue.name)
@@ -123,7 +123,7 @@ def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: i
     if (
         held is not None
         and held.due > now
-        and any(is_open(commit.tx, group, held.seq) for group in queue.keeping(commit.tx))
+        and any(is_open(commit.tx, group, held.seq) for group in queue.all_groups(commit.tx))
     ):
         first = min(held.first, now)
         if queue.traits.replies:

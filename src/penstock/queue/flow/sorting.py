@@ -21,7 +21,7 @@ def give_turns(
     for group in queue.delivering(commit.tx):
         for row in fresh:
             seq = receipts[row].seq
-            if group.record.frontier != seq - 1 or group.record.until >= 0:
+            if group.record.frontier != seq - 1:
                 break
             key = None if columns.key is None else columns.key[row]
             headers = None if columns.headers is None else columns.headers[row]
@@ -32,10 +32,8 @@ def give_turns(
 def sort_in(commit: Commit, queue: QueueState, group: Group, latest: int, step: int) -> None:
     """Sorts some messages in that were not when they were pushed: they were there before the policy, or before the
     group, or were appended to the topic."""
-    until = group.record.until
-    last = latest if until < 0 else min(latest, until)
     for _ in range(step):
-        first, through = group.record.frontier + 1, last
+        first, through = group.record.frontier + 1, latest
         cover = group.next_cover(commit.tx)
         if cover is not None and cover[0] <= through:
             through = cover[0] - 1

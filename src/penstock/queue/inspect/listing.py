@@ -61,7 +61,7 @@ class QueueConsumer(msgspec.Struct, frozen=True):
 def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
     found = []
     with inspecting(queue) as (snap, state):
-        for group in state.everyone(snap):
+        for group in state.all_groups(snap):
             for number, lease in group.leases(snap):
                 if name is not None and lease.label != name:
                     continue
@@ -127,7 +127,7 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
 def _in_hand(snap: Snapshot, state: QueueState) -> dict[tuple[str, str], list[int]]:
     """The positions that consumers with a name hold, by group and name."""
     found: dict[tuple[str, str], list[int]] = {}
-    for group in state.everyone(snap):
+    for group in state.all_groups(snap):
         for _, lease in group.leases(snap):
             if lease.consumer is not None:
                 seqs = found.setdefault((lease.label, lease.consumer), [])

@@ -118,16 +118,14 @@ def messages(
 
 
 def _listings(snap: Snapshot, state: QueueState, group: str | None, now: int, after: int) -> Iterator[_GroupListing]:
-    """The groups that have messages, and those whose deliveries are from before a change of mode."""
+    """The groups that have messages."""
     named = state.record.groups
     if state.fanout and named and group is not None and group not in named:
         raise ConfigError(f"queue {state.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
-    for one in state.keeping(snap):
+    for one in state.all_groups(snap):
         label = one.name if one.number else None if state.fanout else "default"
         if group is None or not state.fanout or label == group or not named:
             yield _GroupListing(snap, state, one, label, now, after)
-    for one in state.left_behind(snap):
-        yield _GroupListing(snap, state, one, None, now, after, flying_only=True)
 
 
 class _GroupListing:
@@ -141,8 +139,6 @@ class _GroupListing:
         label: str | None,
         now: int,
         after: int,
-        *,
-        flying_only: bool = False,
     ) -> None:
         self.snap = snap
         self.state = state
@@ -150,7 +146,6 @@ class _GroupListing:
         self.label = label
         self.now = now
         self.after = after
-        self.flying_only = flying_only
         self.latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
         self.overdue = state.overdue_through(snap, now)
 
@@ -159,15 +154,14 @@ class _GroupListing:
         sources: list[Iterator[QueueMessage]] = []
         if state in (None, "in_flight"):
             sources.append(self._in_flight(lease_label))
-        if not self.flying_only:
-            if state == "failed":
-                sources.append(self._failed())
-            else:
-                sources.append(self._placed(state))
-            if state in (None, "ready"):
-                sources.append(self._held_in_runs())
-            if state in (None, "ready", "delayed"):
-                sources.append(self._untouched(state))
+        if state == "failed":
+            sources.append(self._failed())
+        else:
+            sources.append(self._placed(state))
+        if state in (None, "ready"):
+            sources.append(self._held_in_runs())
+        if state in (None, "ready", "delayed"):
+            sources.append(self._untouched(state))
         return heapq.merge(*sources, key=lambda one: one.event.seq)
 
     def _in_flight(self, label: str | None) -> Iterator[QueueMessage]:

@@ -49,8 +49,7 @@ def number_of(queue: LocalQueue, number: int | None = None) -> int:
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
     with inspecting(queue) as (snap, state):
-        open_in = any(is_unsettled(snap, group, seq) for group in state.keeping(snap))
-        if seq and (open_in or any(is_in_flight(snap, group, seq) for group in state.left_behind(snap))):
+        if seq and any(is_unsettled(snap, group, seq) for group in state.all_groups(snap)):
             return BlockCache(queue.name, state.topic).event(snap, seq)
         return None
 
@@ -85,7 +84,7 @@ def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int, after: i
     if not overdue:
         yield from all_unsettled(snap, state, after)
         return
-    groups = state.everyone(snap)
+    groups = state.all_groups(snap)
     flying = {seq for group in groups for seq in flying_in(snap, group)}
     for seq in all_unsettled(snap, state, after):
         if seq > overdue or seq in flying or has_failed(snap, groups, seq):
@@ -96,9 +95,7 @@ def all_unsettled(snap: Snapshot, state: QueueState, after: int = 0) -> Iterator
     """Positions that some group has not settled, ascending, whatever their age."""
     latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
     previous = 0
-    streams = [positions(snap, group, latest, after) for group in state.keeping(snap)]
-    streams += [iter(flying_after(snap, group, after)) for group in state.left_behind(snap)]
-    for seq in heapq.merge(*streams):
+    for seq in heapq.merge(*(positions(snap, group, latest, after) for group in state.all_groups(snap))):
         if seq != previous:
             previous = seq
             yield seq
@@ -113,7 +110,7 @@ def positions(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iter
 def available(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[Event]:
     """Messages that are not in flight and that have not failed, in order."""
     blocks = BlockCache(state.name, state.topic)
-    groups = state.everyone(snap)
+    groups = state.all_groups(snap)
     flying = {seq for group in groups for seq in flying_in(snap, group)}
     for seq in unsettled_positions(snap, state, now_ms):
         if seq not in flying and not has_failed(snap, groups, seq):
@@ -135,7 +132,7 @@ def has_failed(snap: Snapshot, groups: list[Group], seq: int) -> bool:
 def failed_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
     """Positions of messages that some group has given up, ascending, each once."""
     previous = 0
-    for seq in heapq.merge(*(failures(snap, group) for group in state.everyone(snap))):
+    for seq in heapq.merge(*(failures(snap, group) for group in state.all_groups(snap))):
         if seq != previous:
             previous = seq
             yield seq
@@ -261,16 +258,14 @@ def group_named(snap: Snapshot, state: QueueState, name: str) -> Group:
     number = state.record.groups.get(name)
     if number is not None:
         return state.group(snap, number)
-    shared = state.group(snap, WORK)
-    record = msgspec.structs.replace(shared.record, in_flight=0, leases=0)
     if state.record.groups:
         # What it will find, the others' progress decides: the one furthest behind says the most.
         latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
         furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(latest))
         record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
         record.ready += furthest.record.in_flight + furthest.record.failed
-        unclaimed = state.unclaimed(snap)
-        record.ready += 0 if unclaimed is None else unclaimed.kept()
+        record.ready += state.group(snap, WORK).kept()
         return Group(state, furthest.number, name, record)
+    record = msgspec.structs.replace(state.group(snap, WORK).record)
     record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
     return Group(state, WORK, name, record)

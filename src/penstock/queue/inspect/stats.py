@@ -65,10 +65,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
         for _, value in unabsorbed(snap, group, latest):
             if read_special(value, state.name).due > now:
                 delayed, plain = delayed + 1, plain - 1
-        in_flight = record.in_flight
-        if not state.fanout:
-            in_flight += sum(other.record.in_flight for other in state.left_behind(snap))
-        metrics.in_flight.labels(queue=queue.name).set(in_flight)
+        metrics.in_flight.labels(queue=queue.name).set(record.in_flight)
         breaker = breaker_state(snap, state, group, now)
         if breaker is not None:
             level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
@@ -84,7 +81,7 @@ def stats(queue: LocalQueue, name: str) -> QueueStats:
         oldest = _oldest_ready(snap, state, group, latest, overdue) if plain + ready else None
         return QueueStats(
             plain + ready,
-            in_flight,
+            record.in_flight,
             delayed,
             record.failed,
             None if oldest is None else max(0.0, (now - oldest) / 1000),

@@ -98,9 +98,6 @@ class Choice:
             behind = expire(self.commit, self.queue, group, STEP)
         if record.endless:
             behind = give_up_dead_owners(self.commit, self.queue, group, self.request.owner, STEP) or behind
-        for other in self.queue.left_behind(self.commit.tx) if self.queue.record.groups else ():
-            if other.record.next_deadline and other.record.next_deadline <= now:
-                behind = expire(self.commit, self.queue, other, STEP) or behind
         if record.next_due and record.next_due <= now:
             behind = wake_due(self.commit, group, STEP) or behind
         if record.absorbed < self.queue.traits.special:

@@ -1,9 +1,8 @@
-"""Groups and the change of mode: what a new group begins with, and how one mode's remainder becomes the other's.
+"""Groups: what a new one begins with, and what the last one leaves behind.
 
-In work mode all consumers share one group (number 0). In fanout mode it keeps what no other group wants: everything, as
-long as there is none, then what lies before the beginning of all of them; a group that wants it takes it over.
-Deliveries under way at a change finish where they were taken; what they do not acknowledge comes back under the new
-mode (`settle.homes_of`).
+In work mode all consumers share one group (number 0). In fanout mode nothing is taken from that one: it keeps what no
+other group wants, which is everything as long as there is none, then what lies before the beginning of all of them. A
+group that wants it takes it over.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.queue.flow.merging import debounced_until
-from penstock.queue.flow.rows import flow_of_group, flow_rows
+from penstock.queue.flow.rows import flow_of_group
 from penstock.queue.flow.set_back import follow_clock
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, Lease, MessageRow
+from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, MessageRow
 from penstock.queue.token import MAX_GROUP
 
 Range = tuple[int, int]
@@ -28,14 +27,11 @@ Range = tuple[int, int]
 class GroupImage:
     """A group's whole state but its leases, in memory: for the rare occasions when it is built anew."""
 
-    __slots__ = ("absorbed", "after", "covers", "frontier", "messages")
+    __slots__ = ("absorbed", "covers", "frontier", "messages")
 
-    def __init__(
-        self, frontier: int, absorbed: int, after: int, covers: list[Range], messages: dict[int, MessageRow]
-    ) -> None:
+    def __init__(self, frontier: int, absorbed: int, covers: list[Range], messages: dict[int, MessageRow]) -> None:
         self.frontier = frontier
         self.absorbed = absorbed
-        self.after = after
         self.covers = covers
         self.messages = messages
 
@@ -43,32 +39,27 @@ class GroupImage:
         """Whether a position was handed out or waits elsewhere."""
         return seq <= self.frontier or any(start <= seq <= end for start, end in self.covers)
 
-    def cover(self, seq: int) -> None:
-        if not self.is_covered(seq):
-            self.covers = _normal([*self.covers, (seq, seq)])
-
 
 def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
-    """Registers a group that wants every message there is after a position."""
+    """Registers a group that wants every message there is after a position; in work mode it is but a name."""
     record = queue.record
     if record.next_group > MAX_GROUP:
         raise ConfigError(f"queue {queue.name!r} has had {MAX_GROUP} groups, which is all it can have")
-    others = queue.named_groups(commit.tx)
-    number = record.next_group
+    others, number = queue.named_groups(commit.tx), record.next_group
     record.groups = {**record.groups, name: number}
     record.next_group += 1
     queue.save(commit)
-    group = Group(queue, number, name, GroupRecord(after=after))
+    shared = queue.group(commit.tx, WORK)
+    if not queue.fanout:
+        return shared
+    group = Group(queue, number, name, GroupRecord())
     queue.adopt(group)
-    commit.touch(group)
-    if queue.fanout:
-        shared = queue.group(commit.tx, WORK)
-        kept = image_of(commit, shared) if not others or shared.kept() else None
-        begin = _for_newcomer(commit, others, kept) if others else kept
-        assert begin is not None
-        _install(commit, group, _from(commit, queue, begin, after))
-        if kept is not None:
-            _keep(commit, shared, kept, min(shared.record.until, after) if others else after)
+    kept = image_of(commit, shared) if not others or shared.kept() else None
+    begin = _for_newcomer(commit, others, kept) if others else kept
+    assert begin is not None
+    _install(commit, group, _from(commit, queue, begin, after))
+    if kept is not None:
+        _keep(commit, shared, kept, min(shared.record.until, after) if others else after)
     return group
 
 
@@ -94,35 +85,13 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
 
 def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     """The group that a take in this name is about; it is registered by its first take."""
-    number = queue.record.groups.get(name)
-    if queue.record.policy.mode != "fanout":
-        if number is None and name != "default":
-            add_group(commit, queue, name, 0)
-        group = queue.group(commit.tx, WORK)
+    number, fanout = queue.record.groups.get(name), queue.record.policy.mode == "fanout"
+    if number is None and (fanout or name != "default"):
+        group = add_group(commit, queue, name, 0)
     else:
-        group = queue.group(commit.tx, number) if number is not None else add_group(commit, queue, name, 0)
+        group = queue.group(commit.tx, number if fanout and number is not None else WORK)
     follow_clock(commit, group)
     return group
-
-
-def change_mode(commit: Commit, queue: QueueState) -> None:
-    """The policy has got another mode: the queue's unsettled messages go over to it."""
-    groups = queue.named_groups(commit.tx)
-    if not groups:
-        return
-    shared = queue.group(commit.tx, WORK)
-    if queue.fanout:
-        picture = image_of(commit, shared)
-        for group in groups:
-            begin = _without_own(commit, group, _from(commit, queue, picture, group.record.after))
-            _install(commit, group, begin)
-        _keep(commit, shared, picture, min(group.record.after for group in groups))
-        return
-    together = _together(commit, [*groups, *([shared] if shared.kept() else [])])
-    _appoint_heirs(commit, groups, together)
-    for group in groups:
-        _clear(commit, group)
-    _install(commit, shared, together)
 
 
 # ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +106,7 @@ def image_of(commit: Commit, group: Group) -> GroupImage:
     covers = list(group.covers(commit.tx))
     if record.until >= 0:
         covers = _normal([*covers, (max(record.until, record.frontier) + 1, NEVER)])
-    return GroupImage(record.frontier, record.absorbed, record.after, covers, messages)
+    return GroupImage(record.frontier, record.absorbed, covers, messages)
 
 
 def _from(commit: Commit, queue: QueueState, picture: GroupImage, after: int) -> GroupImage:
@@ -146,31 +115,9 @@ def _from(commit: Commit, queue: QueueState, picture: GroupImage, after: int) ->
     return GroupImage(
         max(picture.frontier, after, trimmed),
         max(picture.absorbed, after),
-        after,
         list(picture.covers),
         {seq: message for seq, message in picture.messages.items() if seq > after},
     )
-
-
-def _without_own(commit: Commit, group: Group, picture: GroupImage) -> GroupImage:
-    """A picture without what the group still holds, from the last time the queue was in this mode."""
-    for number, lease in list(group.leases(commit.tx)):
-        mask = int.from_bytes(lease.returns or b"", "little")
-        for index in lease.held():
-            seq = lease.seq(index)
-            if not picture.is_covered(seq) or seq in picture.messages:
-                mask |= 1 << index
-            picture.messages.pop(seq, None)
-            picture.cover(seq)
-        if lease.returns is not None:
-            lease.returns = mask.to_bytes((lease.count + 7) // 8, "little")
-            group.save_lease(commit, number, lease)
-    return picture
-
-
-def _together(commit: Commit, groups: list[Group]) -> GroupImage:
-    """What is unsettled for at least one of the groups, leases aside."""
-    return _united([image_of(commit, group) for group in groups])
 
 
 def _united(pictures: list[GroupImage]) -> GroupImage:
@@ -178,7 +125,7 @@ def _united(pictures: list[GroupImage]) -> GroupImage:
     covers = [(frontier + 1, NEVER)]
     for picture in pictures:
         covers = _intersection(covers, _normal([*picture.covers, (frontier + 1, picture.frontier)]))
-    together = GroupImage(frontier, min(picture.absorbed for picture in pictures), 0, covers, {})
+    together = GroupImage(frontier, min(picture.absorbed for picture in pictures), covers, {})
     for picture in pictures:
         for seq, message in picture.messages.items():
             known = together.messages.get(seq)
@@ -211,21 +158,6 @@ def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) 
     return together
 
 
-def _appoint_heirs(commit: Commit, groups: list[Group], together: GroupImage) -> None:
-    """Of the leases that hold a message no other group needs any more, one gives it back if it is not acknowledged."""
-    taken: set[int] = set()
-    for group in groups:
-        for number, lease in list(group.leases(commit.tx)):
-            mask = 0
-            for index in lease.held():
-                seq = lease.seq(index)
-                if together.is_covered(seq) and seq not in together.messages and seq not in taken:
-                    taken.add(seq)
-                    mask |= 1 << index
-            lease.returns = mask.to_bytes((lease.count + 7) // 8, "little")
-            group.save_lease(commit, number, lease)
-
-
 def _urgency(message: MessageRow) -> tuple[int, int]:
     return ({READY: 0, HELD: 0, WAITING: 1, FAILED: 2}[message.state], message.due)
 
@@ -235,7 +167,6 @@ def _keep(commit: Commit, shared: Group, picture: GroupImage, until: int) -> Non
     part = GroupImage(
         picture.frontier,
         picture.absorbed,
-        0,
         [(start, min(end, until)) for start, end in picture.covers if start <= until],
         {seq: message for seq, message in picture.messages.items() if seq <= until},
     )
@@ -245,15 +176,16 @@ def _keep(commit: Commit, shared: Group, picture: GroupImage, until: int) -> Non
 
 # ── writing them ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
-    """Makes a group's rows say what a picture says; its leases stay."""
-    _clear(commit, group)
-    record = group.record
-    record.frontier, record.absorbed, record.after = picture.frontier, picture.absorbed, picture.after
+    """Makes the rows of a group that has no leases say what a picture says."""
+    commit.tx.delete_range(*keys.group_range(group.topic, group.number))
+    commit.tx.delete_range(*flow_of_group(group.topic, group.number))
+    commit.touch(group)
+    record = group.record = GroupRecord(picture.frontier, picture.absorbed, seen_ms=group.record.seen_ms)
     for start, end in picture.covers:
         start = max(start, record.frontier + 1)
         if start <= end:
             group.cover(commit, start, end)
-    occupied = _keys_in_flight(commit, group, picture.after)
+    occupied: dict[str, list[int]] = {}
     most = group.queue.policy.max_in_flight_per_key
     for message in sorted(picture.messages.values(), key=lambda message: message.seq):
         state = message.state
@@ -268,47 +200,6 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
         group.place(commit, msgspec.structs.replace(message, state=state, due=due, turn=0))
     for key, seqs in occupied.items():
         group.occupy(commit, key, seqs)
-
-
-def _keys_in_flight(commit: Commit, group: Group, after: int) -> dict[str, list[int]]:
-    """Ordering keys that deliveries under way keep busy for this group, and the messages that do."""
-    found: dict[str, list[int]] = {}
-    for other in group.queue.everyone(commit.tx):
-        for _, lease in other.leases(commit.tx):
-            if lease.messages is None:
-                continue
-            for index in lease.held():
-                message = lease.messages[index]
-                if message.key is not None and message.seq > after and _concerns(group, other, lease, index):
-                    found.setdefault(message.key, []).append(message.seq)
-    return found
-
-
-def _concerns(group: Group, other: Group, lease: Lease, index: int) -> bool:
-    """Whether the end of another group's delivery is something this group will hear of."""
-    if other.number == group.number:
-        return lease.comes_back(index)
-    if group.queue.fanout:
-        return other.number == WORK
-    return group.number == WORK and lease.comes_back(index)
-
-
-def _clear(commit: Commit, group: Group) -> None:
-    """Removes every row of a group but its leases."""
-    commit.touch(group)
-    for tag in (b"b", b"e", b"f", b"h", b"p", b"t", b"u", b"v", b"w", b"y", b"z"):
-        commit.tx.delete_range(*keys.rows(group.topic, group.number, tag))
-    commit.tx.delete_range(*flow_rows(group.topic, group.number, b"t"))
-    old = group.record
-    group.record = GroupRecord(
-        in_flight=old.in_flight,
-        leases=old.leases,
-        next_lease=old.next_lease,
-        next_deadline=old.next_deadline,
-        endless=old.endless,
-        after=old.after,
-        seen_ms=old.seen_ms,
-    )
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -193,7 +193,7 @@ def _revive(commit: Commit, failed: _Chosen, to: LocalQueue | None) -> int:
     state = failed.still(commit)
     if state is None:
         return 0
-    seqs, groups = failed.seqs, state.everyone(commit.tx)
+    seqs, groups = failed.seqs, state.all_groups(commit.tx)
     revived: set[int] = set()
     still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
     if to is None and state.policy.max_size is not None:
@@ -290,8 +290,8 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, number: int, payloa
 
     def apply(commit: Commit) -> Receipt | None:
         state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
-        flies = any(seq in flying_in(tx, group) for group in state.everyone(tx))
-        if state.topic != number or flies or not any(is_open(tx, group, seq) for group in state.keeping(tx)):
+        flies = any(seq in flying_in(tx, group) for group in state.all_groups(tx))
+        if state.topic != number or flies or not any(is_open(tx, group, seq) for group in state.all_groups(tx)):
             return None
         target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
         if to.name == queue.name:

@@ -42,7 +42,6 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
         return []
     now = commit.now_ms
     picked: list[tuple[MessageRow, Event]] = []
-    returning: list[bool] = []
     for number, lease in list(group.leases(commit.tx)):
         if lease.label != request.label:
             continue
@@ -57,12 +56,11 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
                 expire_one(commit, state, group, number, lease, index)
                 continue
             tried = tried_again(commit, group, lease, message, now, "claimed", None)
-            keep_trail(commit, message, [group], FailureTrail(tried))
+            keep_trail(commit, message, group, FailureTrail(tried))
             group.let_go(commit, number, lease, 1 << index)
             message.attempts += 1
             message.last_ms = now
             picked.append((message, event))
-            returning.append(lease.comes_back(index))
     lease_ms = request.lease_ms if request.lease_ms is not None else round(state.policy.lease * 1000)
     deliveries: list[LocalDelivery] = []
     hold = LeaseHandle(queue, request.label, request.consumer)
@@ -78,7 +76,6 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
             request.consumer,
             messages=[message for message, _ in part],
             owner=None if lease_ms else request.owner,
-            returns=_mask(returning[at : at + LEASE_MESSAGES]),
         )
         under = hold.under(group.number, group.add_lease(commit, taken), taken)
         deliveries.extend(
@@ -87,19 +84,10 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
     return deliveries
 
 
-def _mask(returning: list[bool]) -> bytes | None:
-    """Which messages of a lease come back; None for all."""
-    if all(returning):
-        return None
-    return sum(1 << index for index, comes_back in enumerate(returning) if comes_back).to_bytes(
-        (len(returning) + 7) // 8, "little"
-    )
-
-
 # ── discarding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     """Those of some messages that are not settled, that have not failed and that are not in flight."""
-    groups, keeping = state.everyone(commit.tx), state.keeping(commit.tx)
+    groups = state.all_groups(commit.tx)
     flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
     latest = state.latest(commit)
     return [
@@ -107,7 +95,7 @@ def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
         for seq in dict.fromkeys(seqs)
         if seq <= latest
         and seq not in flying
-        and any(is_open(commit.tx, group, seq) for group in keeping)
+        and any(is_open(commit.tx, group, seq) for group in groups)
         and not has_failed(commit.tx, groups, seq)
     ]
 
@@ -120,16 +108,15 @@ def discard_many(queue: LocalQueue, seqs: list[int], number: int | None = None) 
         if number not in (None, state.topic):
             return 0
         latest = state.latest(commit)
-        everyone = state.everyone(commit.tx)
-        flying = {seq for group in everyone for seq in flying_in(commit.tx, group)}
+        groups = state.all_groups(commit.tx)
+        flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
         overdue = state.overdue_through(commit.tx, commit.now_ms)
         gone = 0
         for seq in dict.fromkeys(seqs):
-            groups = state.keeping(commit.tx)
             if not 0 < seq <= latest or seq in flying or not any(is_open(commit.tx, group, seq) for group in groups):
                 continue
             # What has outlived its ttl is gone already, for every count.
-            gone += seq > overdue or has_failed(commit.tx, everyone, seq)
+            gone += seq > overdue or has_failed(commit.tx, groups, seq)
             answer_taken(commit, state, [seq], DISCARDED)
             discard(commit, state, seq)
         return gone
@@ -153,7 +140,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
     latest = commit.latest(queue.name)
     count = _count(commit, state, latest)
     answer_removed(commit, state, latest)
-    for group in state.everyone(commit.tx):
+    for group in state.all_groups(commit.tx):
         commit.tx.delete_range(*keys.group_range(state.topic, group.number))
         commit.tx.delete_range(*flow_rows(state.topic, group.number, b"t"))
         old = group.record
@@ -161,14 +148,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
             state,
             group.number,
             group.name,
-            GroupRecord(
-                frontier=latest,
-                absorbed=latest,
-                next_lease=old.next_lease,
-                after=old.after,
-                until=old.until,
-                seen_ms=old.seen_ms,
-            ),
+            GroupRecord(latest, latest, next_lease=old.next_lease, until=old.until, seen_ms=old.seen_ms),
         )
         state.adopt(fresh)
         commit.touch(fresh)
@@ -179,8 +159,8 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
 
 def _count(commit: Commit, state: QueueState, latest: int) -> int:
     """Messages that some group has not settled, failed ones included."""
-    groups = state.keeping(commit.tx)
-    if len(groups) == 1 and not state.left_behind(commit.tx):
+    groups = state.all_groups(commit.tx)
+    if len(groups) == 1:
         overdue = groups[0].overdue(commit.tx, state.overdue_through(commit.tx, commit.now_ms))
         return groups[0].unsettled(latest) + groups[0].record.failed - overdue
     return sum(1 for _ in unsettled_positions(commit.tx, state, commit.now_ms))

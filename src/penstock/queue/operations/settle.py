@@ -93,7 +93,7 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
     times[bucket] = times.get(bucket, 0) + 1
     held.group.let_go(commit, held.number, held.lease, 1 << held.index)
     if held.lease.messages is not None:
-        _free(commit, queue, held.group, held.lease, held.index)
+        _free(commit, held.group, held.lease.messages[held.index])
     if queue.record.policy.breaker is not None:
         note_success(commit, queue, held.group, [held.lease.seq(held.index)])
 
@@ -112,7 +112,7 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     group.let_go(commit, number, lease, mask)
     if lease.messages is not None:
         for index in indexes_of(mask):
-            _free(commit, queue, group, lease, index)
+            _free(commit, group, lease.messages[index])
     if queue.record.policy.breaker is not None:
         note_success(commit, queue, group, [lease.seq(index) for index in indexes_of(mask)])
     return mask.bit_count()
@@ -122,7 +122,7 @@ def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOpti
     """One attempt failed: back to its position, now or later, or given up."""
     message = held.lease.message(held.index)
     held.group.let_go(commit, held.number, held.lease, 1 << held.index)
-    return _fail(commit, queue, held.group, held.lease, held.index, message, commit.now_ms, options)
+    return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
 
 
 def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
@@ -130,7 +130,7 @@ def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     message = held.lease.message(held.index)
     message.attempts -= 1
     held.group.let_go(commit, held.number, held.lease, 1 << held.index)
-    _put_back(commit, queue, held.group, held.lease, held.index, message, 0)
+    _put_back(commit, held.group, message, 0)
 
 
 def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms: int) -> int:
@@ -188,7 +188,7 @@ def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lea
     """Takes one message back as if its lease had ended now."""
     message = msgspec.structs.replace(lease.message(index))
     group.let_go(commit, number, lease, 1 << index)
-    _fail(commit, queue, group, lease, index, message, commit.now_ms, LAPSED)
+    _fail(commit, queue, group, lease, message, commit.now_ms, LAPSED)
 
 
 def over_budget(commit: Commit, queue: QueueState, message: MessageRow) -> bool:
@@ -233,32 +233,28 @@ def give_up(
     failure: FailureText | None,
     *,
     tried: list[AttemptRow] | None = None,
-    homes: list[Group] | None = None,
     occupied: bool = True,
 ) -> Outcome:
     """No further attempt: to the dead letters, else it stays, failed; what outlived its ttl just goes. `tried`: its
     failed attempts, when one ends with this."""
     failure = failure or FailureText()
-    targets = [group] if homes is None else homes
     outcome: Outcome
     stays = queue.policy.dead_letter is None and reason != EXPIRED
     if queue.traits.replies:
         answer_failure(commit, queue, message.seq, reason, failure)
     attempts = read_trail(commit.tx, group, message).attempts if tried is None else tried
     message.error = failure.error
-    keep_trail(commit, message, targets, FailureTrail(attempts, failure.traceback) if stays else NO_TRAIL)
+    keep_trail(commit, message, group, FailureTrail(attempts, failure.traceback) if stays else NO_TRAIL)
     if queue.policy.dead_letter is not None:
         bury(commit, queue, group, message, reason, failure, attempts)
         outcome = "dead"
     elif reason == EXPIRED:
         outcome = "dropped"
     else:
-        for home in targets:
-            home.place(commit, msgspec.structs.replace(message, state=FAILED, due=0))
+        group.place(commit, msgspec.structs.replace(message, state=FAILED, due=0))
         outcome = "failed"
     if message.key is not None and occupied:
-        for home in targets:
-            home.free(commit, message.key, message.seq)
+        group.free(commit, message.key, message.seq)
     return outcome
 
 
@@ -276,36 +272,20 @@ def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int
     return list(together.values())
 
 
-def homes_of(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> list[Group]:
-    """The groups that must hear of a delivery's end: its own, unless the mode has changed since it was taken."""
-    current = queue.delivering(commit.tx)
-    if group in current:
-        return [group] if lease.comes_back(index) else []
-    if not queue.fanout:
-        return current if lease.comes_back(index) else []
-    seq = lease.seq(index)
-    # What no group wants stays with the shared one, for a group that may come.
-    return [one for one in current if one.record.after < seq] or [group]
-
-
-def _free(commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int) -> None:
-    assert lease.messages is not None
-    message = lease.messages[index]
+def _free(commit: Commit, group: Group, message: MessageRow) -> None:
     if message.traced:
         forget_trail(commit, group, message.seq)
     if message.key is not None:
-        for home in homes_of(commit, queue, group, lease, index):
-            home.free(commit, message.key, message.seq)
+        group.free(commit, message.key, message.seq)
 
 
 def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:
     if not indexes:
         return
-    messages = [(index, lease.message(index), lease.deadline_of(index)) for index in indexes]
+    messages = [(lease.message(index), lease.deadline_of(index)) for index in indexes]
     group.let_go(commit, number, lease, sum(1 << index for index in indexes))
-    for index, message, deadline in messages:
-        since = min(deadline, commit.now_ms)
-        _fail(commit, queue, group, lease, index, message, since, LAPSED)
+    for message, deadline in messages:
+        _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
 def _fail(
@@ -313,7 +293,6 @@ def _fail(
     queue: QueueState,
     group: Group,
     lease: Lease,
-    index: int,
     message: MessageRow,
     since_ms: int,
     options: NackOptions,
@@ -325,28 +304,22 @@ def _fail(
             note_success(commit, queue, group, [message.seq])
         else:
             note_failure(commit, queue, group, message.seq)
-    homes = homes_of(commit, queue, group, lease, index)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
     tried = tried_again(commit, group, lease, message, since_ms, ended, failure.error)
     if options.dead or over_budget(commit, queue, message):
-        if not homes:
-            return "dropped"
         reason: Reason = REJECTED if options.dead else EXHAUSTED
-        return give_up(commit, queue, group, message, reason, failure, tried=tried, homes=homes)
+        return give_up(commit, queue, group, message, reason, failure, tried=tried)
     message.error = failure.error
-    keep_trail(commit, message, homes, FailureTrail(tried, failure.traceback))
+    keep_trail(commit, message, group, FailureTrail(tried, failure.traceback))
     wait = options.delay
     if wait is None:
         retry = queue.policy.retry
         wait = options.otherwise if retry is None else retry.delay(message.attempts)
-    _put_back(commit, queue, group, lease, index, message, since_ms + round(wait * 1000))
+    _put_back(commit, group, message, since_ms + round(wait * 1000))
     return "requeued"
 
 
-def _put_back(
-    commit: Commit, queue: QueueState, group: Group, lease: Lease, index: int, message: MessageRow, due: int
-) -> None:
-    state = WAITING if due > commit.now_ms else READY
-    for home in homes_of(commit, queue, group, lease, index):
-        due = due if state == WAITING else 0
-        home.seat(commit, msgspec.structs.replace(message, state=state, due=due, since_ms=commit.now_ms))
+def _put_back(commit: Commit, group: Group, message: MessageRow, due: int) -> None:
+    now = commit.now_ms
+    state, due = (WAITING, due) if due > now else (READY, 0)
+    group.seat(commit, msgspec.structs.replace(message, state=state, due=due, since_ms=now))

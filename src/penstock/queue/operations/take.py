@@ -60,7 +60,6 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
         or 0 < record.next_due <= now
         or record.absorbed < queue.traits.special
         or queue.shaped
-        or (queue.record.groups and queue.left_behind(commit.tx))
     ):
         return None
     head = commit.head(queue.name)

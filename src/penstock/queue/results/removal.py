@@ -29,11 +29,11 @@ def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
     """Before a queue's messages up to a position go, in flight or not."""
     if queue.traits.replies:
         tx = commit.tx
-        flying = {seq for group in queue.everyone(tx) for seq in flying_in(tx, group)}
+        flying = {seq for group in queue.all_groups(tx) for seq in flying_in(tx, group)}
         waiting = [
             seq
             for seq in _wanting(commit, queue, through)
-            if seq in flying or any(is_open(tx, group, seq) for group in queue.keeping(tx))
+            if seq in flying or any(is_open(tx, group, seq) for group in queue.all_groups(tx))
         ]
         answer_taken(commit, queue, waiting, REMOVED, held=flying)
 
@@ -46,7 +46,7 @@ def answer_taken(
     if not queue.traits.replies:
         return
     queue.blocks.refresh(commit)
-    groups, overdue = queue.everyone(commit.tx), queue.overdue_through(commit.tx, commit.now_ms)
+    groups, overdue = queue.all_groups(commit.tx), queue.overdue_through(commit.tx, commit.now_ms)
     for seq in seqs:
         if not has_failed(commit.tx, groups, seq):
             late = seq <= overdue and seq not in held

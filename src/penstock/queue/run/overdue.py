@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from penstock.journal.commit.commit import Commit
-from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up, homes_of
+from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
@@ -75,9 +75,9 @@ def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through:
 
 def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
     """Settles everything up to a position for every group: a forced compaction removes it."""
-    groups = queue.everyone(commit.tx)
+    groups = queue.all_groups(commit.tx)
     for group in groups:
-        _trim_leases(commit, queue, group, through)
+        _trim_leases(commit, group, through)
     for group in groups:
         for seq in list(group.aside(commit.tx, through)):
             message = group.message(commit.tx, seq)
@@ -88,17 +88,15 @@ def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
         _trim_untouched(commit, group, through)
 
 
-def _trim_leases(commit: Commit, queue: QueueState, group: Group, through: int) -> None:
+def _trim_leases(commit: Commit, group: Group, through: int) -> None:
     for number, lease in list(group.leases(commit.tx)):
         gone = [index for index in lease.held() if lease.seq(index) <= through]
-        busy = [] if lease.messages is None else [index for index in gone if lease.messages[index].key is not None]
-        # Its key may be another group's to free, if the queue's mode has changed since it was taken.
-        freed = [(lease.message(index), homes_of(commit, queue, group, lease, index)) for index in busy]
+        freed = [lease.message(index) for index in gone]
         if gone:
             group.let_go(commit, number, lease, sum(1 << index for index in gone))
-        for message, homes in freed:
-            for home in homes:
-                home.free(commit, message.key or "", message.seq)
+        for message in freed:
+            if message.key is not None:
+                group.free(commit, message.key, message.seq)
 
 
 def _trim_untouched(commit: Commit, group: Group, through: int) -> None:

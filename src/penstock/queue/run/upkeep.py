@@ -56,10 +56,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 def settled_through(snap: Snapshot, queue: QueueState) -> int:
     """Every position up to here is settled, for all groups."""
-    floor = min(group.floor(snap) for group in queue.keeping(snap))
-    for other in queue.left_behind(snap):
-        floor = min([floor, *(lease.seq(index) - 1 for _, lease in other.leases(snap) for index in lease.held())])
-    return floor
+    return min(group.floor(snap) for group in queue.all_groups(snap))
 
 
 class QueueUpkeep:
@@ -86,7 +83,7 @@ class QueueUpkeep:
     def holds_in_passing(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For retention: the same, or what was settled at the last look where many leases make a new one long."""
         queue = self._cache.find(commit, topic)
-        if queue is None or sum(group.record.leases for group in queue.everyone(commit.tx)) <= FEW_LEASES:
+        if queue is None or sum(group.record.leases for group in queue.all_groups(commit.tx)) <= FEW_LEASES:
             return self.holds(commit, topic)
         standing = self._standings.get(topic)
         known = standing is not None and standing.record == encode(queue.record)
@@ -113,7 +110,7 @@ class QueueUpkeep:
 
         queue.blocks.refresh(commit)
         through = min(through, queue.latest(commit))
-        return any(give_up_through(commit, queue, group, through, RETIRED, {}) for group in queue.keeping(commit.tx))
+        return any(give_up_through(commit, queue, group, through, RETIRED, {}) for group in queue.all_groups(commit.tx))
 
     def _expire(self, commit: Commit, topic: str, looked: Looked) -> bool:
         """Gives up some of what has outlived the queue's ttl; True when there is more."""
@@ -129,7 +126,7 @@ class QueueUpkeep:
         from penstock.queue.operations.settle import EXPIRED
         from penstock.queue.run.overdue import give_up_through
 
-        groups = queue.keeping(commit.tx)
+        groups = queue.all_groups(commit.tx)
         return any(give_up_through(commit, queue, group, overdue, EXPIRED, looked) for group in groups)
 
     def note(self, queue: str, count: int) -> None:
@@ -219,7 +216,7 @@ class QueueUpkeep:
             record, number = encode(queue.record), queue.topic
             state = load_state(snap, number, topic)
             start = max(self._thinned.get(number, 0), state.trimmed, state.sealed)
-            stop = min(group.passed() for group in queue.keeping(snap))
+            stop = min(group.passed() for group in queue.all_groups(snap))
             least = 1 if number in self._thinning else THIN_POSITIONS  # a pass that has begun goes to its end
             if stop - start < least:
                 self._thinning.discard(number)
@@ -265,7 +262,7 @@ class QueueUpkeep:
         from penstock.queue.flow.merging import forget_pushes
 
         queue = self._cache.find(commit, topic)
-        for group in () if queue is None else queue.everyone(commit.tx):
+        for group in () if queue is None else queue.all_groups(commit.tx):
             which = (group.topic, group.number)
             self._forgotten[which] = forget_windows(commit, group.queue, group, self._forgotten.get(which, b""))
         if queue is not None:
@@ -280,7 +277,7 @@ def remove_through(commit: Commit, queue: QueueState, through: int, core: Journa
     trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
-    for group in queue.everyone(commit.tx):
+    for group in queue.all_groups(commit.tx):
         low, high = (keys.trail_key(queue.topic, group.number, seq) for seq in (0, trimmed + 1))
         commit.tx.delete_range(low, high)
 
@@ -308,7 +305,7 @@ def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int,
         found.append(stored)
         size += block.count
     unsettled: set[int] = set()
-    for group in queue.everyone(snap):
+    for group in queue.all_groups(snap):
         low, high = (keys.message_key(topic, group.number, at) for at in (start + 1, reached + 1))
         unsettled.update(keys.tail_seq(key) for key, _ in snap.scan(low, high))
         unsettled.update(seq for seq, _ in members(snap, group, reached, start))

@@ -119,34 +119,15 @@ class QueueState:
         self._groups.clear()
 
     def named_groups(self, snap: Snapshot) -> list[Group]:
-        """Every group of a fanout queue."""
-        return [self.group(snap, number) for number in self.record.groups.values()]
+        """Every group of a fanout queue that has a name; in work mode names say only who took something."""
+        return [self.group(snap, number) for number in self.record.groups.values()] if self.fanout else []
 
     def delivering(self, snap: Snapshot) -> list[Group]:
         """The groups that have the queue's messages."""
-        return (self.named_groups(snap) if self.fanout else []) or [self.group(snap, WORK)]
+        return self.named_groups(snap) or [self.group(snap, WORK)]
 
-    def unclaimed(self, snap: Snapshot) -> Group | None:
-        """The shared group of a fanout queue, while it keeps messages from before every group's beginning."""
-        if not self.record.groups or not self.fanout:
-            return None
-        shared = self.group(snap, WORK)
-        return shared if shared.kept() else None
-
-    def keeping(self, snap: Snapshot) -> list[Group]:
-        """The groups that have unsettled messages, and the one that keeps what no group wanted."""
-        unclaimed = self.unclaimed(snap)
-        return self.delivering(snap) if unclaimed is None else [*self.delivering(snap), unclaimed]
-
-    def left_behind(self, snap: Snapshot) -> list[Group]:
-        """Groups whose deliveries under way are from before a change of mode."""
-        others = [self.group(snap, WORK)] if self.fanout else self.named_groups(snap)
-        if self.fanout and not self.record.groups:
-            return []
-        return [group for group in others if group.record.leases]
-
-    def everyone(self, snap: Snapshot) -> list[Group]:
-        """The shared group and all named ones: those that may still hold leases, from this mode or the one before."""
+    def all_groups(self, snap: Snapshot) -> list[Group]:
+        """The shared group, which in fanout mode keeps what no other wants, and the named ones."""
         return [self.group(snap, WORK), *self.named_groups(snap)]
 
     def unsettled(self, commit: Commit) -> int:
@@ -163,10 +144,9 @@ class QueueState:
     def count_unsettled(self, snap: Snapshot, latest: int, now_ms: int) -> int:
         overdue = self.overdue_through(snap, now_ms)
         most = max(group.unsettled(latest) - group.overdue(snap, overdue) for group in self.delivering(snap))
-        unclaimed = self.unclaimed(snap)
-        if unclaimed is not None:
-            most += unclaimed.kept() - unclaimed.record.failed - unclaimed.overdue(snap, overdue)
-        return most + sum(group.record.in_flight for group in self.left_behind(snap))
+        shared = self.group(snap, WORK)
+        kept = shared.kept()
+        return most + kept - shared.record.failed - shared.overdue(snap, overdue) if kept else most
 
 
 class QueueCache:

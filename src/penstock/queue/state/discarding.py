@@ -17,7 +17,7 @@ def is_open(snap: Snapshot, group: Group, seq: int) -> bool:
 
 def discard(commit: Commit, state: QueueState, seq: int) -> None:
     """Settles a message that is not in flight, for all groups."""
-    for group in state.keeping(commit.tx):
+    for group in state.all_groups(commit.tx):
         discard_for(commit, group, seq)
 
 

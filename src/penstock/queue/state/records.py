@@ -81,8 +81,6 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """No lease ends before this; 0: there is none that ends."""
     endless: int = 0
     """Leases that last as long as their owner's process."""
-    after: int = 0
-    """The group never wanted positions up to here."""
     runs: int = 0
     """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
@@ -146,8 +144,6 @@ class Lease(msgspec.Struct, array_like=True):
     """Who must be alive for an endless lease to hold."""
     renewed_ms: int = 0
     """When the whole lease was last extended."""
-    returns: bytes | None = None
-    """After a change of mode: which messages go back to the queue when they are not acknowledged. None: all."""
 
     def message(self, index: int) -> MessageRow:
         """What the lease knows of one of its messages."""
@@ -181,13 +177,6 @@ class Lease(msgspec.Struct, array_like=True):
             return False
         byte = index >> 3
         return byte >= len(self.settled) or not self.settled[byte] >> (index & 7) & 1
-
-    def comes_back(self, index: int) -> bool:
-        """Whether the message goes back to the queue when it is not acknowledged."""
-        if self.returns is None:
-            return True
-        byte = index >> 3
-        return byte < len(self.returns) and bool(self.returns[byte] >> (index & 7) & 1)
 
     def held_mask(self) -> int:
         """The messages still held, a bit each."""

@@ -69,17 +69,14 @@ def decode_trail(value: bytes, queue: str) -> FailureTrail:
         raise Corrupt(f"a record of queue {queue!r} does not decode: {error}", topic=queue) from error
 
 
-def keep_trail(commit: Commit, message: MessageRow, homes: list[Group], trail: FailureTrail) -> None:
+def keep_trail(commit: Commit, message: MessageRow, group: Group, trail: FailureTrail) -> None:
     """Writes what a message's attempts left behind, or removes what was there."""
     if trail.attempts or trail.traceback is not None:
         message.traced = True
-        value = encode(trail)
-        for home in homes:
-            commit.tx.put(keys.trail_key(home.topic, home.number, message.seq), value)
+        commit.tx.put(keys.trail_key(group.topic, group.number, message.seq), encode(trail))
     elif message.traced:
         message.traced = False
-        for home in homes:
-            forget_trail(commit, home, message.seq)
+        forget_trail(commit, group, message.seq)
 
 
 def forget_trail(commit: Commit, group: Group, seq: int) -> None:

@@ -310,7 +310,7 @@ class RemoteQueue(Queue):
         return self._change(operations.DROP_QUEUE).removed
 
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
-        """Changes the policy; deliveries under way finish under the old mode."""
+        """Changes the policy, all but the mode: a queue keeps the one it was made with."""
         return policy_of(self._change(operations.CONFIGURE_QUEUE, body=_policy(policy, self.name)))
 
     def pause(self, group: str | None = None) -> bool:

@@ -185,9 +185,13 @@ def policy_words(policy: QueuePolicy) -> list[tuple[str, str]]:
 
 
 def policy_form(policy: QueuePolicy) -> list[FormField]:
-    """A policy as its form shows it, in units a person can write back."""
+    """What can be changed of a policy, as its form shows it, in units a person can write back."""
     values = msgspec.structs.asdict(policy)
-    return [FormField(one.name, one.label, one.write(values[one.name]), one.example, one.choices) for one in POLICY]
+    return [
+        FormField(one.name, one.label, one.write(values[one.name]), one.example, one.choices)
+        for one in POLICY
+        if one.name != "mode"
+    ]
 
 
 def policy_given(call: ActCall, *, emptied: bool) -> dict[str, object]:

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.observe.workers import forget, gave_up
-from penstock.queue.policy import DEFAULT, FIELDS, check_together, checked
+from penstock.queue.policy import DEFAULT, FIELDS, check_together, checked, refuse_other_mode
 from penstock.queue.run.schedule import push_now
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.server.acts.policy import policy_given
@@ -35,6 +35,7 @@ def push(call: ActCall) -> str:
 def policy(call: ActCall) -> str:
     queue = call.queue()
     changes = checked(policy_given(call, emptied=True), queue.name)
+    refuse_other_mode(queue.name, queue.policy, changes.get("mode", queue.policy.mode))
     values = msgspec.structs.asdict(queue.policy)
     changed = {name: value for name, value in changes.items() if values[name] != value}
     check_together(msgspec.structs.replace(queue.policy, **changed), queue.name)

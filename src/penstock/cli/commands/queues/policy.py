@@ -47,7 +47,7 @@ def retry(text: str) -> Retry | None:
     "penstock configure emails --lease 2m --max-attempts 5 --retry exponential:1s:60s --dead-letter emails.dead",
 )
 @the_queue
-@choice("--mode", "work fanout", help="each message to one consumer, or to every group")
+@choice("--mode", "work fanout", help="of a new queue: each message to one consumer, or to every group")
 @click.option("--lease", type=duration, help="how long a consumer may hold a message")
 @click.option("--max-attempts", type=number, help="deliveries before a message is given up")
 @click.option("--dead-letter", metavar="QUEUE", type=or_none(str), help="where those given up go (none: nowhere)")
