@@ -43,6 +43,8 @@ def test_states_of_all_entities_are_saved_and_progress_is_told(cli: Cli, states:
     with penstock.open(url) as journal:
         assert journal.topic("t").project(Count, "k1").n == 5
     assert cli("rebuild", "t", f"{states}:Count", "--whole", "--json").document["entities"] == 1
+    assert cli("rebuild", "t", f"{states}:Count", "--check", "--json").document == {"topic": "t", "wrong": []}
+    assert "leave --whole and --master out" in cli("rebuild", "t", f"{states}:Count", "--check", "--whole", code=2).err
 
 
 def test_what_cannot_be_rebuilt_is_said(cli: Cli, states: str) -> None:

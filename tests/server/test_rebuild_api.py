@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 import penstock
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.projection.snapshot import SNAPSHOT
+from penstock.entity.projection.snapshot import SNAPSHOT, pack_state
+from penstock.entity.projection.streamed import StreamedState
 from penstock.errors import ConfigError, Denied, TopicDropped
 from penstock.journal.storage.keys import prefix_end
+from penstock.protocol.bulk import RebuiltStatesRequest
 from penstock.remote import rebuilding
 from server.serving import ADMIN, TOKENS, WRITE, Served, serving
 
@@ -121,3 +124,24 @@ def test_what_the_server_refuses_to_save(served: Served, journal: penstock.Journ
         assert 400 <= answer.status < 500 and said in answer.data.decode(), (said, answer.data)
     assert saved(journal) == {}
     assert served.ask("PUT", "/v1/topics/tills/states", right).json == {"saved": 1} and len(saved(journal)) == 1
+
+
+def test_a_state_that_is_not_what_its_events_give_is_found_and_mended(
+    served: Served, journal: penstock.Journal
+) -> None:
+    fill(journal, 100)
+    topic = journal.topic("tills")
+    topic.rebuild(Till)
+    topic.rebuild(Till, whole=True)
+    topic.append("paid", {"amount": 1}, key="k1")  # a state may be behind, and right
+    assert topic.verify_states(Till) == topic.verify_states(OldTill) == []
+    right, through = topic.project(Till, "k1"), topic.latest
+    forged = pack_state(Till(total=1_000_000))
+    state = StreamedState("k1", Till.__projection__.fingerprint, through, 2, forged)
+    asked = RebuiltStatesRequest(journal.id, 1, 0, "till", 1, [state])
+    assert served.ask("PUT", "/v1/topics/tills/states", msgspec.to_builtins(asked)).status == 200
+    assert topic.project(Till, "k1") == Till(total=1_000_000) and topic.verify_states(Till) == ["k1"]
+    with penstock.open(served.url) as remote, pytest.raises(ConfigError, match="penstock rebuild --check"):
+        remote.topic("tills").verify_states(Till)
+    topic.rebuild(Till)
+    assert topic.verify_states(Till) == [] and topic.project(Till, "k1") == right

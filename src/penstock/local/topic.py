@@ -335,6 +335,11 @@ class LocalTopic(Topic):
 
         return rebuild(self._log, self.journal._entities.states, projection, whole=whole, progress=progress)
 
+    def verify_states(self, projection: type[P]) -> list[str | None]:
+        from penstock.entity.projection.verifying import verify_states
+
+        return verify_states(self._log, projection)
+
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         from penstock.entity.causality.walk import ancestors

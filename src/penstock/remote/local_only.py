@@ -80,6 +80,10 @@ class TopicElsewhere(Topic):
         """Refused: follow the topic and fold."""
         raise refused("a watch", "subscribe to the topic and call project_if_changed for the keys that come")
 
+    def verify_states(self, projection: type[Projection]) -> NoReturn:
+        """Refused: saved states are the store's."""
+        raise refused("checking saved states", "run `penstock rebuild --check` where the store is")
+
     def verify(self, *, progress: Progress | None = None) -> NoReturn:
         """Refused: a chain is worth what its store's bytes are."""
         raise refused("verifying hash chains", "run `penstock verify` where the store is")

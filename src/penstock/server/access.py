@@ -148,8 +148,9 @@ class Access:
     def _session_of(self, connection: HTTPConnection) -> tuple[Role, str] | None:
         """The role and the identity that a request's cookie stands for."""
         who, _, secret = connection.cookies.get(COOKIE, "").partition(".")
-        role, until = self._sessions.get(who, {}).get(_digest(secret), (None, 0.0))
-        return None if role is None or until < time.time() else (role, who)
+        own = self._sessions.get(who)
+        found = None if own is None else own.get(_digest(secret))
+        return None if found is None or found[1] < time.time() else (found[0], who)
 
     # ── guessing ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def role_from(self, address: str, token: str) -> Role | None:

@@ -124,7 +124,7 @@ def read_tokens(text: str) -> dict[str, Role]:
             continue
         if len(words) != 2 or words[0] not in ROLES:
             raise ConfigError(f"line {number} of the tokens is not `read|write|admin TOKEN`")
-        tokens[words[1]] = words[0]  # type: ignore[assignment]
+        tokens[words[1]] = words[0]
     return tokens
 
 

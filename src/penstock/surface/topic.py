@@ -265,6 +265,13 @@ class Topic(ABC):
         travel, and every state is in memory until all are folded; `penstock.spark.rebuild` folds what does not fit.
         """
 
+    @abstractmethod
+    def verify_states(self, projection: type[P]) -> list[str | None]:
+        """Folds what every saved state was folded from again, and returns the keys of those that say something else.
+
+        None among them is the state of the whole topic; `rebuild` mends all of them. In this process only.
+        """
+
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:

@@ -9,6 +9,7 @@ and none of the events it was folded from has been removed since. Losing one los
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -59,6 +60,16 @@ def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) 
         return _decode(memoryview(value)[:-4])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def saved_states(snap: Snapshot, topic: int, declared: Declared) -> Iterator[tuple[str | None, Saved]]:
+    """The states of the declared version with their keys, None for the whole topic's; those that can be read."""
+    low = _versions(topic, declared) + declared.version.to_bytes(4)
+    for stored, _ in snap.scan(low, prefix_end(low)):
+        key = stored[len(low) :].decode() or None
+        saved = load_saved(snap, topic, declared, key)
+        if saved is not None:
+            yield key, saved
 
 
 def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Saved] | None:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit.catalog import Settings
+from penstock.names import is_system
 from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters
 from penstock.server.api.topics import existing
@@ -141,6 +142,7 @@ def topic_page(request: Request, service: Service) -> Response:
         kind="Topic",
         topic=topic,
         is_queue=topic.name in service.journal.queues(),
+        is_own=is_system(topic.name),
         tiles=tiles(topic.name, sample),
         charts=charts.TOPIC,
         consumers=ConsumerRows(request, topic.name).table(sample),
