@@ -13,6 +13,7 @@ import penstock
 from penstock.api import local
 from penstock.journal.bulk.staging import staged_batches
 from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.columns import CodedText, Headers, PlainText
 from penstock.journal.storage.wire import Columns, Wire, encode_wire
 from penstock.server.limits import Limits
 from penstock.transfer.objects import StagingArea
@@ -155,6 +156,24 @@ UNSOUND: dict[str, Any] = {
     "a kind that is not listed": msgspec.structs.replace(wire(1), kind_codes=1),
     "positions": msgspec.structs.replace(wire(1), seqs=bytes(8)),
     "another format": msgspec.structs.replace(wire(1), format=99),
+    "a time that no date says": msgspec.structs.replace(wire(1), occurred=1 << 62),
+    "a header without a name": build_wire(Columns(["made"], [b"1"], headers=[{"": "v"}]), 0, 0, 0),
+    "a header name that is missing": msgspec.structs.replace(
+        wire(1), headers=Headers(1, 1, CodedText([None], 0), CodedText(["v"], 0))
+    ),
+    "two headers of one name": msgspec.structs.replace(
+        wire(1), headers=Headers(2, 2, CodedText(["h"], 0), CodedText(["v"], 0))
+    ),
+    "headers without end": msgspec.structs.replace(wire(1), headers=Headers(1 << 31, 1, None, None)),
+    "headers that are too large": build_wire(Columns(["made"], [b"1"], headers=[{"h": "v" * 70_000}]), 0, 0, 0),
+    "a key that is a map": msgspec.structs.replace(wire(1), key=[1, [{"a": 1}], 0]),  # type: ignore[arg-type]
+    "a key that is a list": msgspec.structs.replace(wire(1), key=[1, ["k", ["u"]], 0]),  # type: ignore[arg-type]
+    "a listed key that is too long": msgspec.structs.replace(wire(2), key=CodedText(["k", "k" * 401], 0)),
+    "a key that is listed twice": msgspec.structs.replace(wire(2), key=CodedText(["k", "k"], b"\0\1")),
+    "wide codes": msgspec.structs.replace(wire(2), key=CodedText(["k", "l"], b"\0\0\1\0")),
+    "half a character": msgspec.structs.replace(wire(2), key=PlainText(1, "é".encode())),
+    "a payload that is no text": build_wire(Columns(["made"], [b'"\xff"']), 0, 0, 0),
+    "a payload without a bottom": build_wire(Columns(["made"], [b"[" * 5_000]), 0, 0, 0),
 }
 
 
@@ -167,6 +186,7 @@ def test_a_block_that_could_not_be_read_is_refused(
     sent = msgspec.msgpack.encode([("orders", encode_wire(wire())), ("orders", body)])
     answer = served.ask("PUT", f"/v1/staging/{batch}/0", sent, headers=STAGED)
     assert answer.status == 400, answer.data
+    assert "topic 'orders' cannot be taken: " in answer.json["detail"]
     assert staged(journal) == 0
 
 

@@ -394,3 +394,57 @@ def test_what_a_file_cannot_be_is_said(journal: Journal, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="name the one topic"):
         journal.import_(tmp_path / "orders.csv")
     assert "copy" not in journal.topics()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_name_of_a_topic_can_be_exported(other: Journal, tmp_path: Path, format: Any) -> None:
+    names = ["t" * 255, "t" * 254 + "u", "t" * 250, "t" * 249, "export.json", "export.json.partial"]
+    with penstock.open("memory:") as journal:
+        for number, name in enumerate(names):
+            journal.topic(name).append("k", number)
+        journal.export(tmp_path / "out", format=format)
+        assert journal.export(tmp_path / "out", format=format).events == 0
+        other.import_(tmp_path / "out")
+        assert everything(other) == everything(journal)
+
+
+WRONG_ROWS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
+    "positions that go back": (lambda rows: rows.reverse(), "do not increase"),
+    "a position twice": (lambda rows: rows[1].update(seq=rows[0]["seq"]), "do not increase"),
+    "an id twice": (lambda rows: rows[1].update(id=rows[0]["id"]), "do not increase"),
+    "an id of another time": (lambda rows: rows[2].update(recorded_at="2001-01-01T00:00:00Z"), "than its id says"),
+    "no position": (lambda rows: rows[0].update(seq=-5), "seq must be a position"),
+    "a position beyond all": (lambda rows: rows[2].update(seq=1 << 63), "beyond the last possible position"),
+    "a short link": (lambda rows: rows[1].update(link="00ff"), "no link of a hash chain"),
+    "a time that no date says": (lambda rows: rows[1].update(occurred_at="9999-12-31T23:59:59-12:00"), "years 1 to"),
+    "a header without a name": (lambda rows: rows[1].update(headers={"": "v"}), "headers must map"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ROWS)
+def test_rows_that_no_export_wrote_are_refused_and_nothing_is_kept(tmp_path: Path, what: str) -> None:
+    change, message = WRONG_ROWS[what]
+    path = tmp_path / "one.jsonl"
+    with penstock.open("memory:") as journal, penstock.open("memory:") as target:
+        journal.topic("t").append_many([penstock.Draft("k", number) for number in range(3)])
+        journal.export(path, topics=["t"])
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        change(rows)
+        path.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(ConfigError, match=message):
+            target.import_(path, topics=["t"])
+        assert len(target.topic("t")) == 0
+
+
+def test_a_parquet_file_of_other_columns_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "one.parquet"
+    with penstock.open("memory:") as journal, penstock.open("memory:") as target:
+        journal.topic("t").append("k", 1)
+        journal.export(path, topics=["t"])
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.schema.get_field_index("seq"), "seq", pa.array(["one"])), path)
+        with pytest.raises(ConfigError, match="seq must be a position"):
+            target.import_(path, topics=["t"])

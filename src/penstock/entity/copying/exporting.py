@@ -12,6 +12,7 @@ topic the events are, since a topic made anew under a name counts its positions 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterable
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "export.json"
 FORMAT = 2
+_LONGEST_FILE_NAME = 255
 _PART_EVENTS = 262_144
 _SYNC_BYTES = 8 << 20
 
@@ -175,6 +177,17 @@ class _Meter:
             self._progress(self._done, self._total)
 
 
+def topic_file(topic: str, ending: str = "") -> str:
+    """What a topic's file, or its folder, is called in an export: as the topic is, where the name can be used.
+
+    Else, since it is too long with its ending, or the manifest's, a part of it with a hash. A topic's name has no ~.
+    """
+    name = topic + ending
+    if len(name) <= _LONGEST_FILE_NAME and name not in (MANIFEST, f"{MANIFEST}.partial"):
+        return name
+    return f"{topic[:200]}~{hashlib.sha256(topic.encode()).hexdigest()[:16]}{ending}"
+
+
 def load_manifest(folder: Path) -> ExportManifest | None:
     """What a folder's manifest says, or None when it has none."""
     try:
@@ -234,7 +247,7 @@ def _check_same_topic(folder: Path, name: str, entry: TopicEntry | None, journal
 
 # ── JSON Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _write_lines(target: _Target, view: TopicView, meter: _Meter) -> None:
-    path = target.folder / f"{view.name}.jsonl"
+    path = target.folder / topic_file(view.name, ".jsonl")
     after = _cut_unsynced(path, target.entry)
     meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
     with path.open("ab", buffering=1 << 20) as out:
@@ -310,14 +323,14 @@ def parts_of(folder: Path, entry: TopicEntry) -> list[tuple[int, int, Path]]:
     found = []
     for name in entry.parts:
         first, _, last = name.removesuffix(".parquet").partition("-")
-        if not (first.isdigit() and last.isdigit()):
+        if not (first.isdecimal() and last.isdecimal()):
             raise Corrupt(f"an export names {name!r} as a part", file=str(folder))
         found.append((int(first), int(last), folder / name))
     return sorted(found)
 
 
 def _write_parts(target: _Target, view: TopicView, meter: _Meter) -> None:
-    own = target.folder / view.name
+    own = target.folder / topic_file(view.name)
     make_folder(own)
     like(target.store, own)
     parts = parts_of(own, target.entry)

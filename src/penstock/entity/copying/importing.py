@@ -15,8 +15,16 @@ import msgspec
 
 from penstock.clock import to_ms
 from penstock.documents.events import EventDocument, decode_binary
-from penstock.entity.copying.exporting import ExportManifest, PartEntry, TopicEntry, check_file, load_manifest, parts_of
-from penstock.entity.copying.files import CopyFormat, Progress, file_format
+from penstock.entity.copying.exporting import (
+    ExportManifest,
+    PartEntry,
+    TopicEntry,
+    check_file,
+    load_manifest,
+    parts_of,
+    topic_file,
+)
+from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
 from penstock.journal.commit.catalog import load_state
@@ -24,9 +32,10 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
+from penstock.journal.storage.links import GENESIS
 from penstock.journal.storage.wire import Columns
-from penstock.limits import BLOCK_BYTES
-from penstock.names import check_headers, check_kind, check_name, check_text
+from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES
+from penstock.names import check_headers, check_kind, check_name, check_position, check_text
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -166,12 +175,12 @@ def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
 def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]:
     entry = manifest.topics[name]
     if manifest.format == "parquet":
-        for _, _, path in parts_of(folder / name, entry):
+        for _, _, path in parts_of(folder / topic_file(name), entry):
             check_file(path, entry.parts[path.name])
             with path.open("rb") as part:
                 yield from _arrow_rows(part, "parquet", str(path), name)
         return
-    path = folder / f"{name}.jsonl"
+    path = folder / topic_file(name, ".jsonl")
     if entry.synced:
         check_file(path, PartEntry(entry.synced, entry.crc))
         with path.open("rb", buffering=1 << 20) as lines:
@@ -206,8 +215,10 @@ def _row(copy: EventDocument, topic: str | None) -> Copies:
     encoded = bytes(copy.payload)
     if copy.binary:
         encoded = decode_binary(msgspec.json.decode(encoded))
+    if len(encoded) > MAX_PAYLOAD_BYTES:
+        raise ConfigError(f"a payload of {len(encoded):,} bytes is too large; at most {MAX_PAYLOAD_BYTES:,}")
     columns = Columns([check_kind(copy.kind)], [encoded])
-    if copy.binary and not copy.poison:
+    if copy.binary and (not copy.poison or as_text(encoded) is None):  # all that is not bytes is read as text
         columns.binary = [True]
     recorded, occurred = to_ms(copy.recorded_at, "recorded_at"), to_ms(copy.occurred_at, "occurred_at")
     if occurred != recorded:
@@ -222,7 +233,9 @@ def _row(copy: EventDocument, topic: str | None) -> Copies:
         columns.headers = [check_headers(copy.headers)]
     if copy.link is not None:
         columns.chain = [bytes.fromhex(copy.link)]
-    return Copies([copy.seq], [number], [recorded], columns)
+        if len(columns.chain[0]) != len(GENESIS):
+            raise ConfigError(f"{copy.link!r:.80} is no link of a hash chain")
+    return Copies([check_position(copy.seq, "seq")], [number], [recorded], columns)
 
 
 def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) -> Iterator[Copies]:

@@ -5,6 +5,8 @@ Only for copies: the topic must be empty, or hold the beginning of the same hist
 
 from __future__ import annotations
 
+from operator import lt
+
 from msgspec.structs import replace
 
 from penstock.errors import ConfigError, Conflict
@@ -23,8 +25,11 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
 from penstock.journal.storage.links import GENESIS, stored_link
-from penstock.journal.storage.wire import Columns
+from penstock.journal.storage.wire import ID_BYTES, Columns
 from penstock.limits import MAX_POSITION
+
+ID_BITS = 8 * ID_BYTES
+"""Of an id, those below its time."""
 
 
 class Copies:
@@ -82,6 +87,7 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         )
     if rows.seqs[0] <= latest or rows.ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
         raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
+    _check_order(name, rows)
     if head.settings.chained:
         _check_links(commit, head, rows)
     first, last = rows.seqs[0], rows.seqs[-1]
@@ -98,6 +104,16 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
     commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)
+
+
+def _check_order(name: str, rows: Copies) -> None:
+    """ConfigError unless positions and ids increase, and each id has the time at which its event was recorded."""
+    for what, numbers in (("position", rows.seqs), ("id", rows.ids)):
+        if not all(map(lt, numbers, numbers[1:])):
+            raise ConfigError(f"the {what}s of topic {name!r} do not increase from {rows.seqs[0]} to {rows.seqs[-1]}")
+    for seq, number, ms in zip(rows.seqs, rows.ids, rows.times, strict=True):
+        if number >> ID_BITS != ms:
+            raise ConfigError(f"event {seq} of topic {name!r} was recorded at another time than its id says")
 
 
 def _check_links(commit: Commit, head: Head, rows: Copies) -> None:
