@@ -25,6 +25,7 @@ from penstock.engine.slatedb.options import ObjectOptions
 from penstock.engine.slatedb.reading import follower
 from penstock.engine.slatedb.reading.view import commits_in
 from penstock.errors import ReadOnly, StorageError
+from penstock.limits import TABLE_COMMITS
 from server.serving import serving, wait_until
 
 DEADLINE = 60.0
@@ -87,6 +88,21 @@ def test_opening_ends_beside_a_writer_that_is_faster_than_the_reader(
     before = writer.topic("t").latest
     reader._engine.catch_up()
     assert reader.topic("t").latest >= before and looks < 100
+
+
+def test_a_reader_that_is_far_behind_takes_from_tables_what_is_in_them(folder: Home) -> None:
+    """Else a writer that is faster than its reader would leave it more to read at every look."""
+    writer = folder.open()
+    writer.topic("t").append("k", 0)
+    reader = folder.open(read_only=True)
+    engine: Any = reader._engine
+    known = engine._follower.log_reads
+    for number in range(1, 3 * TABLE_COMMITS):
+        writer.topic("t").append("k", number)
+    flush_tables(writer._engine._database, DEADLINE)
+    writer.topic("t").append("k", 3 * TABLE_COMMITS)
+    assert [event.payload for event in reader.topic("t").read()] == list(range(3 * TABLE_COMMITS + 1))
+    assert engine._follower.log_reads - known < TABLE_COMMITS
 
 
 def test_a_subscription_on_a_reader_has_no_gap_and_no_duplicate(home: Home) -> None:

@@ -35,6 +35,7 @@ from penstock.limits import (
     FOLLOW_IDLE_SECONDS,
     FOLLOW_SECONDS,
     FOLLOW_STALE_SECONDS,
+    TABLE_COMMITS,
 )
 
 log = logging.getLogger("penstock.engine.slatedb")
@@ -51,8 +52,8 @@ CALM_SECONDS = FOLLOW_IDLE_SECONDS
 A store that was deleted and made anew has no log as long as the old one so soon; a busy one costs no more requests.
 """
 LOG_PATH = "wal/{:020d}.sst"
-OPEN_FETCHES = 8
-"""How many objects of the log are fetched at once when it is read for the first time; afterwards one.
+LOG_FETCHES = 8
+"""How many objects of the log are fetched at once, at the most: as many as there are to read.
 
 SlateDB looks for as many behind the newest one in vain, with three requests each.
 """
@@ -78,7 +79,6 @@ class Follower:
         self._hold = options.hold
         self._checkpoint: str | None = None
         self._admin = sl.AdminBuilder(place.path, place.store).build()
-        self._log = _log_reader(place, 1)
         self._lock = threading.Lock()
         self._rows: SortedMap[bytes | None] = SortedMap()
         self._numbers: dict[bytes, int] = {}
@@ -119,7 +119,7 @@ class Follower:
                 raise NoStore(f"there is no store at {self._name}; open it for writing once to make it")
             with self._lock:
                 self._open_tables(manifest)
-                self._read_log(_log_reader(self._place, OPEN_FETCHES))
+                self._read_log()
         except sl.Error as error:
             raise explain(error, self._name) from error
         except TimedOut as error:
@@ -278,10 +278,11 @@ class Follower:
         except (sl.Error, TimedOut) as error:
             log.info("a checkpoint of %s expires by itself: %s", self._name, error)
 
-    def _read_log(self, log: sl.SlateDbWalReader | None = None) -> bool:
+    def _read_log(self) -> bool:
         """Takes in every object the log has gained; each one whole, so that no reader sees half a commit.
 
-        It stops at the end that was found when it began: beside a busy writer there is always one more.
+        It stops at the end that was found when it began: beside a busy writer there is always one more. Most of what
+        has gathered while it was away is in tables by now, and is taken from there: a writer may be faster than this.
         """
         end = self._find_end()
         if end == self._applied:
@@ -289,7 +290,16 @@ class Follower:
         if time.monotonic() - self._grown > CALM_SECONDS:
             self._check_same()
         grown = False
-        iterator = call((log or self._log).iterator(self._applied + 1), self._timeout)
+        if end - self._applied > TABLE_COMMITS:
+            manifest = call(self._admin.read_manifest(None), self._timeout)
+            if manifest is not None and manifest.replay_after_wal_id > self._applied:
+                self._open_tables(manifest)
+                grown = True
+                if self._applied >= end:
+                    return grown
+        options = sl.SlateDbWalReaderOptions(max_fetch_tasks=min(LOG_FETCHES, end - self._applied))
+        log = sl.SlateDbWalReader.with_options(self._place.path, self._place.store, options)
+        iterator = call(log.iterator(self._applied + 1), self._timeout)
         while self._applied < end:
             found = call(iterator.next(), self._timeout)
             if found is None:
@@ -350,12 +360,6 @@ class Follower:
             except (sl.Error, TimedOut) as error:
                 log.warning("a reader of %s did not close: %s", self._name, error)
             self._delete_checkpoint(checkpoint)
-
-
-def _log_reader(place: Place, fetches: int) -> sl.SlateDbWalReader:
-    return sl.SlateDbWalReader.with_options(
-        place.path, place.store, sl.SlateDbWalReaderOptions(max_fetch_tasks=fetches)
-    )
 
 
 def _size(key: bytes, value: bytes | None) -> int:
