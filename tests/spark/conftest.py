@@ -1,14 +1,17 @@
-"""One real, local Spark session for every test that asks for `spark`."""
+"""One real, local Spark session for every test that asks for `spark`, and the journal that most tests are about."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import penstock
 import penstock.spark
 from buffer.emulator import Emulator
+from server.serving import TOKENS, WRITE, Served, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,3 +31,30 @@ def emulator() -> Iterator[Emulator]:
     running = Emulator()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Where the journal under test is."""
+    return str(tmp_path / "shop.db")
+
+
+@pytest.fixture
+def journal(url: str) -> Iterator[penstock.Journal]:
+    with penstock.open(url, durability="process") as journal:
+        yield journal
+
+
+@pytest.fixture
+def served(journal: penstock.Journal) -> Iterator[Served]:
+    """The journal at a server that knows `TOKENS`."""
+    with serving(journal, tokens=TOKENS, token=WRITE) as served:
+        yield served
+
+
+@pytest.fixture(params=["file", "served"])
+def place(request: pytest.FixtureRequest, url: str) -> dict[str, str]:
+    """Options that name the journal: as its file, and at a server."""
+    if request.param == "file":
+        return {"url": url}
+    return {"url": request.getfixturevalue("served").url, "token": WRITE}

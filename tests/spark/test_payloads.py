@@ -6,37 +6,34 @@ import faulthandler
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.datasource import EqualTo
 from random_payloads import RandomPayloads
+from without_spark import Stream, read, seqs, source
 
 import penstock
 import penstock.spark
 from penstock import Draft
+from penstock.errors import ConfigError
 from penstock.payloads.parsing import PayloadParser
 from penstock.spark.pipeline.faults import fault_of
 from penstock.spark.source.source import PenstockSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 ZONES = ("UTC", "America/New_York", "Asia/Kolkata")
 PLACED = "2026-07-01T12:00:00Z"
+NIGHTLY = pytest.mark.nightly("spark-random")
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
-
-
+# ── with Spark, in time zones ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def zone(spark: SparkSession) -> Iterator[Any]:
     """Changes the session's time zone, until the test ends."""
@@ -45,27 +42,12 @@ def zone(spark: SparkSession) -> Iterator[Any]:
     spark.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.fixture
-def read(spark: SparkSession, tmp_path: Path) -> Any:
-    def read(**options: object) -> DataFrame:
-        reader = spark.read.format("penstock").option("url", str(tmp_path / "shop.db"))
-        return reader.options(**{name: str(value) for name, value in options.items()}).load()
-
-    return read
-
-
-def refusal(action: Any) -> str:
-    with pytest.raises(PySparkException) as failure:
-        action()
-    lines = {line for line in str(failure.value).splitlines() if line.startswith("penstock.errors.")}
-    assert len(lines) == 1, str(failure.value)
-    return lines.pop().removeprefix("penstock.errors.")
-
-
-@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.nightly)], ids=["some", "many"])
-@pytest.mark.parametrize("name", ZONES)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("Asia/Kolkata", 1), *(pytest.param(name, 20, marks=NIGHTLY) for name in ZONES)],
+)
 def test_what_a_frame_of_a_random_schema_writes_it_reads_back_in_any_zone(
-    spark: SparkSession, journal: penstock.Journal, zone: Any, read: Any, tmp_path: Path, name: str, count: int
+    spark: SparkSession, url: str, journal: penstock.Journal, zone: Any, name: str, count: int
 ) -> None:
     zone(name)
     for seed in range(ZONES.index(name), count * len(ZONES), len(ZONES)):  # each zone has schemas of its own
@@ -74,17 +56,18 @@ def test_what_a_frame_of_a_random_schema_writes_it_reads_back_in_any_zone(
         schema = T.StructType([T.StructField("key", T.StringType()), T.StructField("payload", made.schema)])
         frame = spark.createDataFrame([(f"{place:02}", row) for place, row in enumerate(rows)], schema).coalesce(1)
         written = frame.select(F.lit("row").alias("kind"), "key", "payload")
-        written.write.format("penstock").mode("append").options(url=tmp_path / "shop.db", topic=topic).save()
-        found = read(topic=topic, payloadSchema=made.schema.toDDL(), payloadColumns="struct").select("key", "payload")
+        written.write.format("penstock").mode("append").options(url=url, topic=topic).save()
+        asked = {"topic": topic, "payloadSchema": made.schema.toDDL(), "payloadColumns": "struct"}
+        found = spark.read.format("penstock").options(url=url, **asked).load().select("key", "payload")
         assert sorted(found.collect()) == frame.collect(), seed
         instants = [event.payload["at"] for event in journal.topic(topic).read() if event.payload]
-        asked = [row["at"].strftime("%Y-%m-%dT%H:%M:%S.%fZ") if row["at"] else None for row in rows if row]
-        assert instants == asked, seed  # what other readers of the journal see is the instant too
+        written_at = [row["at"].strftime("%Y-%m-%dT%H:%M:%S.%fZ") if row["at"] else None for row in rows if row]
+        assert instants == written_at, seed  # what other readers of the journal see is the instant too
 
 
-@pytest.mark.parametrize("name", ZONES)
+@pytest.mark.parametrize("name", ["America/New_York", *(pytest.param(name, marks=NIGHTLY) for name in ZONES[::2])])
 def test_instants_in_filters_columns_and_projected_states_do_not_depend_on_the_zone(
-    spark: SparkSession, journal: penstock.Journal, zone: Any, read: Any, tmp_path: Path, name: str
+    spark: SparkSession, url: str, journal: penstock.Journal, zone: Any, name: str
 ) -> None:
     class Last(penstock.Projection):
         at: datetime | None = None
@@ -98,34 +81,17 @@ def test_instants_in_filters_columns_and_projected_states_do_not_depend_on_the_z
     orders = journal.topic("orders")
     for hour in range(5):
         orders.append("placed", {"at": PLACED}, key=f"k{hour}", occurred_at=moment + timedelta(hours=hour))
-    events = read(topic="orders", payloadSchema="at TIMESTAMP")
+    reader = spark.read.format("penstock").options(url=url, topic="orders")
+    states = penstock.spark.project(reader.load(), Last)
+    events = reader.option("payloadSchema", "at TIMESTAMP").load()
     assert events.where("occurred_at >= TIMESTAMP '2026-07-01T14:00:00Z'").count() == 3
     assert events.where(f"unix_micros(at) = {int(moment.timestamp()) * 1_000_000}").count() == 5
-    states = penstock.spark.project(read(topic="orders"), Last)
     states.selectExpr("'last' AS kind", "key", "state AS payload", "state.at AS occurred_at").write.format(
         "penstock"
-    ).mode("append").options(url=tmp_path / "shop.db", topic="last").save()
+    ).mode("append").options(url=url, topic="last").save()
     for event in journal.topic("last").read():
         assert event.payload["at"] == event.occurred_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         assert event.occurred_at == moment + timedelta(hours=int(event.key[1:]))
-
-
-def test_null_payloads_are_null_columns_wherever_they_are(journal: penstock.Journal, read: Any) -> None:
-    orders = journal.topic("orders")
-    orders.append_many(
-        [Draft("a", None), Draft("b", {"n": 1}), Draft("c", None), Draft("d", {"n": 4}), Draft("e", None)]
-    )
-    journal.topic("empty").append_many([Draft("a", None)] * 3)
-    assert [row.n for row in read(topic="orders", payloadSchema="n INT").orderBy("seq").collect()] == [
-        None,
-        1,
-        None,
-        4,
-        None,
-    ]
-    assert [row.n for row in read(topic="empty", payloadSchema="n INT").collect()] == [None] * 3
-    structs = read(topic="orders", payloadSchema="n INT", payloadColumns="struct").orderBy("seq").collect()
-    assert [row.payload and row.payload.n for row in structs] == [None, 1, None, 4, None]
 
 
 class CrashingParser(PayloadParser):
@@ -151,13 +117,13 @@ class CrashingSource(PenstockSource):
 
 
 def test_a_worker_that_crashes_names_what_it_decoded_and_is_not_tried_again(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+    spark: SparkSession, url: str, journal: penstock.Journal
 ) -> None:
     journal.topic("orders").append_many([Draft("a", {"n": n}) for n in range(50)])
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         spark.dataSource.register(CrashingSource)
-        frame = spark.read.format("penstock-crashing").options(url=tmp_path / "shop.db", topic="orders")
+        frame = spark.read.format("penstock-crashing").options(url=url, topic="orders")
         with pytest.raises(Exception, match="Fatal Python error") as failure:
             frame.options(payloadSchema="n INT", startingOffsets="10", endingOffsets="30").load().collect()
     finally:
@@ -165,6 +131,18 @@ def test_a_worker_that_crashes_names_what_it_decoded_and_is_not_tried_again(
     fault = fault_of(failure.value)
     assert not fault.passing
     assert "(Segmentation fault) while it decoded payloads of topic orders, events 11 to 30" in fault.message
+
+
+# ── payloads that do not fit ─────────────────────────────────────────────────────────────────────────────────────────
+def test_null_payloads_are_null_columns_wherever_they_are(url: str, journal: penstock.Journal) -> None:
+    payloads = [None, {"n": 1}, None, {"n": 4}, None]
+    journal.topic("orders").append_many([Draft("a", payload) for payload in payloads])
+    journal.topic("empty").append_many([Draft("a", None)] * 3)
+    assert [row["n"] for row in read(url, topic="orders", payloadSchema="n INT")] == [None, 1, None, 4, None]
+    assert [row["n"] for row in read(url, topic="empty", payloadSchema="n INT")] == [None] * 3
+    assert [row["payload"] for row in read(url, topic="orders", payloadSchema="n INT", payloadColumns="struct")] == [
+        *(None, {"n": 1}, None, {"n": 4}, None)
+    ]
 
 
 @pytest.fixture
@@ -178,58 +156,54 @@ def mixed(journal: penstock.Journal) -> penstock.Topic:
     return topic
 
 
-def test_a_row_that_does_not_fit_ends_the_query_and_is_named(mixed: penstock.Topic, read: Any) -> None:
-    message = refusal(lambda: read(topic="mixed", payloadSchema="n INT").collect())
-    assert message.startswith(
-        "ConfigError: payloadSchema does not fit the payload of event 3 of topic 'mixed': field 'n'"
-    )
-    assert "PERMISSIVE" in message
-    again = refusal(lambda: read(topic="mixed", payloadSchema="n INT", startingOffsets=3).collect())
-    assert "event 5 of topic 'mixed'" in again
+def test_a_row_that_does_not_fit_ends_the_query_and_is_named(url: str, mixed: penstock.Topic) -> None:
+    fits = "payloadSchema does not fit the payload of event"
+    with pytest.raises(ConfigError, match=f"{fits} 3 of topic 'mixed': field 'n'.*PERMISSIVE"):
+        read(url, topic="mixed", payloadSchema="n INT")
+    with pytest.raises(ConfigError, match=f"{fits} 5 of topic 'mixed'"):
+        read(url, topic="mixed", payloadSchema="n INT", startingOffsets=3)
 
 
-def test_rows_outside_of_offsets_and_filters_cannot_hurt(mixed: penstock.Topic, read: Any) -> None:
-    assert [row.n for row in read(topic="mixed", payloadSchema="n INT", endingOffsets=2).collect()] == [1, 2]
-    frame = read(topic="mixed", payloadSchema="n INT").where("kind = 'good'").orderBy("seq")
-    assert [row.n for row in frame.collect()] == [1, 2, None, 6, 8]
-    assert [row.n for row in read(topic="mixed", payloadSchema="n INT", kinds="good").orderBy("seq").collect()] == [
-        1,
-        2,
-        None,
-        6,
-        8,
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"endingOffsets": 2}, [1, 2]),
+        ({"where": [EqualTo(("kind",), "good")]}, [1, 2, None, 6, 8]),
+        ({"kinds": "good"}, [1, 2, None, 6, 8]),
+        ({"keys": '["k0", "k5"]'}, [1, 6]),
+    ],
+)
+def test_rows_outside_of_offsets_and_filters_cannot_hurt(
+    url: str, mixed: penstock.Topic, options: dict[str, Any], expected: list[int | None]
+) -> None:
+    assert [row["n"] for row in read(url, topic="mixed", payloadSchema="n INT", **options)] == expected
+
+
+def test_bytes_of_a_kind_that_is_not_read_cannot_hurt(url: str, mixed: penstock.Topic) -> None:
+    assert len(read(url, topic="mixed", kinds="good, other")) == 5
+    stream = Stream(url, topic="mixed", kinds="good", consumer="goods", payloadSchema="n INT")
+    assert [row["n"] for row in stream.rows()] == [1, 2, None, 6, 8] and mixed.lag("goods") == 0
+
+
+def test_permissive_rows_have_nulls_and_the_payload(url: str, mixed: penstock.Topic) -> None:
+    found = read(url, topic="mixed", payloadSchema="n INT", mode="permissive")
+    assert list(found[0])[-1] == "_corrupt_record"
+    assert [(row["n"], row["_corrupt_record"]) for row in found] == [
+        *((1, None), (2, None), (None, '{"n":"three"}'), (None, None)),
+        *((None, "[5]"), (6, None), (None, "\ufffd\0"), (8, None)),
     ]
-    assert [row.n for row in read(topic="mixed", payloadSchema="n INT", keys='["k0", "k5"]').collect()] == [1, 6]
-    assert read(topic="mixed", kinds="good, other").count() == 5  # nor do bytes where payload is text
-
-
-def test_permissive_rows_have_nulls_and_the_payload(mixed: penstock.Topic, read: Any) -> None:
-    frame = read(topic="mixed", payloadSchema="n INT", mode="permissive").orderBy("seq")
-    assert frame.columns[-1] == "_corrupt_record"
-    found = [(row.seq, row.n, row["_corrupt_record"]) for row in frame.collect()]
-    assert found == [
-        (1, 1, None),
-        (2, 2, None),
-        (3, None, '{"n":"three"}'),
-        (4, None, None),
-        (5, None, "[5]"),
-        (6, 6, None),
-        (7, None, "\ufffd\0"),
-        (8, 8, None),
-    ]
-    dropped = read(topic="mixed", payloadSchema="n INT", mode="DROPMALFORMED").orderBy("seq")
-    assert [row.seq for row in dropped.collect()] == [1, 2, 4, 6, 8]
+    assert seqs(read(url, topic="mixed", payloadSchema="n INT", mode="DROPMALFORMED")) == [1, 2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("target", ["queue", "topic"])
 def test_bad_records_are_put_where_a_person_looks_once(
-    journal: penstock.Journal, mixed: penstock.Topic, read: Any, target: str
+    url: str, journal: penstock.Journal, mixed: penstock.Topic, target: str
 ) -> None:
     if target == "queue":
         journal.queue("misfits")
     for _ in range(2):
-        frame = read(topic="mixed", payloadSchema="n INT", badRecords="misfits", minPartitions=3)
-        assert sorted(row.seq for row in frame.collect()) == [1, 2, 4, 6, 8]
+        rows = read(url, topic="mixed", payloadSchema="n INT", badRecords="misfits", minPartitions=3)
+        assert seqs(rows) == [1, 2, 4, 6, 8]
     found = list(journal.topic("misfits").read())
     assert sorted(event.headers["penstock-seq"] for event in found) == ["3", "5", "7"]
     by_seq = {int(event.headers["penstock-seq"]): event for event in found}
@@ -241,92 +215,34 @@ def test_bad_records_are_put_where_a_person_looks_once(
         assert len(journal.queue("misfits")) == 3
 
 
-def test_a_stream_puts_bad_records_once_and_goes_on(
-    spark: SparkSession, journal: penstock.Journal, mixed: penstock.Topic, tmp_path: Path
-) -> None:
-    journal.queue("misfits")
-
-    def run() -> None:
-        stream = spark.readStream.format("penstock").options(
-            url=tmp_path / "shop.db", topic="mixed", payloadSchema="n INT", badRecords="misfits", mode="PERMISSIVE"
-        )
-        rows = stream.load().selectExpr("'copy' AS kind", "struct(n, _corrupt_record) AS payload")
-        query = rows.writeStream.format("penstock").options(url=tmp_path / "shop.db", topic="copies")
-        query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
-
-    run()
+def test_a_stream_puts_bad_records_once_and_goes_on(url: str, journal: penstock.Journal, mixed: penstock.Topic) -> None:
+    queue, checkpoint = journal.queue("misfits"), []
+    options = {"topic": "mixed", "payloadSchema": "n INT", "badRecords": "misfits", "mode": "PERMISSIVE"}
+    assert len(Stream(url, checkpoint, **options).rows()) == 8
     mixed.append("bad", "no object")
-    run()
-    assert len(journal.topic("copies")) == 9
-    assert len(journal.queue("misfits")) == 4
+    assert [row["_corrupt_record"] for row in Stream(url, checkpoint, **options).rows()] == ['"no object"']
+    assert len(queue) == 4
 
 
-def test_options_of_misfits_that_cannot_be_meant(mixed: penstock.Topic, read: Any) -> None:
-    assert "there is none" in refusal(lambda: read(topic="mixed", mode="PERMISSIVE").collect())
-    assert "not 'LAX'" in refusal(lambda: read(topic="mixed", payloadSchema="n INT", mode="LAX").collect())
-    assert "FAILFAST ends the query" in refusal(
-        lambda: read(topic="mixed", payloadSchema="n INT", mode="FAILFAST", badRecords="q").collect()
-    )
-
-
-def test_types_without_a_json_form_are_refused_by_name_on_both_sides(
-    spark: SparkSession, mixed: penstock.Topic, read: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mode": "PERMISSIVE"}, "there is none"),
+        ({"payloadSchema": "n INT", "mode": "LAX"}, "not 'LAX'"),
+        ({"payloadSchema": "n INT", "mode": "FAILFAST", "badRecords": "q"}, "FAILFAST ends the query"),
+        ({"payloadSchema": "a INT, gap INTERVAL DAY TO SECOND"}, "'gap'"),
+        ({"payloadSchema": "i ARRAY<VARIANT>"}, r"'i\[\]'"),
+    ],
+)
+def test_what_cannot_be_meant_or_parsed_is_refused(
+    url: str, mixed: penstock.Topic, options: dict[str, str], says: str
 ) -> None:
-    for ddl, name in (("a INT, gap INTERVAL DAY TO SECOND", "gap"), ("v VARIANT", "v"), ("i ARRAY<VARIANT>", "i[]")):
-        assert f"'{name}'" in refusal(lambda ddl=ddl: read(topic="mixed", payloadSchema=ddl).collect())
-    for value, name in (("parse_json('1')", "payload.x"), ("INTERVAL '1' MONTH", "payload.x")):
-        frame = spark.sql(f"SELECT 'k' AS kind, named_struct('x', {value}) AS payload")
-        writer = frame.write.format("penstock").mode("append").options(url=tmp_path / "shop.db", topic="never")
-        assert f"'{name}'" in refusal(writer.save)
+    with pytest.raises(ConfigError, match=says):
+        read(url, topic="mixed", **options)
 
 
-def test_filters_named_by_options_reach_streams(
-    spark: SparkSession, journal: penstock.Journal, mixed: penstock.Topic, tmp_path: Path
-) -> None:
-    stream = spark.readStream.format("penstock").options(
-        url=tmp_path / "shop.db", topic="mixed", payloadSchema="n INT", kinds="good", consumer="goods"
-    )
-    rows = stream.load().selectExpr("kind", "struct(n) AS payload")
-    query = rows.writeStream.format("penstock").options(url=tmp_path / "shop.db", topic="copies")
-    query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
-    assert [event.payload["n"] for event in journal.topic("copies").read()] == [1, 2, None, 6, 8]
-    assert mixed.lag("goods") == 0
-
-
-def test_kafkas_spellings_are_understood(spark: SparkSession, mixed: penstock.Topic, read: Any, tmp_path: Path) -> None:
-    def seqs(**options: object) -> list[int]:
-        return sorted(row.seq for row in read(subscribe="mixed", payloadFormat="binary", **options).collect())
-
-    assert seqs(startingOffsets='{"mixed":{"0":5}}') == [6, 7, 8]
-    assert seqs(startingOffsets='{"mixed":{"0":-2}}', endingOffsets='{"mixed":{"0":-1}}') == list(range(1, 9))
-    assert "one partition" in refusal(lambda: seqs(startingOffsets='{"mixed":{"1":5}}'))
-
-    def stream(**options: str) -> Any:
-        reader = spark.readStream.format("penstock").options(url=tmp_path / "shop.db", topic="mixed", kinds="good")
-        rows = reader.options(**options).load().select("kind", "payload")
-        query = rows.writeStream.format("penstock").options(url=tmp_path / "shop.db", topic="copies")
-        return query.option("checkpointLocation", str(tmp_path / "c"))
-
-    query = stream(minOffsetsPerTrigger="9", maxTriggerDelay="1h").start()
-    try:
-        query.processAllAvailable()
-        assert query.lastProgress is None or query.lastProgress["numInputRows"] == 0
-        mixed.append("good", {"n": 9})
-        query.processAllAvailable()
-        assert sum(progress["numInputRows"] for progress in query.recentProgress) == 6
-        with penstock.open(tmp_path / "shop.db", read_only=True) as journal:
-            assert len(journal.topic("copies")) == 6
-    finally:
-        query.stop()
-
-
-def test_sql_views_read_a_topic_and_tables_say_what_works_instead(
-    spark: SparkSession, mixed: penstock.Topic, tmp_path: Path
-) -> None:
-    url = tmp_path / "shop.db"
-    spark.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW goods USING penstock OPTIONS (url '{url}', topic 'mixed', kinds 'good')"
-    )
-    assert spark.sql("SELECT count(*) AS n FROM goods").first().n == 5
-    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW … USING penstock"):
-        spark.sql(f"CREATE TABLE never USING penstock OPTIONS (url '{url}', topic 'mixed')")
+@pytest.mark.parametrize("kind", [T.VariantType(), T.YearMonthIntervalType()], ids=str)
+def test_a_payload_of_a_type_without_a_json_form_is_refused_by_name(url: str, kind: T.DataType) -> None:
+    schema = T.StructType().add("kind", "string").add("payload", T.StructType().add("x", kind))
+    with pytest.raises(ConfigError, match=r"'payload\.x'"):
+        source(url, topic="never").writer(schema, False)

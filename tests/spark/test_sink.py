@@ -2,88 +2,220 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
+from without_spark import read, source, write, write_batch
 
 import penstock
 import penstock.spark.source.stores as stores
 from penstock import Draft
-from penstock.spark.sink.sink import encoded
-from penstock.spark.source.source import PenstockSource
+from penstock.errors import ConfigError, Locked, PenstockError, QueueFull
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
+Rows = list[dict[str, Any]]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., None]:
-    """Writes a frame to the journal under test."""
-
-    def write(frame: DataFrame, mode: str = "append", **options: object) -> None:
-        writer = frame.write.format("penstock").mode(mode).option("url", str(tmp_path / "shop.db"))
-        writer.options(**{name: str(value) for name, value in options.items()}).save()
-
-    return write
-
-
-def refusal(action: Callable[[], None]) -> str:
-    with pytest.raises(PySparkException) as failure:
-        action()
-    lines = [line for line in str(failure.value).splitlines() if line.startswith("penstock.errors.")]
-    assert lines, str(failure.value)
-    assert len(set(lines)) == 1, str(failure.value)
-    return lines[0].removeprefix("penstock.errors.")
+def rows(count: int, **columns: Callable[[int], Any]) -> Rows:
+    """Rows with a kind, a payload and a key; `columns` says what others hold, or these instead."""
+    made = {
+        "kind": lambda n: "odd" if n % 2 else "even",
+        "payload": lambda n: f'{{"id":{n}}}',
+        "key": lambda n: f"k{n % 7}",
+        **columns,
+    }
+    return [{name: make(n) for name, make in made.items()} for n in range(count)]
 
 
-def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
-    return spark.range(0, count, 1, partitions).select(
-        F.when(F.col("id") % 2 == 0, "even").otherwise("odd").alias("kind"),
-        F.to_json(F.struct("id")).alias("payload"),
-        F.concat(F.lit("k"), F.col("id") % 7).alias("key"),
-    )
+def without(found: Rows, name: str) -> Rows:
+    return [{other: value for other, value in row.items() if other != name} for row in found]
 
 
-def test_rows_become_events_in_order_and_nothing_is_left_behind(
-    spark: SparkSession, journal: penstock.Journal, write: Any, tmp_path: Path
+def test_rows_of_tasks_become_events_in_order_and_nothing_is_left_behind(
+    url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:
-    write(rows(spark, 60_000), topic="orders")
+    made = rows(6_000)
+    write(url, made[:2_000], made[2_000:4_000], made[4_000:], topic="orders")
     orders = journal.topic("orders")
     events = list(orders.read())
-    assert [event.seq for event in events] == list(range(1, 60_001))
-    assert [event.payload["id"] for event in events] == list(range(60_000))
+    assert [event.seq for event in events] == list(range(1, 6_001))
+    assert [event.payload["id"] for event in events] == list(range(6_000))
     assert [event.kind for event in events[:3]] == ["even", "odd", "even"]
     assert [event.key for event in events[:9]] == [f"k{n % 7}" for n in range(9)]
-    assert len({event.id for event in events}) == 60_000
-    assert len({event.recorded_at for event in events}) == 1
-    assert orders.find(events[41_234].id) == events[41_234]
+    assert len({event.id for event in events}) == 6_000 and len({event.recorded_at for event in events}) == 1
+    assert orders.find(events[4_123].id) == events[4_123]
     assert {path.name for path in tmp_path.iterdir()} <= {"shop.db", "shop.db-wal", "shop.db-shm"}
-    orders.append("after", None)
-    assert orders.latest == 60_001
+    assert orders.append("after", None).seq == 6_001
 
 
-def test_every_column_is_written(spark: SparkSession, journal: penstock.Journal, write: Any) -> None:
+def test_a_column_says_the_topic_when_no_option_does(url: str, journal: penstock.Journal) -> None:
+    write(url, rows(100, topic=lambda n: "odds" if n % 2 else "evens"))
+    assert {name: len(journal.topic(name)) for name in journal.topics()} == {"evens": 50, "odds": 50}
+    assert {event.kind for event in journal.topic("odds").read()} == {"odd"}
+
+
+def test_what_was_read_can_be_written_back_with_its_causes(url: str, journal: penstock.Journal) -> None:
+    orders = journal.topic("orders")
+    root = orders.append("placed", 1)
+    orders.append("paid", 2, cause=root)
+    orders.append("noted", 3, correlation="mine")
+    found = read(url, "kind STRING, payload STRING, id STRING, correlation_id STRING", topic="orders")
+    for name, cause in (
+        ("a", lambda row: row["id"]),
+        ("b", lambda row: {"id": row["id"], "correlation_id": row["correlation_id"]}),
+    ):
+        write(url, [{"kind": "k", "payload": row["payload"], "cause": cause(row)} for row in found], topic=name)
+        events = list(journal.topic(name).read())
+        assert [event.causation_id for event in events] == [event.id for event in orders.read()], name
+        assert [event.correlation_id for event in events] == [root.id, root.id, "mine"], name
+    write(url, [{"kind": "x", "payload": "1", "cause": "no-such-event"}], topic="d")
+    assert journal.topic("d").get(1).correlation_id == "no-such-event"
+
+
+def test_an_application_writes_each_version_once(url: str, journal: penstock.Journal) -> None:
+    for version, expected in ((3, 10), (3, 10), (2, 10), (4, 20)):
+        write(url, rows(10), topic="orders", txnAppId="nightly", txnVersion=version)
+        assert len(journal.topic("orders")) == expected
+    write(url, rows(10), topic="refunds", txnAppId="nightly", txnVersion=3)
+    assert len(journal.topic("refunds")) == 10, "versions are counted per topic, as Delta counts them per table"
+    write(url, rows(10), topic="orders", txnAppId="other", txnVersion=1)
+    assert len(journal.topic("orders")) == 30
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "says"),
+    [
+        (without(rows(9), "kind"), {}, 'no column "kind"'),
+        (without(rows(9), "payload"), {}, 'no column "payload"'),
+        (rows(9, amount=lambda n: 1), {}, "no column 'amount'"),
+        (rows(9, key=lambda n: n), {}, "'key' must be text, not int64"),
+        (rows(9), {"topic": "a b"}, "name 'a b'"),
+        (rows(9), {"queue": "b"}, "topic or queue"),
+        (rows(9), {"txnAppId": "a"}, "go together"),
+        (rows(9), {"batchSize": "3"}, "no option 'batchsize'"),
+        (rows(9, payload=lambda n: "{oops" if n == 7 else "1"), {}, "not JSON: '{oops'"),
+        (rows(9, kind=lambda n: None if n == 7 else "k"), {}, "kind is null"),
+        (rows(9, key=lambda n: ""), {}, "empty text"),
+        (rows(9, payload=lambda n: {"x": float("nan")}), {}, "NaN"),
+    ],
+)
+def test_rows_that_cannot_be_events_are_one_clear_error_and_no_half_batch(
+    url: str, journal: penstock.Journal, tmp_path: Path, made: Rows, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(PenstockError, match=says):
+        write(url, made[:7], made[7:], **{"topic": "orders", **options})
+    assert journal.topics() == [] and not list(tmp_path.glob("*.staging"))
+
+
+def test_a_queue_takes_rows_as_messages_within_its_policy(url: str, journal: penstock.Journal) -> None:
+    alerts = journal.queue("alerts", max_size=12)
+    write(url, without(rows(10), "kind"), queue="alerts")
+    assert len(alerts) == 10
+    delivery = alerts.take()
+    assert delivery is not None
+    assert (delivery.payload, delivery.event.kind, delivery.event.key) == ({"id": 0}, "message", "k0")
+    delivery.ack()
+    with pytest.raises(QueueFull, match="queue 'alerts' holds 9"):
+        write(url, rows(10), queue="alerts")
+    assert len(alerts) == 9
+    write(url, without(rows(3), "key"), queue="made-here")
+    assert journal.queues() == ["alerts", "made-here"]
+    assert [delivery.event.kind for delivery in journal.queue("made-here").take_many(5)] == ["even", "odd", "even"]
+
+
+def test_a_topic_with_hash_chains_gets_links(url: str, journal: penstock.Journal) -> None:
+    orders = journal.topic("orders")
+    orders.configure(chained=True)
+    orders.append("here", 1, key="k0")
+    write(url, rows(25), rows(25), topic="orders")
+    orders.append("here", 2, key="k0")
+    assert len(orders) == 52 and orders.verify().ok
+
+
+def test_a_locked_journal_is_one_clear_error(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'held'}"
+    with penstock.open(url) as journal:
+        journal.topic("orders").append("placed", 1)
+        with pytest.raises(Locked):
+            write(url, rows(10), topic="orders")
+        assert len(journal.topic("orders")) == 1
+    write(url, rows(10), topic="orders")
+    with penstock.open(url, read_only=True) as journal:
+        assert len(journal.topic("orders")) == 11
+
+
+def test_a_topic_with_settings_keeps_them(url: str, journal: penstock.Journal) -> None:
+    journal.topic("orders").configure(max_events=500)
+    write(url, rows(1000), topic="orders")
+    journal.maintain()
+    assert journal.topic("orders").oldest > 1 and journal.topic("orders").latest == 1000
+
+
+def test_writes_of_spark_and_of_this_process_take_turns(url: str, journal: penstock.Journal) -> None:
+    orders = journal.topic("orders")
+    for round_ in range(3):
+        orders.append_many([Draft("here", round_)] * 5)
+        write(url, rows(7), topic="orders")
+        assert orders.append("here", round_).seq == 13 * (round_ + 1)
+    events = list(orders.read())
+    assert [event.seq for event in events] == list(range(1, 40))
+    assert [event.recorded_at for event in events] == sorted(event.recorded_at for event in events)
+    assert [event.id for event in events] == sorted({event.id for event in events})
+
+
+def test_a_write_that_would_replace_what_is_there_is_refused(url: str, journal: penstock.Journal) -> None:
+    schema = StructType().add("kind", "string").add("payload", "string")
+    for writer in ("writer", "streamWriter"):
+        with pytest.raises(ConfigError, match="only grows"):
+            getattr(source(url, topic="counts"), writer)(schema, True)
+    assert journal.topics() == []
+
+
+def test_a_micro_batch_opens_no_journal_twice(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit opens the journal for its change; what only looks at it uses the one this process keeps open."""
+    penstock.open(url).close()
+    opened: list[bool] = []
+    really_open = stores.open_local
+
+    def counting(url: str, **how: Any) -> Any:
+        opened.append(bool(how.get("read_only")))
+        return really_open(url, **how)
+
+    monkeypatch.setattr(stores, "open_local", counting)
+    for batch in range(3):
+        opened.clear()
+        write_batch(url, batch, [{"kind": "made", "payload": str(batch)}], topic="orders")
+        assert opened.count(False) == 1 and opened.count(True) == (1 if batch == 0 else 0)
+    assert [event.payload for event in stores.reading(url).topic("orders").read()] == [0, 1, 2]
+    stores.reading(url).close()
+
+
+# ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def save(frame: DataFrame, url: str, mode: str = "append", **options: object) -> None:
+    frame.write.format("penstock").mode(mode).options(url=url, **options).save()
+
+
+def test_rows_of_a_frame_become_events_in_order(spark: SparkSession, url: str, journal: penstock.Journal) -> None:
+    save(spark.range(0, 60_000, 1, 3).selectExpr("'n' AS kind", "to_json(struct(id)) AS payload"), url, topic="orders")
+    assert [event.payload["id"] for event in journal.topic("orders").read()] == list(range(60_000))
+
+
+def test_every_column_is_written(spark: SparkSession, url: str, journal: penstock.Journal) -> None:
     frame = spark.sql("""
         SELECT 'a' AS kind, '{"x":1}' AS payload, 'k' AS key, 'eu' AS scope, map('h', '1') AS headers,
                TIMESTAMP '2026-01-02 03:04:05.678Z' AS occurred_at, 'corr' AS correlation_id, 'caus' AS causation_id
         UNION ALL SELECT 'b', 'null', NULL, NULL, NULL, NULL, NULL, NULL
         UNION ALL SELECT 'c', '7', 'ü', NULL, map(), NULL, 'corr', NULL
     """)
-    write(frame.coalesce(1), topic="orders")
+    save(frame.coalesce(1), url, topic="orders")
     first, second, third = journal.topic("orders").read()
     assert (first.kind, first.payload, first.key, first.scope, dict(first.headers)) == (
         "a",
@@ -101,7 +233,7 @@ def test_every_column_is_written(spark: SparkSession, journal: penstock.Journal,
 
 
 def test_a_payload_of_any_type_is_written_as_json_and_bytes_stay_bytes(
-    spark: SparkSession, journal: penstock.Journal, write: Any
+    spark: SparkSession, url: str, journal: penstock.Journal
 ) -> None:
     frame = spark.sql("""
         SELECT 'order' AS kind, named_struct(
@@ -109,7 +241,7 @@ def test_a_payload_of_any_type_is_written_as_json_and_bytes_stay_bytes(
             'day', DATE '2026-01-02', 'at', TIMESTAMP '2026-01-02 03:04:05Z', 'list', array(1, NULL),
             'map', map('k', struct(1 AS a)), 'nested', named_struct('deep', 'x')) AS payload
     """)
-    write(frame, topic="orders")
+    save(frame, url, topic="orders")
     assert journal.topic("orders").get(1).payload == {
         "n": 1,
         "price": 2.5,
@@ -123,144 +255,27 @@ def test_a_payload_of_any_type_is_written_as_json_and_bytes_stay_bytes(
         "map": {"k": {"a": 1}},
         "nested": {"deep": "x"},
     }
-    write(
-        spark.sql("SELECT 'blob' AS kind, X'FF00' AS payload UNION ALL SELECT 'none', NULL").coalesce(1), topic="blobs"
-    )
+    blobs = spark.sql("SELECT 'blob' AS kind, X'FF00' AS payload UNION ALL SELECT 'none', NULL")
+    save(blobs.coalesce(1), url, topic="blobs")
     assert [event.payload for event in journal.topic("blobs").read()] == [b"\xff\x00", None]
 
 
-def test_a_column_says_the_topic_when_no_option_does(
-    spark: SparkSession, journal: penstock.Journal, write: Any
+def test_a_write_that_fails_in_a_task_says_so_in_one_sentence_and_writes_nothing(
+    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:
-    frame = rows(spark, 100, 2).withColumn("topic", F.when(F.col("kind") == "even", "evens").otherwise("odds"))
-    write(frame)
-    assert {name: len(journal.topic(name)) for name in journal.topics()} == {"evens": 50, "odds": 50}
-    assert {event.kind for event in journal.topic("odds").read()} == {"odd"}
-
-
-def test_what_was_read_can_be_written_back_with_its_causes(
-    spark: SparkSession, journal: penstock.Journal, write: Any, tmp_path: Path
-) -> None:
-    orders = journal.topic("orders")
-    root = orders.append("placed", 1)
-    orders.append("paid", 2, cause=root)
-    orders.append("noted", 3, correlation="mine")
-    read = spark.read.format("penstock").option("url", str(tmp_path / "shop.db")).option("topic", "orders").load()
-    write(read.orderBy("seq").withColumn("cause", F.col("id")), topic="a")
-    write(read.orderBy("seq").select("kind", "payload", F.col("id").alias("cause")), topic="b")
-    write(read.orderBy("seq").select("kind", "payload", F.struct("id", "correlation_id").alias("cause")), topic="c")
-    causes = [event.id for event in orders.read()]
-    for name in ("a", "b", "c"):
-        events = list(journal.topic(name).read())
-        assert [event.causation_id for event in events] == causes, name
-        assert [event.correlation_id for event in events] == [root.id, root.id, "mine"], name
-    unknown = spark.sql("SELECT 'x' AS kind, '1' AS payload, 'no-such-event' AS cause")
-    write(unknown, topic="d")
-    assert journal.topic("d").get(1).correlation_id == "no-such-event"
-
-
-def test_an_application_writes_each_version_once(spark: SparkSession, journal: penstock.Journal, write: Any) -> None:
-    for version, expected in ((3, 10), (3, 10), (2, 10), (4, 20)):
-        write(rows(spark, 10), topic="orders", txnAppId="nightly", txnVersion=version)
-        assert len(journal.topic("orders")) == expected
-    write(rows(spark, 10), topic="refunds", txnAppId="nightly", txnVersion=3)
-    assert len(journal.topic("refunds")) == 10, "versions are counted per topic, as Delta counts them per table"
-    write(rows(spark, 10), topic="orders", txnAppId="other", txnVersion=1)
-    assert len(journal.topic("orders")) == 30
-
-
-def test_rows_that_cannot_be_events_are_one_clear_error_and_no_half_batch(
-    spark: SparkSession, journal: penstock.Journal, write: Any, tmp_path: Path
-) -> None:
-    good = rows(spark, 1000, 2)
-    for frame, options, message in (
-        (good.drop("kind"), {}, 'no column "kind"'),
-        (good.drop("payload"), {}, 'no column "payload"'),
-        (good.withColumn("amount", F.lit(1)), {}, "no column 'amount'"),
-        (good.withColumn("key", F.lit(1)), {}, "'key' must be text, not int32"),
-        (good, {"topic": "a b"}, "InvalidName"),
-        (good, {"topic": "a", "queue": "b"}, "topic or queue"),
-        (good, {"txnAppId": "a"}, "go together"),
-        (good, {"batchSize": "3"}, "no option 'batchsize'"),
-        (good.withColumn("payload", F.expr("if(payload LIKE '%777%', '{oops', payload)")), {}, "not JSON: '{oops'"),
-        (good.withColumn("kind", F.expr("nullif(kind, 'odd')")), {}, "kind is null"),
-        (good.withColumn("key", F.lit("")), {}, "empty text"),
-        (good.withColumn("payload", F.struct(F.lit(float("nan")).alias("x"))), {}, "NaN"),
-    ):
-        given = options if "topic" in options else {"topic": "orders", **options}
-        assert message in refusal(lambda frame=frame, given=given: write(frame, **given)), message
-    assert "only grows" in refusal(lambda: write(good, mode="overwrite", topic="orders"))
-    assert journal.topics() == []
-    assert not list(tmp_path.glob("*.staging"))
-
-
-def test_a_queue_takes_rows_as_messages_within_its_policy(
-    spark: SparkSession, journal: penstock.Journal, write: Any
-) -> None:
-    alerts = journal.queue("alerts", max_size=12)
-    write(rows(spark, 10, 1).select("payload", "key"), queue="alerts")
-    assert len(alerts) == 10
-    delivery = alerts.take()
-    assert delivery is not None
-    assert (delivery.payload, delivery.event.kind, delivery.event.key) == ({"id": 0}, "message", "k0")
-    delivery.ack()
-    assert refusal(lambda: write(rows(spark, 10, 1), queue="alerts")).startswith("QueueFull: queue 'alerts' holds 9")
-    assert len(alerts) == 9
-    write(rows(spark, 3, 1).drop("key"), queue="made-here")
-    assert journal.queues() == ["alerts", "made-here"]
-    assert [delivery.event.kind for delivery in journal.queue("made-here").take_many(5)] == ["even", "odd", "even"]
-
-
-def test_a_topic_with_hash_chains_gets_links(spark: SparkSession, journal: penstock.Journal, write: Any) -> None:
-    orders = journal.topic("orders")
-    orders.configure(chained=True)
-    orders.append("here", 1, key="k0")
-    write(rows(spark, 50), topic="orders")
-    orders.append("here", 2, key="k0")
-    assert [event.payload["id"] for event in orders.read(after=1, limit=50)] == list(range(50))
-    assert orders.verify().ok
-
-
-def test_a_locked_journal_is_one_clear_error(spark: SparkSession, tmp_path: Path) -> None:
-    url = f"file:{tmp_path / 'held'}"
-    with penstock.open(url) as journal:
-        journal.topic("orders").append("placed", 1)
-        writer = rows(spark, 10).write.format("penstock").mode("append").options(url=url, topic="orders")
-        assert refusal(writer.save).startswith("Locked: ")
-        assert len(journal.topic("orders")) == 1
-    writer.save()
-    with penstock.open(url, read_only=True) as journal:
-        assert len(journal.topic("orders")) == 11
-
-
-def test_a_topic_with_settings_keeps_them(spark: SparkSession, journal: penstock.Journal, write: Any) -> None:
-    journal.topic("orders").configure(max_events=500)
-    write(rows(spark, 1000), topic="orders")
-    journal.maintain()
-    assert journal.topic("orders").oldest > 1
-    assert journal.topic("orders").latest == 1000
-
-
-def test_writes_of_spark_and_of_this_process_take_turns(
-    spark: SparkSession, journal: penstock.Journal, write: Any
-) -> None:
-    orders = journal.topic("orders")
-    for round_ in range(3):
-        orders.append_many([Draft("here", round_)] * 5)
-        write(rows(spark, 7, 1), topic="orders")
-        receipt = orders.append("here", round_)
-        assert receipt.seq == 13 * (round_ + 1)
-    assert [event.seq for event in orders.read()] == list(range(1, 40))
-    times = [event.recorded_at for event in orders.read()]
-    assert times == sorted(times)
-    ids = [event.id for event in orders.read()]
-    assert ids == sorted(ids) and len(set(ids)) == 39
+    frame = spark.range(0, 1000, 1, 2).selectExpr("'n' AS kind", "if(id = 777, '{oops', '1') AS payload")
+    for mode, says in (("append", "a payload is not JSON: '{oops'"), ("overwrite", "only grows")):
+        with pytest.raises(PySparkException) as failure:
+            save(frame, url, mode, topic="orders")
+        said = {line for line in str(failure.value).splitlines() if line.startswith("penstock.errors.")}
+        assert len(said) == 1 and says in said.pop(), str(failure.value)
+    assert journal.topics() == [] and not list(tmp_path.glob("*.staging"))
 
 
 def test_a_stream_goes_from_topic_to_topic_once_across_restarts(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:
-    url, checkpoint = str(tmp_path / "shop.db"), tmp_path / "checkpoint"
+    checkpoint = tmp_path / "checkpoint"
     orders, copies = journal.topic("orders"), journal.topic("copies")
 
     def run() -> None:
@@ -271,23 +286,22 @@ def test_a_stream_goes_from_topic_to_topic_once_across_restarts(
         query.awaitTermination(600)
         assert query.exception() is None
 
-    orders.append_many([Draft("placed", n) for n in range(1000)])
+    orders.append_many([Draft("placed", n) for n in range(600)])
     run()
-    assert [event.payload for event in copies.read()] == list(range(1000))
-    orders.append_many([Draft("placed", n) for n in range(1000, 1100)])
-    run()
+    assert [event.payload for event in copies.read()] == list(range(600))
+    orders.append_many([Draft("placed", n) for n in range(600, 700)])
     newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
     for path in (checkpoint / "commits").glob(f"*{newest}*"):
         path.unlink()
     run()
-    run()
-    assert [event.payload for event in copies.read()] == list(range(1100))
+    assert [event.payload for event in copies.read()] == list(range(700))
     causes = [event.causation_id for event in copies.read()]
     assert causes == [event.id for event in orders.read()]
 
 
-def test_windowed_totals_land_in_a_topic(spark: SparkSession, journal: penstock.Journal, tmp_path: Path) -> None:
-    url = str(tmp_path / "shop.db")
+def test_windowed_totals_land_in_a_topic(
+    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
+) -> None:
     minutes = [datetime(2026, 1, 1, 0, minute, tzinfo=UTC) for minute in (0, 0, 1, 1, 1, 9)]
     for minute in minutes:
         journal.topic("orders").append("placed", {"amount": 2}, occurred_at=minute)
@@ -302,43 +316,3 @@ def test_windowed_totals_land_in_a_topic(spark: SparkSession, journal: penstock.
     writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(600)
     found = {event.occurred_at.minute: event.payload["revenue"] for event in journal.topic("revenue").read()}
     assert found == {0: 4, 1: 6}
-
-
-def test_a_stream_that_is_told_to_rewrite_everything_is_refused(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
-) -> None:
-    journal.topic("orders").append("placed", 1)
-    url = str(tmp_path / "shop.db")
-    counts = spark.readStream.format("penstock").options(url=url, topic="orders").load().groupBy("kind").count()
-    written = counts.select("kind", F.struct("count").alias("payload")).writeStream.outputMode("complete")
-    written = written.format("penstock").options(url=url, topic="counts", checkpointLocation=str(tmp_path / "c"))
-
-    def run() -> None:
-        written.trigger(availableNow=True).start().awaitTermination(600)
-
-    assert "only grows" in refusal(run)
-    assert json.loads(json.dumps(journal.topics())) == ["orders"]
-
-
-def test_a_micro_batch_opens_no_journal_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit opens the journal for its change; what only looks at it uses the one this process keeps open."""
-    url = str(tmp_path / "shop.db")
-    penstock.open(url).close()
-    opened: list[bool] = []
-    really_open = stores.open_local
-
-    def counting(url: str, **how: Any) -> Any:
-        opened.append(bool(how.get("read_only")))
-        return really_open(url, **how)
-
-    monkeypatch.setattr(stores, "open_local", counting)
-    schema = StructType().add("kind", "string").add("payload", "string")
-    for batch in range(3):
-        opened.clear()
-        writer: Any = PenstockSource({"url": url, "topic": "orders"}).streamWriter(schema, False)
-        rows = iter([pa.record_batch({"kind": ["made"], "payload": [str(batch)]})])
-        share = writer.staging.of("query").stage(encoded(rows, writer.layout), "query", str(batch))
-        writer.commit([share], batch)
-        assert opened.count(False) == 1 and opened.count(True) == (1 if batch == 0 else 0)
-    assert [event.payload for event in stores.reading(url).topic("orders").read()] == [0, 1, 2]
-    stores.reading(url).close()

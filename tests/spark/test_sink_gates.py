@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+from without_spark import source, write, write_batch
 
 import penstock
 from penstock.api import local
 from penstock.entity.staging.declared import add_gates, load_gates
-from penstock.errors import ConfigError, FlowFailed
+from penstock.errors import ConfigError, Denied, FenceActive, FlowFailed
 from penstock.spark import external, flow, queue, topic
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner, run
-from server.serving import TOKENS, WRITE, serving
+from server.serving import WRITE, Served
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 RULES = """
 import penstock
@@ -38,119 +39,88 @@ REFUSED = r"gate .*rules\.py:only_small of topic '\w+' refused: n is too large \
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    (tmp_path / "rules.py").write_text(RULES)
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
-
-
-@pytest.fixture
 def rule(tmp_path: Path) -> str:
+    (tmp_path / "rules.py").write_text(RULES)
     return f"{tmp_path}/rules.py:only_small"
 
 
-@pytest.fixture(params=["local", "served"])
-def options(
-    request: pytest.FixtureRequest, journal: penstock.Journal, tmp_path: Path, rule: str
-) -> Iterator[dict[str, Any]]:
-    if request.param == "local":
-        yield {"url": str(tmp_path / "shop.db"), "gates": rule}
-        return
-    add_gates(local(journal, "a test")._entities.gates, load_gates([rule]))  # as `penstock serve --gates` does
-    with serving(journal, tokens=TOKENS, token=WRITE) as served:
-        yield {"url": served.url, "token": WRITE, "gates": rule}
+@pytest.fixture
+def gated(place: dict[str, str], journal: penstock.Journal, rule: str) -> dict[str, str]:
+    if "token" in place:
+        add_gates(local(journal, "a test")._entities.gates, load_gates([rule]))  # as `penstock serve --gates` does
+    return {**place, "gates": rule}
 
 
-def made(frame: DataFrame) -> DataFrame:
-    return frame.select(F.lit("made").alias("kind"), F.to_json(F.struct(F.col("id").alias("n"))).alias("payload"))
+def made(first: int, stop: int) -> list[dict[str, Any]]:
+    return [{"kind": "made", "payload": f'{{"n":{n}}}'} for n in range(first, stop)]
 
 
 def numbers(journal: penstock.Journal, name: str) -> list[int]:
     return sorted(event.payload["n"] for event in journal.topic(name).read())
 
 
-def test_an_exclusive_fence_keeps_sparks_batches_out(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
-) -> None:
-    """Their commit runs in another process; nothing of one is written, and it goes through when the fence has ended."""
-    url = str(tmp_path / "shop.db")
-    batch = made(spark.range(0, 6, 1, 2)).write.format("penstock").mode("append").options(url=url, topic="orders")
-    journal.topic("from").append_many([penstock.Draft("made", {"n": n}) for n in range(6, 12)])
-    read = spark.readStream.format("penstock").options(url=url, topic="from").load().select("kind", "payload")
-    stream = read.writeStream.format("penstock").options(url=url, topic="orders").trigger(availableNow=True)
-    stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+def test_an_exclusive_fence_keeps_sparks_batches_out(url: str, journal: penstock.Journal) -> None:
+    """Nothing of one is written, and it goes through when the fence has ended."""
     with journal.fence() as fence:
         fence.submit("orders", "made", {"n": -1})
-        with pytest.raises(PySparkException, match="FenceActive: an exclusive fence of process"):
-            batch.save()
-        with pytest.raises(PySparkException, match="FenceActive: an exclusive fence of process"):
-            stream.start().awaitTermination()
+        with pytest.raises(FenceActive, match="an exclusive fence of process"):
+            write(url, made(0, 6), topic="orders")
+        with pytest.raises(FenceActive, match="an exclusive fence of process"):
+            write_batch(url, 0, made(6, 12), topic="orders")
         assert numbers(journal, "orders") == []
-    stream.start().awaitTermination()
-    batch.save()
+    write_batch(url, 0, made(6, 12), topic="orders")
+    write(url, made(0, 6), topic="orders")
     assert next(journal.topic("orders").read()).payload["n"] == -1
     assert numbers(journal, "orders") == list(range(-1, 12))
 
 
-def test_a_batch_with_a_refused_row_writes_nothing(
-    spark: SparkSession, journal: penstock.Journal, options: dict[str, Any]
-) -> None:
-    frame = made(spark.range(0, 7, 1, 2)).write.format("penstock").mode("append").options(**options)
-    with pytest.raises(PySparkException, match=REFUSED):
-        frame.option("topic", "orders").save()
+def test_a_batch_with_a_refused_row_writes_nothing(journal: penstock.Journal, gated: dict[str, str]) -> None:
+    with pytest.raises(Denied, match=REFUSED):
+        write(gated, made(0, 4), made(4, 7), topic="orders")
+    with pytest.raises(Denied, match=REFUSED):
+        write_batch(gated, 0, made(0, 4), made(4, 7), topic="orders")
     assert len(journal.topic("orders")) == 0
-    frame = made(spark.range(0, 6, 1, 2)).write.format("penstock").mode("append").options(**options)
-    frame.option("queue", "alerts").save()
+    write(gated, made(0, 4), made(4, 6), queue="alerts")
     assert numbers(journal, "alerts") == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_streams_batch_is_refused_as_a_whole_and_the_stream_goes_on_once_it_may(
-    spark: SparkSession, journal: penstock.Journal, options: dict[str, Any], tmp_path: Path
+    spark: SparkSession, url: str, journal: penstock.Journal, rule: str, tmp_path: Path
 ) -> None:
-    made(spark.range(0, 7, 1, 1)).write.json(str(tmp_path / "in"))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.json").write_text("\n".join(json.dumps(row) for row in made(0, 7)))
 
     def stream() -> None:
         rows = spark.readStream.schema("kind STRING, payload STRING").json(str(tmp_path / "in"))
-        writer = rows.writeStream.format("penstock").options(**options).option("topic", "orders")
+        writer = rows.writeStream.format("penstock").options(url=url, gates=rule, topic="orders")
         query = writer.option("checkpointLocation", str(tmp_path / "marks")).trigger(availableNow=True).start()
         query.awaitTermination()
 
     with pytest.raises(PySparkException, match=REFUSED):
         stream()
     assert len(journal.topic("orders")) == 0
-    rule = tmp_path / "rules.py"
-    rule.write_text(RULES.replace("> 5", "> 6"))
-    gates = local(journal, "a test")._entities.gates
-    if gates:  # the server's: it is started again
-        for check in [one.check for one in gates.of("orders")]:
-            journal.topic("orders").ungate(check)
-        add_gates(gates, load_gates([f"{rule}:only_small"]))
+    (tmp_path / "rules.py").write_text(RULES.replace("> 5", "> 6"))
     stream()
     assert numbers(journal, "orders") == list(range(7))
 
 
-def planned(url: str, **options: str) -> None:
-    from pyspark.sql.types import StructType
-
-    from penstock.spark.source.source import PenstockSource
-
-    columns = StructType().add("kind", "string").add("payload", "string")
-    PenstockSource({"url": url, **options}).writer(columns, False)
+COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
 
-def test_what_is_wrong_with_a_gate_is_said_at_planning(journal: penstock.Journal, tmp_path: Path, rule: str) -> None:
-    url, other = str(tmp_path / "shop.db"), f"{tmp_path}/rules.py:for_others"
-    with pytest.raises(ConfigError, match="there is no module 'gates_nowhere'"):
-        planned(url, topic="orders", gates="gates_nowhere:x")
-    with pytest.raises(ConfigError, match="is named twice"):
-        planned(url, topic="orders", gates=f"{rule},{rule}")
-    with pytest.raises(ConfigError, match="for_others sees others, and this writes to orders"):
-        planned(url, topic="orders", gates=other)
-    with pytest.raises(ConfigError, match='a column "topic"'):  # both gates are fine when rows say where they go
-        planned(url, gates=f'["{rule}", "{other}"]')
-    unasked = pytest.raises(ConfigError, match=r"does not ask the gate .* `penstock serve --gates .*:only_small`")
-    with serving(journal, tokens=TOKENS, token=WRITE) as served, unasked:
-        planned(served.url, token=WRITE, topic="orders", gates=rule)
+def test_what_is_wrong_with_a_gate_is_said_at_planning(url: str, tmp_path: Path, served: Served, rule: str) -> None:
+    other = f"{tmp_path}/rules.py:for_others"
+    for options, says in (
+        ({"topic": "orders", "gates": "gates_nowhere:x"}, "there is no module 'gates_nowhere'"),
+        ({"topic": "orders", "gates": f"{rule},{rule}"}, "is named twice"),
+        ({"topic": "orders", "gates": other}, "for_others sees others, and this writes to orders"),
+        ({"gates": f'["{rule}", "{other}"]'}, 'a column "topic"'),  # both gates are fine: rows say where they go
+        (
+            {"url": served.url, "token": WRITE, "topic": "orders", "gates": rule},
+            r"does not ask the gate .* `penstock serve --gates .*:only_small`",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            source({"url": url, **options}).writer(COLUMNS, False)
 
 
 PIPELINE = """
@@ -170,20 +140,20 @@ def alerts(orders):
 
 
 def test_a_gate_of_a_pipelines_own_file_binds_its_flow(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(PIPELINE)
     for n in range(6):
         journal.topic("orders").append("made", {"n": n})
-    run(tmp_path / "shop.py", url=tmp_path / "shop.db", once=True)
+    run(tmp_path / "shop.py", url=url, once=True)
     assert numbers(journal, "alerts") == list(range(6))
     journal.topic("orders").append("made", {"n": 6})
     with pytest.raises(FlowFailed, match=REFUSED.replace("rules", "shop")):
-        run(tmp_path / "shop.py", url=tmp_path / "shop.db", once=True)
+        run(tmp_path / "shop.py", url=url, once=True)
     assert numbers(journal, "alerts") == list(range(6))
 
 
-def test_gates_of_a_flow_that_cannot_be_are_refused(tmp_path: Path, journal: penstock.Journal) -> None:
+def test_gates_of_a_flow_that_cannot_be_are_refused(url: str, journal: penstock.Journal) -> None:
     orders = topic("orders")
     with pytest.raises(ConfigError, match="gates see what is written to topics and queues"):
         flow(source=orders, target=external("parquet", "lake"), gates=["a:b"])
@@ -195,4 +165,4 @@ def test_gates_of_a_flow_that_cannot_be_are_refused(tmp_path: Path, journal: pen
     journal.topic("orders").append("made", {"n": 1})
     named = flow(source=orders, target=queue("alerts"), name="alerts", gates=["gates_nowhere:x"])(lambda frame: frame)
     with pytest.raises(ConfigError, match="there is no module 'gates_nowhere'"):
-        Runner(Pipeline.of([named]), str(tmp_path / "shop.db")).check()
+        Runner(Pipeline.of([named]), url).check()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from without_spark import write as write_to
 
 import penstock
 from penstock.errors import ConfigError, Conflict, QueueFull
-from penstock.spark.source.source import PenstockSource
-from server.serving import TOKENS, WRITE, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Write = Callable[..., None]
-SCHEMAS: dict[str, pa.DataType] = {
+TYPES: dict[str, pa.DataType] = {
     "kind": pa.string(),
     "payload": pa.string(),
     "key": pa.string(),
@@ -34,48 +31,16 @@ SCHEMAS: dict[str, pa.DataType] = {
     "not_before": pa.timestamp("us", "UTC"),
     "max_attempts": pa.int32(),
 }
-SPARK_TYPES: dict[pa.DataType, T.DataType] = {
-    pa.string(): T.StringType(),
-    pa.int64(): T.LongType(),
-    pa.int32(): T.IntegerType(),
-    pa.float64(): T.DoubleType(),
-    pa.timestamp("us", "UTC"): T.TimestampType(),
-    pa.duration("us"): T.DayTimeIntervalType(),
-}
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
-
-
-@pytest.fixture(params=["local", "served"])
-def url(request: pytest.FixtureRequest, journal: penstock.Journal, tmp_path: Path) -> Iterator[str]:
-    if request.param == "local":
-        yield str(tmp_path / "shop.db")
-    else:
-        with serving(journal, tokens=TOKENS, token=WRITE) as served:
-            yield served.url
-
-
-@pytest.fixture
-def write(url: str) -> Write:
+def write(place: dict[str, str]) -> Write:
     """Writes rows, one list of dictionaries for each task, by the writer that Spark is given."""
 
     def write(*tasks: list[dict[str, Any]], types: dict[str, pa.DataType] | None = None, **options: object) -> None:
         names = {name: None for task in tasks for row in task for name in row}
-        fields = {name: {**SCHEMAS, **(types or {})}[name] for name in names}
-        schema = T.StructType([T.StructField(name, SPARK_TYPES[kind]) for name, kind in fields.items()])
-        given = {"url": url, **{name: str(value) for name, value in options.items()}}
-        if url.startswith("http"):
-            given["token"] = WRITE
-        frame: Any = PenstockSource(given).writer(schema, False)
-        shares = []
-        for task in tasks:
-            batch = pa.RecordBatch.from_pylist(task, pa.schema(fields))
-            shares.append(frame.write(iter([batch])))
-        frame.commit(shares)
+        fields = pa.schema({name: {**TYPES, **(types or {})}[name] for name in names})
+        write_to(place, *(pa.RecordBatch.from_pylist(task, fields) for task in tasks), **options)
 
     return write
 
@@ -248,9 +213,8 @@ def test_a_correlation_has_one_name(journal: penstock.Journal, write: Write) -> 
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_spark_writes_options_in_batches_and_streams(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
+    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:
-    url = str(tmp_path / "shop.db")
     ranked = journal.queue("ranked", priority=True)
     frame = spark.sql("""
         SELECT payload, dedup, CAST(id % 3 AS INT) AS priority, INTERVAL '0' SECOND AS delay, 5S AS max_attempts
@@ -276,25 +240,3 @@ def test_spark_writes_options_in_batches_and_streams(
     )
     query.trigger(availableNow=True).start().awaitTermination()
     assert sorted(numbers(journal, "thirds")) == [0, 1, 2]
-
-
-def test_spark_says_what_is_wrong_and_writes_nothing(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
-) -> None:
-    journal.topic("orders").append("made", {"n": -1}, key="k7")
-    frame = spark.range(0, 100, 1, 2).select(
-        F.lit("made").alias("kind"),
-        F.struct(F.col("id").alias("n")).alias("payload"),
-        F.concat(F.lit("k"), F.col("id")).alias("key"),
-        F.lit(0).alias("expect"),
-    )
-    for given, options, message in (
-        (frame, {"topic": "orders"}, "Conflict: entity 'k7' of topic 'orders' is at position 1, not 0"),
-        (frame.withColumn("expect", F.lit("0")), {"topic": "orders"}, "column 'expect' must be a whole number"),
-        (frame.withColumn("delay", F.lit(1)), {"topic": "orders"}, "column 'delay' says how a message is delivered"),
-        (frame.withColumn("delay", F.lit(1)), {"queue": "work"}, "key= cannot be combined with delay="),
-    ):
-        with pytest.raises(PySparkException) as raised:
-            given.write.format("penstock").mode("append").options(url=str(tmp_path / "shop.db"), **options).save()
-        assert message in str(raised.value)
-    assert numbers(journal) == [-1] and not numbers(journal, "work")

@@ -7,62 +7,183 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming.datasource import ReadMaxRows
-from pyspark.sql.types import StructType
+from without_spark import Row, Stream
 
 import penstock
 from penstock import Draft
-from penstock.errors import ConfigError
-from penstock.spark.source.source import PenstockSource
+from penstock.errors import ConfigError, PenstockError, PositionTrimmed
+from penstock.spark.source import stream as streams
 from penstock.spark.source.stream import split_offset
-from server.serving import serving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-COLUMNS = StructType().add("seq", "long").add("payload", "string")
+
+def fill(journal: penstock.Journal, count: int, topic: str = "orders") -> None:
+    journal.topic(topic).append_many([Draft("placed", n) for n in range(count)])
+
+
+def positions(low: int, high: int, topic: str = "orders") -> list[tuple[str, int]]:
+    return [(topic, seq) for seq in range(low, high + 1)]
+
+
+def where(rows: list[Row]) -> list[tuple[str, int]]:
+    return [(row["topic"], row["seq"]) for row in rows]
+
+
+def test_available_now_reads_what_is_there_in_batches_of_the_size_asked_for(
+    url: str, journal: penstock.Journal
+) -> None:
+    checkpoint: list[Any] = []
+
+    def run() -> list[list[Row]]:
+        return Stream(url, checkpoint, topic="orders", available_now=True, maxOffsetsPerTrigger=10).batches()
+
+    fill(journal, 25)
+    assert [where(batch) for batch in run()] == [positions(1, 10), positions(11, 20), positions(21, 25)]
+    fill(journal, 3)
+    assert [where(batch) for batch in run()] == [positions(26, 28)]
+    assert run() == []
+
+
+def test_latest_leaves_history_behind_and_misses_nothing_after_the_start(url: str, journal: penstock.Journal) -> None:
+    fill(journal, 50)
+    stream = Stream(url, topic="orders", startingOffsets="latest")
+    assert stream.batches() == [[]], "the first batch holds the place, so that a crash cannot move it"
+    fill(journal, 7)
+    assert where(stream.rows()) == positions(51, 57)
+
+
+def test_several_topics_share_a_batch_by_what_waits_and_new_ones_join_a_pattern(
+    url: str, journal: penstock.Journal
+) -> None:
+    fill(journal, 90, "a")
+    fill(journal, 10, "b")
+    stream = Stream(url, topicPattern="[abc]", maxOffsetsPerTrigger=50)
+    batches = stream.batches()
+    assert sorted(where([row for batch in batches for row in batch])) == positions(1, 90, "a") + positions(1, 10, "b")
+    assert [len(batch) for batch in batches] == [50, 50]
+    assert {row["topic"] for row in batches[0]} == {"a", "b"}
+    fill(journal, 4, "c")
+    assert where(stream.rows()) == positions(1, 4, "c")
+
+
+def test_a_batch_waits_for_as_many_events_as_it_is_told_to(
+    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or until the longest delay is over; kinds that are not wanted count, as they do for Kafka's source."""
+    now = [1000.0]
+    monkeypatch.setattr(streams.time, "monotonic", lambda: now[0])
+    fill(journal, 8)
+    stream = Stream(url, topic="orders", kinds="placed", minOffsetsPerTrigger=9, maxTriggerDelay="1h")
+    assert stream.rows() == []
+    journal.topic("orders").append("other", 1)
+    assert where(stream.rows()) == positions(1, 8)
+    fill(journal, 1)
+    assert stream.rows() == []
+    now[0] += 3600
+    assert where(stream.rows()) == positions(10, 10)
+
+
+def test_a_consumer_shows_how_far_the_query_has_come_and_holds_compaction(url: str, journal: penstock.Journal) -> None:
+    topic, checkpoint = journal.topic("orders"), []
+    fill(journal, 20)
+    options = {"topic": "orders", "consumer": "billing", "available_now": True}
+    Stream(url, checkpoint, startingOffsets="4", maxOffsetsPerTrigger="8", **options).batches()
+    assert topic.cursors() == {"billing": 20} and topic.lag("billing") == 0
+    fill(journal, 5)
+    assert topic.lag("billing") == 5
+    assert topic.compact(25).stopped_at == "billing"
+    assert where(Stream(url, checkpoint, **options).rows()) == positions(21, 25)
+    assert topic.cursor("billing") == 25
+
+
+def test_trimmed_history_stops_the_query_unless_it_can_do_without(url: str, journal: penstock.Journal) -> None:
+    fill(journal, 10)
+    checkpoint: list[Any] = []
+    Stream(url, checkpoint, topic="orders").batches()
+    fill(journal, 10)
+    journal.topic("orders").compact(15)
+    with pytest.raises(PositionTrimmed, match="events 11 to 15 of topic 'orders'"):
+        Stream(url, checkpoint[:], topic="orders").batches()
+    lenient = Stream(url, checkpoint, topic="orders", failOnDataLoss="false")
+    assert where(lenient.rows()) == positions(16, 20)
+
+
+def test_a_checkpoint_of_another_journal_is_refused(url: str, journal: penstock.Journal, tmp_path: Path) -> None:
+    fill(journal, 10)
+    checkpoint: list[Any] = []
+    Stream(url, checkpoint, topic="orders").batches()
+    journal.close()
+    for file in tmp_path.glob("shop.db*"):
+        file.unlink()
+    with penstock.open(url) as other:
+        fill(other, 4)
+        with pytest.raises(ConfigError, match="'orders' through 10, and the topic ends at 4"):
+            Stream(url, checkpoint, topic="orders").batches()
+
+
+def test_offsets_name_the_topic_that_was_read_wherever_the_journal_is(
+    place: dict[str, str], journal: penstock.Journal
+) -> None:
+    fill(journal, 10)
+
+    def stream(*offsets: dict[str, int]) -> Stream:
+        return Stream(place, list(offsets), topic="orders", maxOffsetsPerTrigger=6)
+
+    begun = stream({"orders": 0})
+    begun.batches()
+    first, last = begun.checkpoint[1:]
+    assert split_offset(first)[0] == {"orders": 6} and set(first) == {"orders", "orders#", "#"}
+    assert last == {**first, "orders": 10}
+    assert stream({"orders": 10}).batches() == [], "of a query from before"
+    assert stream({**last, "#": 7}).batches() == [], "in a copy, numbers say nothing"
+    meanwhile = stream(last)
+    assert meanwhile.batches() == []
+    journal.drop_topic("orders", force=True)
+    fill(journal, 20)
+    for again in (meanwhile, stream(last)):
+        with pytest.raises(ConfigError, match="dropped and made again"):
+            again.batches()
+        with pytest.raises(ConfigError, match="dropped and made again"):
+            again.reader.partitions(first, last)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topic": "oders"}, "there is no topic 'oders'"),
+        ({"topic": "orders", "endingOffsets": "3"}, "endingOffsets is for batches"),
+        ({"topic": "orders", "consumer": " "}, "not blank"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_one_clear_error(
+    url: str, journal: penstock.Journal, options: dict[str, str], says: str
+) -> None:
+    fill(journal, 1)
+    with pytest.raises(PenstockError, match=says):
+        Stream(url, **options).batches()
+
+
+# ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
+Follow = Callable[..., tuple["StreamingQuery", list[list[int]]]]
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
-
-
-class Seen:
-    """What the batches of a query held, gathered in this process."""
-
-    def __init__(self) -> None:
-        self.batches: dict[int, list[tuple[str, int]]] = {}
-
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        rows = frame.select("topic", "seq").collect()
-        self.batches[batch] = sorted((row.topic, row.seq) for row in rows)
-
-    @property
-    def rows(self) -> list[tuple[str, int]]:
-        return [row for _, batch in sorted(self.batches.items()) for row in batch]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(batch) for _, batch in sorted(self.batches.items()) if batch]
-
-
-@pytest.fixture
-def follow(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., tuple[StreamingQuery, Seen]]]:
-    """Starts a query over the journal under test."""
+def follow(spark: SparkSession, url: str, tmp_path: Path) -> Iterator[Follow]:
+    """Starts a query over the journal under test; gives it and the positions of its batches."""
     started: list[StreamingQuery] = []
 
-    def follow(*, checkpoint: str = "checkpoint", once: bool = False, **options: object) -> tuple[StreamingQuery, Seen]:
-        seen = Seen()
-        stream = spark.readStream.format("penstock").option("url", str(tmp_path / "shop.db"))
-        stream = stream.options(**{name: str(value) for name, value in options.items()})
-        writer = stream.load().writeStream.foreachBatch(seen).option("checkpointLocation", str(tmp_path / checkpoint))
-        if once:
-            writer = writer.trigger(availableNow=True)
-        query = writer.start()
+    def follow(*, once: bool = False, **options: object) -> tuple[StreamingQuery, list[list[int]]]:
+        seen: list[list[int]] = []
+
+        def gather(frame: DataFrame, batch: int) -> None:
+            seen.append(sorted(row.seq for row in frame.select("seq").collect()))
+
+        stream = spark.readStream.format("penstock").options(url=url, topic="orders", **options).load()
+        writer = stream.writeStream.foreachBatch(gather).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = (writer.trigger(availableNow=True) if once else writer).start()
         started.append(query)
         if once:
             query.awaitTermination(600)
@@ -73,153 +194,26 @@ def follow(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., tuple[
         query.stop()
 
 
-def orders(journal: penstock.Journal, count: int, topic: str = "orders") -> None:
-    journal.topic(topic).append_many([Draft("placed", n) for n in range(count)])
-
-
-def positions(low: int, high: int, topic: str = "orders") -> list[tuple[str, int]]:
-    return [(topic, seq) for seq in range(low, high + 1)]
-
-
-def test_available_now_reads_what_is_there_in_batches_of_the_size_asked_for(
-    journal: penstock.Journal, follow: Any
+def test_a_query_reads_batches_of_the_size_asked_for_and_goes_on_from_its_checkpoint(
+    journal: penstock.Journal, follow: Follow
 ) -> None:
-    orders(journal, 25)
-    _, seen = follow(topic="orders", once=True, maxOffsetsPerTrigger=10)
-    assert seen.rows == positions(1, 25)
-    assert seen.sizes == [10, 10, 5]
-    orders(journal, 3)
-    _, seen = follow(topic="orders", once=True, maxOffsetsPerTrigger=10)
-    assert seen.rows == positions(26, 28)
-    _, seen = follow(topic="orders", once=True, maxOffsetsPerTrigger=10)
-    assert seen.rows == []
+    fill(journal, 25)
+    _, seen = follow(once=True, maxOffsetsPerTrigger=10, consumer="billing")
+    assert seen == [[*range(1, 11)], [*range(11, 21)], [*range(21, 26)]]
+    assert journal.topic("orders").cursors() == {"billing": 25}
+    fill(journal, 3)
+    _, seen = follow(once=True)
+    assert seen == [[26, 27, 28]]
 
 
-def test_a_running_query_follows_appends_of_this_process(journal: penstock.Journal, follow: Any) -> None:
-    orders(journal, 5)
-    query, seen = follow(topic="orders")
+def test_a_running_query_that_starts_at_the_latest_follows_appends_of_this_process(
+    journal: penstock.Journal, follow: Follow
+) -> None:
+    fill(journal, 5)
+    query, seen = follow(startingOffsets="latest")
     query.processAllAvailable()
-    assert seen.rows == positions(1, 5)
-    for _ in range(3):
-        orders(journal, 100)
+    assert seen == [[]]
+    for _ in range(2):
+        fill(journal, 100)
         query.processAllAvailable()
-    assert seen.rows == positions(1, 305)
-
-
-def test_latest_leaves_history_behind_and_misses_nothing_after_the_start(
-    journal: penstock.Journal, follow: Any
-) -> None:
-    orders(journal, 50)
-    query, seen = follow(topic="orders", startingOffsets="latest")
-    query.processAllAvailable()
-    assert seen.rows == []
-    assert seen.batches[0] == [], "the first batch holds the place, so that a crash cannot move it"
-    orders(journal, 7)
-    query.processAllAvailable()
-    assert seen.rows == positions(51, 57)
-
-
-def test_several_topics_share_a_batch_by_what_waits_and_new_ones_join_a_pattern(
-    journal: penstock.Journal, follow: Any
-) -> None:
-    orders(journal, 90, "a")
-    orders(journal, 10, "b")
-    query, seen = follow(topicPattern="[abc]", maxOffsetsPerTrigger=50)
-    query.processAllAvailable()
-    assert sorted(seen.rows) == positions(1, 90, "a") + positions(1, 10, "b")
-    assert max(seen.sizes) <= 50
-    assert {topic for topic, _ in seen.batches[0]} == {"a", "b"}
-    orders(journal, 4, "c")
-    query.processAllAvailable()
-    assert [row for row in seen.rows if row[0] == "c"] == positions(1, 4, "c")
-
-
-def test_a_consumer_shows_how_far_the_query_has_come_and_holds_compaction(
-    journal: penstock.Journal, follow: Any
-) -> None:
-    topic = journal.topic("orders")
-    orders(journal, 20)
-    follow(topic="orders", once=True, consumer="billing", startingOffsets="4", maxOffsetsPerTrigger="8")
-    assert topic.cursors() == {"billing": 20}
-    assert topic.lag("billing") == 0
-    orders(journal, 5)
-    assert topic.lag("billing") == 5
-    assert topic.compact(25).stopped_at == "billing"
-    _, seen = follow(topic="orders", once=True, consumer="billing")
-    assert seen.rows == positions(21, 25)
-    assert topic.cursor("billing") == 25
-
-
-def test_trimmed_history_stops_the_query_unless_it_can_do_without(journal: penstock.Journal, follow: Any) -> None:
-    orders(journal, 10)
-    follow(topic="orders", once=True)
-    orders(journal, 10)
-    journal.topic("orders").compact(15)
-    with pytest.raises(StreamingQueryException, match="PositionTrimmed: events 11 to 15 of topic 'orders'"):
-        follow(topic="orders", once=True)
-    _, seen = follow(topic="orders", once=True, failOnDataLoss="false")
-    assert seen.rows == positions(16, 20)
-
-
-def test_a_checkpoint_of_another_journal_is_refused(journal: penstock.Journal, follow: Any, tmp_path: Path) -> None:
-    orders(journal, 10)
-    follow(topic="orders", once=True)
-    journal.close()
-    for file in tmp_path.glob("shop.db*"):
-        file.unlink()
-    with penstock.open(tmp_path / "shop.db") as other:
-        orders(other, 4)
-        with pytest.raises(StreamingQueryException, match="'orders' through 10, and the topic ends at 4"):
-            follow(topic="orders", once=True)
-
-
-def test_a_topic_that_was_dropped_and_made_again_is_not_the_one_that_was_read(
-    journal: penstock.Journal, follow: Any, tmp_path: Path
-) -> None:
-    orders(journal, 10)
-    follow(topic="orders", once=True, consumer="billing")
-    journal.drop_topic("orders", force=True)
-    orders(journal, 30)
-    with pytest.raises(StreamingQueryException, match=r"'orders' in .* was dropped and made again since this query"):
-        follow(topic="orders", once=True, consumer="billing")
-    assert journal.topic("orders").cursors() == {}, "and nothing is held for it in the other topic"
-    _, seen = follow(topic="orders", once=True, failOnDataLoss="false")
-    assert seen.rows == positions(11, 30)
-
-
-def test_offsets_name_the_topic_that_was_read_wherever_the_journal_is(tmp_path: Path) -> None:
-    with penstock.open(tmp_path / "shop.db") as journal, serving(journal) as served:
-        for topic, url in (("here", str(tmp_path / "shop.db")), ("there", served.url)):
-            orders(journal, 10, topic)
-
-            def reader(url: str = url, topic: str = topic) -> Any:
-                return PenstockSource({"url": url, "topic": topic}).streamReader(COLUMNS)
-
-            limit = ReadMaxRows(6)
-            first = reader().latestOffset({topic: 0}, limit)
-            assert split_offset(first)[0] == {topic: 6} and set(first) == {topic, f"{topic}#", "#"}
-            last = reader().latestOffset(first, limit)
-            assert last == {**first, topic: 10} and reader().latestOffset(last, limit) == last
-            assert reader().latestOffset({topic: 10}, limit) == {topic: 10}, "of a query from before"
-            elsewhere = {**last, "#": 7}
-            assert reader().latestOffset(elsewhere, limit) == elsewhere, "in a copy, numbers say nothing"
-            meanwhile = reader()
-            meanwhile.latestOffset(last, limit)
-            journal.drop_topic(topic, force=True)
-            orders(journal, 20, topic)
-            for again in (meanwhile, reader()):
-                with pytest.raises(ConfigError, match="dropped and made again"):
-                    again.latestOffset(last, limit)
-                with pytest.raises(ConfigError, match="dropped and made again"):
-                    again.partitions(first, last)
-
-
-def test_what_a_stream_cannot_do_is_one_clear_error(journal: penstock.Journal, follow: Any) -> None:
-    orders(journal, 1)
-    for options, message in (
-        ({"topic": "oders"}, "there is no topic 'oders'"),
-        ({"topic": "orders", "endingOffsets": "3"}, "endingOffsets is for batches"),
-        ({"topic": "orders", "consumer": " "}, "not blank"),
-    ):
-        with pytest.raises(Exception, match=message):
-            follow(once=True, **options)
+    assert [seq for batch in seen for seq in batch] == list(range(6, 206))
