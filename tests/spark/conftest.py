@@ -25,9 +25,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     penstock.spark.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def emulator() -> Iterator[Emulator]:
-    """An S3 emulator, of the module's own."""
+    """An S3 emulator; every test has buckets of its own in it."""
     running = Emulator()
     yield running
     running.stop()

@@ -1,10 +1,11 @@
 """Sources and sinks that kill a process, once, at a stage of a batch.
 
 The order to kill lies in a folder, as a file: `stage target hits`. Whoever reaches the stage counts down and, at zero,
-takes the file away and kills the target with SIGKILL: itself (`worker`), Spark's JVM (`jvm`) or the driver program
-(`program`), whose numbers lie in the folder above. It dies with its victim, unless the target is called `jvm-orphan`:
-then it finishes what it was doing, for nobody. A JVM and a program are shared by queries with orders of their own, in
-folders beside each other: each waits at its stage, so that one kill meets all of them there.
+takes the file away and kills the target with SIGKILL: itself (`worker`), Spark's JVM (`jvm`), the driver program
+(`program`), whose numbers lie in the folder above, or the server that works for it, whose number lies in its folder. It
+dies with its victim, unless the target is called `jvm-orphan` or `server-orphan`: then it goes on. A JVM and a program
+are shared by queries with orders of their own, in folders beside each other: each waits at its stage, so that one kill
+meets all of them there.
 
     planned    the offsets are in the checkpoint's log, nothing has been read
     reading    a task has read some of its rows
@@ -65,7 +66,8 @@ def reach(folder: str, stage: str) -> None:
     if target == "worker":
         os.kill(os.getpid(), signal.SIGKILL)
     together = Path(folder).parent
-    victim = int((together / target.partition("-")[0]).read_text())
+    who = target.partition("-")[0]
+    victim = int(((Path(folder) if who == "server" else together) / f"{who}.pid").read_text())
     _wait(lambda: not list(together.glob("*/order")))
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)

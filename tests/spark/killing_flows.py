@@ -1,12 +1,15 @@
-"""Five flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
+"""Flows with sources and sinks that kill, and the program that runs them at once, in one JVM.
 
     copying    topic  → topic
     arriving   buffer → queue, with columns that say how each message is delivered
     leaving    topic  → buffer
     passing    buffer → buffer
     serving    topic  → topic, both at a server
+    storing    topic  → topic in object storage: the commit opens the journal and publishes by itself
+    handing    the same, but a server, which holds the lease, publishes what lies in the store
 
-Each has a folder of its own, with its journal, its buffer, its checkpoint and its order to kill; see `killing`.
+Each has a folder of its own, with its journal, its buffer, its checkpoint and its order to kill; see `killing`. Where
+the journals in object storage lie is in `where`, a file of the folder above; credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import decode_batch, parse_manifest
 from penstock.buffer.store import open_store
 from penstock.journal.bulk.staging import staged_batches
+from penstock.transfer.objects import StagingArea, own_area
 
 PAD = "x" * 5000
 """Makes a task's share of a batch too large for its message, so that staging files are part of the test."""
@@ -98,6 +102,8 @@ class Flow:
 
 class Copying(Flow):
     per_batch = 300
+    served = False
+    """Whether a server works for it; its address lies in the folder then, as `server`."""
 
     def query(self, spark: SparkSession) -> Any:
         asked = {"topic": "orders", "consumer": "copier", "maxOffsetsPerTrigger": 300, "minPartitions": 2}
@@ -110,34 +116,66 @@ class Copying(Flow):
         """Where the query finds the journal."""
         return self.url
 
+    @property
+    def server(self) -> str:
+        return (self.folder / "server").read_text()
+
     def put(self, numbers: range) -> None:
         with penstock.open(self.url) as journal:
             drafts = [Draft("placed", {"n": n, "pad": PAD}, key=f"k{n % 5}") for n in numbers]
             journal.topic("orders").append_many(drafts)
 
     def arrived(self) -> list[int]:
-        with penstock.open(self.url) as journal:
+        with penstock.open(self.url, read_only=True) as journal:
             return [event.payload["n"] for event in journal.topic("copies").read()]
 
     def check_exactly_once(self) -> None:
         super().check_exactly_once()
-        with penstock.open(self.url) as journal:
+        with penstock.open(self.url, read_only=True) as journal:
             orders, copies = journal.topic("orders"), journal.topic("copies")
             assert [copy.causation_id for copy in copies.read()] == [order.id for order in orders.read()]
             assert orders.cursor("copier") == self.fed
 
 
 class Serving(Copying):
-    """The same through a server, whose address lies in the folder."""
+    served = True
 
     @property
     def place(self) -> str:
-        return (self.folder / "server").read_text()
+        return self.server
 
     def check_exactly_once(self) -> None:
         super().check_exactly_once()
         with open_local(self.url) as journal, journal._engine.read() as snap:
             assert not list(staged_batches(snap)), "what killed tasks have staged at the server is swept away"
+
+
+class Storing(Copying):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.url = f"{(folder.parent / 'where').read_text()}/{folder.name}"
+
+    def source(self, spark: SparkSession, format: str, **options: Any) -> Any:
+        return super().source(spark, format, **options, **self._through())
+
+    def query(self, spark: SparkSession) -> Any:
+        return super().query(spark).options(**self._through())
+
+    def _through(self) -> dict[str, str]:
+        return {"writer": self.server} if self.served else {}
+
+    def put(self, numbers: range) -> None:
+        drafts = [Draft("placed", {"n": n, "pad": PAD}, key=f"k{n % 5}") for n in numbers]
+        with penstock.open(self.server if self.served else self.url) as journal:
+            journal.topic("orders").append_many(drafts)
+
+    def check_exactly_once(self) -> None:
+        super().check_exactly_once()
+        assert not list(StagingArea(own_area(self.url) or "")._objects()), "what killed tasks have staged is swept away"
+
+
+class Handing(Storing):
+    served = True
 
 
 def produce(buffer: str, numbers: range) -> None:
@@ -232,8 +270,13 @@ class Passing(Leaving):
         produce(self.intake, numbers)
 
 
-def all_flows(folder: Path) -> list[Flow]:
-    return [kind(folder / kind.__name__.lower()) for kind in (Copying, Arriving, Leaving, Passing, Serving)]
+KINDS: tuple[type[Flow], ...] = (Copying, Arriving, Leaving, Passing, Serving, Storing, Handing)
+
+
+def flows_in(folder: Path) -> list[Flow]:
+    """The flows whose folders a test has made."""
+    places = [(kind, folder / kind.__name__.lower()) for kind in KINDS]
+    return [kind(place) for kind, place in places if place.exists()]
 
 
 def register_sources(spark: SparkSession) -> None:
@@ -244,11 +287,11 @@ def register_sources(spark: SparkSession) -> None:
 
 def main(folder: Path) -> None:
     # Two tasks of each flow must be able to wait for the others at their stage.
-    spark = penstock.spark.session("killing", master="local[10]")
+    spark = penstock.spark.session("killing", master=f"local[{2 * len(KINDS)}]")
     register_sources(spark)
-    (folder / "program").write_text(str(os.getpid()))
-    (folder / "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
-    for query in [flow.start(spark) for flow in all_flows(folder)]:
+    (folder / "program.pid").write_text(str(os.getpid()))
+    (folder / "jvm.pid").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
+    for query in [flow.start(spark) for flow in flows_in(folder)]:
         query.awaitTermination()
 
 

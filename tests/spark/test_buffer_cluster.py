@@ -23,13 +23,6 @@ ENTRIES = 50
 
 
 @pytest.fixture
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
-@pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     (tmp_path / "cluster").mkdir()
     running = Cluster(tmp_path / "cluster")

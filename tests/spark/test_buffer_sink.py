@@ -6,18 +6,20 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from without_spark import Task, source, struct, write
 
 from penstock.buffer import Batch, Consumer, Producer
 from penstock.buffer.format import parse_manifest
 from penstock.buffer.naming import shard_of
 from penstock.buffer.store import open_store
+from penstock.errors import ConfigError, PenstockError
+from penstock.spark.buffer.source import BufferSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -25,8 +27,8 @@ def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/buffer"
 
 
-def save(frame: DataFrame, url: str, **options: Any) -> None:
-    frame.write.format("penstock-buffer").mode("append").options(url=url, **options).save()
+def save(url: str, *tasks: Task, **options: object) -> None:
+    write(url, *tasks, of=BufferSource, **options)
 
 
 def batches(url: str, **options: Any) -> list[Batch]:
@@ -41,52 +43,40 @@ def entries(url: str, **options: Any) -> list[bytes]:
     return [entry for batch in batches(url, **options) for entry in batch]
 
 
-def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
-    return spark.range(0, count, 1, partitions).select(F.col("id").cast("string").alias("entry"))
+def numbers(first: int, stop: int) -> list[dict[str, Any]]:
+    return [{"entry": str(n)} for n in range(first, stop)]
 
 
-def test_a_frame_becomes_objects_in_the_order_of_its_rows(spark: SparkSession, url: str):
-    save(numbers(spark, 1000), url)
-    assert parse_manifest(open_store(url).get("ingest/manifest")).count == 2
-    assert entries(url) == [str(n).encode() for n in range(1000)]
-
-
-def test_bytes_and_metadata_are_kept_as_they_are(spark: SparkSession, url: str):
-    rows = [(b"\xff\x00", b"m1"), (b"", b"m1"), (b"c", None), (b"d", b"\xfe")]
-    frame = spark.createDataFrame(rows, "entry BINARY, metadata BINARY").coalesce(1)
-    save(frame, url)
+def test_bytes_and_metadata_are_kept_as_they_are(url: str) -> None:
+    found = {"entry": [b"\xff\x00", b"", b"c", b"d"], "metadata": [b"m1", b"m1", None, b"\xfe"]}
+    save(url, pa.record_batch(found))
     (batch,) = batches(url)
-    assert batch.entries == [b"\xff\x00", b"", b"c", b"d"]
+    assert batch.entries == found["entry"]
     assert [batch.metadata_of(n).payload for n in range(4)] == [b"m1", b"m1", b"", b"\xfe"]
     assert len(batch.metadata) == 3
 
 
-def test_large_shares_become_several_objects_compressed_on_demand(spark: SparkSession, url: str):
-    frame = spark.range(0, 3000, 1, 1).select(F.lpad(F.col("id").cast("string"), 1000, "x").alias("entry"))
-    save(frame, url, flushBytes=1_000_000, compression="zstd")
+def test_large_shares_become_several_objects_compressed_on_demand(url: str) -> None:
+    rows = [{"entry": str(n).rjust(1000, "x")} for n in range(3000)]
+    save(url, rows, flushBytes=1_000_000, compression="zstd")
     found = batches(url)
     assert len(found) == 4 and all(batch.size <= 1_000_000 for batch in found)
     assert [int(entry.strip(b"x")) for batch in found for entry in batch] == list(range(3000))
-    stored = sum(len(open_store(url).get(batch.location)) for batch in found)
-    assert stored < 300_000
+    assert sum(len(open_store(url).get(batch.location)) for batch in found) < 300_000
 
 
-def test_rows_go_to_the_shard_of_their_key(spark: SparkSession, url: str):
-    frame = numbers(spark, 200).withColumn("key", F.concat(F.lit("k"), F.col("entry").cast("int") % 7))
-    save(frame, url, shards=3)
+def test_rows_go_to_the_shard_of_their_key(url: str) -> None:
+    save(url, [{"entry": str(n), "key": f"k{n % 7}"} for n in range(200)], shards=3)
     for shard in range(3):
         found = [int(entry) for entry in entries(url, shards=3, shard=shard)]
         assert found == [n for n in range(200) if shard_of(f"k{n % 7}", 3) == shard]
 
 
-def test_a_job_that_is_run_again_writes_nothing_even_after_its_entries_were_consumed(spark: SparkSession, url: str):
-    save(numbers(spark, 10), url, txnAppId="nightly", txnVersion=7)
-    save(numbers(spark, 10), url, txnAppId="nightly", txnVersion=7)
-    assert len(entries(url)) == 10
-    save(numbers(spark, 10), url, txnAppId="nightly", txnVersion=7)
-    assert entries(url) == []
-    save(numbers(spark, 10), url, txnAppId="nightly", txnVersion=8)
-    assert len(entries(url)) == 10
+def test_a_job_that_is_run_again_writes_nothing_even_after_its_entries_were_consumed(url: str) -> None:
+    for version, left in ((7, 10), (7, 0), (8, 10)):
+        for _ in range(2):
+            save(url, numbers(0, 5), numbers(5, 10), txnAppId="nightly", txnVersion=version)
+        assert len(entries(url)) == left
 
 
 @pytest.mark.parametrize(
@@ -103,28 +93,29 @@ def test_a_job_that_is_run_again_writes_nothing_even_after_its_entries_were_cons
     ],
 )
 def test_what_cannot_be_written_is_said_before_anything_is(
-    spark: SparkSession, tmp_path: Path, columns: dict[str, str], options: dict[str, Any], says: str
-):
-    from pyspark.sql.types import _parse_datatype_string  # asks a session, except for names of simple types
-
-    from penstock.spark.buffer.source import BufferSource
-
-    schema = _parse_datatype_string(", ".join(f"{name} {kind}" for name, kind in columns.items()))
-    source = BufferSource({"url": f"file://{tmp_path}/b", **{name: str(value) for name, value in options.items()}})
+    url: str, columns: dict[str, str], options: dict[str, Any], says: str
+) -> None:
+    schema = struct(", ".join(f"{name} {kind}" for name, kind in columns.items()))
     with pytest.raises(ValueError, match=says):
-        source.writer(schema, False)
+        source(url, of=BufferSource, **options).writer(schema, False)
 
 
-def test_rows_without_an_entry_or_with_too_much_metadata_are_refused_whole(spark: SparkSession, url: str):
-    holey = numbers(spark, 100).withColumn("entry", F.when(F.col("entry") != "50", F.col("entry")))
-    with pytest.raises((PySparkException, Py4JJavaError), match="a row has no entry"):
-        save(holey, url)
-    wide = numbers(spark, 30_000, 1).withColumn("metadata", F.col("entry"))
-    with pytest.raises((PySparkException, Py4JJavaError), match="runs of different metadata"):
-        save(wide, url)
-    with pytest.raises(PySparkException, match="a buffer only grows"):
-        numbers(spark, 1).write.format("penstock-buffer").mode("overwrite").options(url=url).save()
+def test_rows_without_an_entry_or_with_too_much_metadata_are_refused_whole(url: str) -> None:
+    with pytest.raises(PenstockError, match="a row has no entry"):
+        save(url, numbers(0, 50), [{"entry": "1"}, {"entry": None}])
+    with pytest.raises(PenstockError, match="runs of different metadata"):
+        save(url, [{"entry": str(n), "metadata": str(n)} for n in range(30_000)])
+    with pytest.raises(ConfigError, match="a buffer only grows"):
+        source(url, of=BufferSource).writer(struct("entry STRING"), True)
     assert entries(url) == []
+
+
+# ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_frame_becomes_objects_in_the_order_of_its_rows(spark: SparkSession, url: str) -> None:
+    frame = spark.range(0, 1000, 1, 2).select(F.col("id").cast("string").alias("entry"))
+    frame.write.format("penstock-buffer").mode("append").options(url=url).save()
+    assert parse_manifest(open_store(url).get("ingest/manifest")).count == 2
+    assert entries(url) == [str(n).encode() for n in range(1000)]
 
 
 def copy(spark: SparkSession, source: str, target: str, checkpoint: Path) -> None:
@@ -136,7 +127,7 @@ def copy(spark: SparkSession, source: str, target: str, checkpoint: Path) -> Non
 
 def test_a_stream_writes_every_batch_once_even_if_the_newest_commit_log_entry_is_lost(
     spark: SparkSession, url: str, tmp_path: Path
-):
+) -> None:
     target, checkpoint = f"file://{tmp_path}/copies", tmp_path / "checkpoint"
     with Producer(url) as producer:
         for n in range(5):

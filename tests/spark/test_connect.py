@@ -61,15 +61,14 @@ def remote(tmp_path: Path, environ: dict[str, str]) -> Iterator[str]:
         server.wait()
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry"]], ids=["run", "dry"])
-def test_penstock_run_refuses_spark_connect(tmp_path: Path, dry: list[str]) -> None:
+def test_penstock_run_refuses_spark_connect(tmp_path: Path) -> None:
     """Before anything is asked of the server: nobody listens at this address."""
     url = str(tmp_path / "shop.db")
     flows = Path(__file__).with_name("connect_client.py")
     with penstock.open(url) as journal:
         journal.topic("orders").append("made", {"n": 1})
     command = [sys.executable, "-m", "penstock.cli", "run", str(flows), "--once", "--url", url]
-    command += ["--master", "sc://127.0.0.1:1", *dry]
+    command += ["--master", "sc://127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Spark Connect (sc://) has that elsewhere: give a master like local[*] or spark://…" in done.stderr

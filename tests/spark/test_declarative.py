@@ -40,7 +40,7 @@ def copy_orders():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_topics_are_sources_and_sinks_of_declarative_pipelines(tmp_path: Path) -> None:
     assert DEPENDENCIES.exists(), "scripts/setup.py puts what spark-pipelines needs there: make clean test"
     url = str(tmp_path / "shop.db")

@@ -5,7 +5,7 @@ The data source's own classes are asked, as Spark's Python workers ask them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from penstock.server.bulk import blocks as served_blocks
 from penstock.spark.served import journal as served_journal_module
 from penstock.spark.source import journals
 from penstock.spark.source.journals import LocalSource, open_source
-from penstock.spark.source.place import JournalPlace
+from penstock.spark.source.options import resolved
+from penstock.spark.source.place import JournalPlace, place_of
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stores import reading
 from server.serving import serving
@@ -31,19 +32,10 @@ ALL = ReadAllAvailable()
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db", durability="process") as journal:
+def journal(url: str) -> Iterator[penstock.Journal]:
+    with penstock.open(url, durability="process") as journal:
         fill(journal, 60)
         yield journal
-
-
-@pytest.fixture(params=["file", "served"])
-def url(request: pytest.FixtureRequest, journal: penstock.Journal, tmp_path: Path) -> Iterator[str]:
-    if request.param == "file":
-        yield str(tmp_path / "shop.db")
-        return
-    with serving(journal) as served:
-        yield served.url
 
 
 def fill(journal: penstock.Journal, count: int, kind: str = "placed", topic: str = "orders") -> None:
@@ -56,12 +48,12 @@ def make_anew(journal: penstock.Journal, count: int = 100) -> None:
     fill(journal, count, "made anew")
 
 
-def source(url: str, **options: str) -> PenstockSource:
-    return PenstockSource({"url": url, "topic": "orders", **options})
+def source(place: Mapping[str, str], **options: str) -> PenstockSource:
+    return PenstockSource({**place, "topic": "orders", **options})
 
 
-def stream(url: str, **options: str) -> Any:
-    return source(url, **options).streamReader(COLUMNS)
+def stream(place: Mapping[str, str], **options: str) -> Any:
+    return source(place, **options).streamReader(COLUMNS)
 
 
 def kinds(batches: Iterator[Any]) -> list[str]:
@@ -69,10 +61,11 @@ def kinds(batches: Iterator[Any]) -> list[str]:
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("count", [100, 20, 0])
-@pytest.mark.parametrize("lenient", ["true", "false"])
-def test_tasks_of_a_batch_read_one_topic(url: str, journal: penstock.Journal, count: int, lenient: str) -> None:
-    reader = source(url, minPartitions="2", failOnDataLoss=lenient).reader(COLUMNS)
+@pytest.mark.parametrize(("count", "lenient"), [(100, "true"), (20, "false"), (0, "true")])
+def test_tasks_of_a_batch_read_one_topic(
+    place: dict[str, str], journal: penstock.Journal, count: int, lenient: str
+) -> None:
+    reader = source(place, minPartitions="2", failOnDataLoss=lenient).reader(COLUMNS)
     first, second = reader.partitions()
     assert kinds(reader.read(first)) == ["placed"] * 30
     make_anew(journal, count)
@@ -84,8 +77,8 @@ def test_tasks_of_a_batch_read_one_topic(url: str, journal: penstock.Journal, co
         assert kinds(batch for share in reader.partitions() for batch in reader.read(share)) == ["made anew"] * count
 
 
-def test_tasks_of_a_streams_batch_read_one_topic(url: str, journal: penstock.Journal) -> None:
-    reader = stream(url, minPartitions="2")
+def test_tasks_of_a_streams_batch_read_one_topic(place: dict[str, str], journal: penstock.Journal) -> None:
+    reader = stream(place, minPartitions="2")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
     first, second = reader.partitions(start, end)
@@ -98,10 +91,10 @@ def test_tasks_of_a_streams_batch_read_one_topic(url: str, journal: penstock.Jou
 
 
 def test_a_task_that_fetches_in_pieces_reads_one_topic(
-    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+    place: dict[str, str], journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_answers(monkeypatch)
-    reader = source(url).reader(COLUMNS)
+    reader = source(place).reader(COLUMNS)
     [share] = reader.partitions()
     batches = reader.read(share)
     assert kinds(iter([next(batches)])) == ["placed"] * 10
@@ -111,10 +104,10 @@ def test_a_task_that_fetches_in_pieces_reads_one_topic(
 
 
 def test_blocks_that_are_merged_between_two_pieces_are_read_once(
-    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+    place: dict[str, str], journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_answers(monkeypatch)
-    reader = source(url).reader(COLUMNS)
+    reader = source(place).reader(COLUMNS)
     [share] = reader.partitions()
     batches = reader.read(share)
     seqs = next(batches).column("seq").to_pylist()
@@ -144,20 +137,20 @@ def test_a_topic_that_is_dropped_while_it_is_planned_is_said_to_be(
 
         monkeypatch.setattr(served_journal_module._ServedState, "topics", then_dropped)
         with pytest.raises(TopicDropped, match="after this query was planned"):
-            source(served.url).reader(COLUMNS).partitions()
+            source({"url": served.url}).reader(COLUMNS).partitions()
 
 
 def test_a_topic_of_a_pattern_that_is_dropped_before_its_batch_is_planned_is_not_left_out(
-    url: str, journal: penstock.Journal
+    place: dict[str, str], journal: penstock.Journal
 ) -> None:
     fill(journal, 10, topic="orders-old")
-    reader = PenstockSource({"url": url, "topicPattern": "orders.*"}).streamReader(COLUMNS)
+    reader = PenstockSource({**place, "topicPattern": "orders.*"}).streamReader(COLUMNS)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
     journal.drop_topic("orders-old")
     with pytest.raises(TopicDropped, match="'orders-old'"):
         reader.partitions(start, end)
-    lenient = PenstockSource({"url": url, "topicPattern": "orders.*", "failOnDataLoss": "false"}).streamReader(COLUMNS)
+    lenient = PenstockSource({**place, "topicPattern": "orders.*", "failOnDataLoss": "false"}).streamReader(COLUMNS)
     assert [share.topic for share in lenient.partitions(start, end)] == ["orders"]
     assert [share.topic for share in reader.partitions(start, {**end, "orders-old": 0})] == ["orders"]
 
@@ -165,22 +158,24 @@ def test_a_topic_of_a_pattern_that_is_dropped_before_its_batch_is_planned_is_not
 # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("begins", [{"startingOffsets": "latest"}, {"startingTimestamp": "2100-01-01T00:00:00Z"}])
 def test_a_stream_that_has_read_nothing_yet_knows_what_it_left_behind(
-    url: str, journal: penstock.Journal, begins: dict[str, str]
+    place: dict[str, str], journal: penstock.Journal, begins: dict[str, str]
 ) -> None:
-    reader = stream(url, **begins)
+    reader = stream(place, **begins)
     start = reader.initialOffset()
     assert start["orders"] == 60 and reader.initialOffset() == start
     assert reader.latestOffset(start, ALL) == start, "the checkpoint has it now"
     make_anew(journal)
-    for again in (reader, stream(url, **begins)):
+    for again in (reader, stream(place, **begins)):
         with pytest.raises(ConfigError, match=r"'orders' in .* was dropped and made again since this query read"):
             again.latestOffset(start, ALL)
-    lenient = stream(url, failOnDataLoss="false", **begins)
+    lenient = stream(place, failOnDataLoss="false", **begins)
     assert lenient.latestOffset(start, ALL)["orders"] == 100
 
 
-def test_a_stream_from_the_beginning_of_a_topic_left_nothing_behind(url: str, journal: penstock.Journal) -> None:
-    reader = stream(url)
+def test_a_stream_from_the_beginning_of_a_topic_left_nothing_behind(
+    place: dict[str, str], journal: penstock.Journal
+) -> None:
+    reader = stream(place)
     start = reader.initialOffset()
     assert start == {"orders": 0}
     make_anew(journal)
@@ -188,27 +183,27 @@ def test_a_stream_from_the_beginning_of_a_topic_left_nothing_behind(url: str, jo
     rows = kinds(batch for share in reader.partitions(start, end) for batch in reader.read(share))
     assert rows == ["made anew"] * 100
     journal.topic("orders").compact(40)
-    assert set(stream(url).initialOffset()) == {"orders", "orders#", "#"}, "forty are behind it"
+    assert set(stream(place).initialOffset()) == {"orders", "orders#", "#"}, "forty are behind it"
 
 
 @pytest.mark.parametrize("count", [30, 100])
 def test_available_now_reads_nothing_of_a_topic_made_anew_since(
-    url: str, journal: penstock.Journal, count: int
+    place: dict[str, str], journal: penstock.Journal, count: int
 ) -> None:
-    reader = stream(url)
+    reader = stream(place)
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     make_anew(journal, count)
     assert reader.latestOffset(start, ALL) == start, "the next run reads it"
-    again = stream(url)
+    again = stream(place)
     again.prepareForTriggerAvailableNow()
     assert again.latestOffset(start, ALL)["orders"] == count
 
 
 def test_available_now_stops_where_it_has_read_a_part_of_the_topic_that_is_gone(
-    url: str, journal: penstock.Journal
+    place: dict[str, str], journal: penstock.Journal
 ) -> None:
-    reader = stream(url)
+    reader = stream(place)
     reader.prepareForTriggerAvailableNow()
     start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
     assert start["orders"] == 10
@@ -217,10 +212,10 @@ def test_available_now_stops_where_it_has_read_a_part_of_the_topic_that_is_gone(
         reader.latestOffset(start, ReadMaxRows(10))
 
 
-def test_numbers_of_another_journal_do_not_stay_in_an_offset(url: str, journal: penstock.Journal) -> None:
+def test_numbers_of_another_journal_do_not_stay_in_an_offset(place: dict[str, str], journal: penstock.Journal) -> None:
     """Those of topics that nothing was read of since: with the other journal's mark they would be taken for its own."""
     fill(journal, 10, topic="refunds")
-    reader: Any = PenstockSource({"url": url, "topic": "orders,refunds"}).streamReader(COLUMNS)
+    reader: Any = PenstockSource({**place, "topic": "orders,refunds"}).streamReader(COLUMNS)
     elsewhere = {"orders": 60, "orders#": 77, "refunds": 0, "refunds#": 78, "#": 7}
     end = reader.latestOffset(elsewhere, ALL)
     assert {"orders": 60, "refunds": 10}.items() <= end.items() and "orders#" not in end
@@ -229,9 +224,9 @@ def test_numbers_of_another_journal_do_not_stay_in_an_offset(url: str, journal: 
 
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_cursor_of_a_query_stays_where_it_is_in_another_topic(
-    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+    place: dict[str, str], journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = stream(url, consumer="billing")
+    reader = stream(place, consumer="billing")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
     assert journal.topic("orders").cursor("billing") == 0
@@ -247,15 +242,15 @@ def test_the_cursor_of_a_query_stays_where_it_is_in_another_topic(
 
 
 def test_a_cursor_is_moved_in_the_topic_with_the_number(
-    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+    place: dict[str, str], journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the topic is exchanged between the look at its end and the move, as at a server."""
-    place = open_source(JournalPlace(url if url.startswith("http") else f"sqlite:{url}"))
-    with place.state() as state:
+    opened = open_source(place_of(resolved(place)))
+    with opened.state() as state:
         number = state.topics(["orders"])["orders"].number
-    place.follow("billing", {"orders": (40, number)}, back=False)
+    opened.follow("billing", {"orders": (40, number)}, back=False)
     assert journal.topic("orders").cursor("billing") == 40
-    if url.startswith("http"):
+    if "token" in place:
         ends = served_journal_module.ServedJournal.ends
 
         def then_dropped(self: Any, names: Any) -> Any:
@@ -266,12 +261,14 @@ def test_a_cursor_is_moved_in_the_topic_with_the_number(
         monkeypatch.setattr(served_journal_module.ServedJournal, "ends", then_dropped)
     else:
         make_anew(journal)
-    place.follow("billing", {"orders": (50, number)}, back=True)
+    opened.follow("billing", {"orders": (50, number)}, back=True)
     assert journal.topic("orders").cursors() == {}
 
 
-def test_a_query_that_goes_on_in_a_topic_made_anew_has_a_cursor_there(url: str, journal: penstock.Journal) -> None:
-    reader = stream(url, consumer="billing", failOnDataLoss="false")
+def test_a_query_that_goes_on_in_a_topic_made_anew_has_a_cursor_there(
+    place: dict[str, str], journal: penstock.Journal
+) -> None:
+    reader = stream(place, consumer="billing", failOnDataLoss="false")
     end = reader.latestOffset(reader.initialOffset(), ALL)
     assert reader.latestOffset(end, ALL) == end
     assert journal.topic("orders").cursor("billing") == 60

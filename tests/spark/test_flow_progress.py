@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame
 
 import penstock
@@ -16,16 +17,18 @@ ROWS = 300
 
 
 class Busy:
-    """A query whose second batch ends just after its newest progress was asked for."""
+    """A query of which some batches have ended, and one more does just after its newest progress was asked for."""
 
-    def __init__(self) -> None:
-        self.recentProgress: list[dict[str, Any]] = [self._ended(0)]
+    def __init__(self, ended: int) -> None:
+        self.recentProgress: list[dict[str, Any]] = [self._ended(batch) for batch in range(ended)]
+        self._asked = False
 
     @property
     def lastProgress(self) -> dict[str, Any]:
         newest = self.recentProgress[-1]
-        if len(self.recentProgress) == 1:
-            self.recentProgress.append(self._ended(1))
+        if not self._asked:
+            self._asked = True
+            self.recentProgress.append(self._ended(len(self.recentProgress)))
         return newest
 
     def _ended(self, batch: int) -> dict[str, Any]:
@@ -39,7 +42,8 @@ class Busy:
         }
 
 
-def test_a_batch_that_ends_between_two_questions_is_counted_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [1, 3], ids=["one at a time", "several before the first look"])
+def test_a_batch_that_ends_between_two_questions_is_counted_once(tmp_path: Path, ended: int) -> None:
     penstock.open(tmp_path / "shop.db").close()
 
     @flow(source=topic("orders"), target=topic("copies"))
@@ -47,7 +51,7 @@ def test_a_batch_that_ends_between_two_questions_is_counted_once(tmp_path: Path)
         return orders
 
     running = RunningFlow(BoundFlow(copy, "shop", f"sqlite:{tmp_path / 'shop.db'}"), "shop", "once")
-    running.started(Busy())  # type: ignore[arg-type]
+    running.started(Busy(ended))  # type: ignore[arg-type]
     for _ in range(3):
         running.refresh()
-    assert (running.status.rows, running.status.batch) == (2 * ROWS, 1)
+    assert (running.status.rows, running.status.batch) == ((ended + 1) * ROWS, ended)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,28 +14,18 @@ from penstock.errors import ConfigError, QueueFull
 from penstock.local.journal import LocalJournal
 from penstock.remote.journal import RemoteJournal
 from penstock.spark.source.source import PenstockSource
-from server.serving import TOKENS, WRITE, serving
 
 COLUMNS = StructType().add("seq", "long").add("n", "integer")
 PERMISSIVE = StructType().add("seq", "long").add("n", "integer").add("_corrupt_record", "string")
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
+def journal(url: str) -> Iterator[penstock.Journal]:
     """Nine events; 1, 4 and 7, of the kind bad and all with one key, do not fit `n INT`."""
-    with penstock.open(tmp_path / "shop.db") as journal:
+    with penstock.open(url, durability="process") as journal:
         drafts = [Draft("good", {"n": n}) if n % 3 else Draft("bad", {"n": "x"}, key="k") for n in range(9)]
         journal.topic("orders").append_many(drafts)
         yield journal
-
-
-@pytest.fixture(params=["file", "served"])
-def place(request: pytest.FixtureRequest, journal: penstock.Journal, tmp_path: Path) -> Iterator[dict[str, str]]:
-    if request.param == "file":
-        yield {"url": str(tmp_path / "shop.db")}
-        return
-    with serving(journal, tokens=TOKENS) as served:
-        yield {"url": served.url, "token": WRITE}
 
 
 def source(place: dict[str, str], **options: str) -> PenstockSource:

@@ -82,19 +82,17 @@ def test_progress_that_is_half_removed_is_no_querys_any_more(
     assert pipeline.reset() == ["copies"] and not checkpoint.exists()
 
 
-def test_a_pipeline_finds_the_topics_of_a_journal_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_finds_the_topics_of_a_journal_in_a_bucket(
+    emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    emulator = Emulator()
-    try:
-        for name, value in emulator.environment.items():
-            monkeypatch.setenv(name, value)
-        url = f"{emulator.bucket()}/shop"
-        pipeline = Pipeline.of([copies], "shop")
-        assert "there is no topic 'orders'" in FlowGraph(pipeline, url).problems()[0]
-        with penstock.open(url) as journal:
-            journal.topic("orders").append("placed", 1)
-        assert FlowGraph(pipeline, url).problems() == []
-        with alone(url, "shop"):
-            assert [path.name for path in tmp_path.glob("*.checkpoints/*")] == ["shop.lock"]
-    finally:
-        emulator.stop()
+    for name, value in emulator.environment.items():
+        monkeypatch.setenv(name, value)
+    url = f"{emulator.bucket()}/shop"
+    pipeline = Pipeline.of([copies], "shop")
+    assert "there is no topic 'orders'" in FlowGraph(pipeline, url).problems()[0]
+    with penstock.open(url) as journal:
+        journal.topic("orders").append("placed", 1)
+    assert FlowGraph(pipeline, url).problems() == []
+    with alone(url, "shop"):
+        assert [path.name for path in tmp_path.glob("*.checkpoints/*")] == ["shop.lock"]

@@ -62,7 +62,7 @@ def test_a_killed_jvm_is_replaced_and_sigterm_ends_the_run_well(tmp_path: Path) 
         assert {one.state for one in status(journal)} == {"stopped"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_sigterm_in_the_middle_of_much_work_ends_between_batches_and_shows_no_java(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PIPELINE)
     url = str(tmp_path / "shop.db")

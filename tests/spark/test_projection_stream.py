@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 import penstock
 import penstock.spark
 from penstock import Draft, Projection, on
+from penstock.api import local
 from penstock.entity.projection.snapshot import load_saved
 from penstock.errors import ConfigError
 
@@ -31,17 +32,11 @@ class Total(Projection):
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
-
-
-@pytest.fixture
-def run(spark: SparkSession, tmp_path: Path) -> Callable[..., dict[str, tuple[int, int, int]]]:
+def run(spark: SparkSession, url: str, tmp_path: Path) -> Callable[..., dict[str, tuple[int, int, int]]]:
     """Runs the projected stream over what is there; the newest row of every key it gave."""
 
     def run(
-        change: Callable[[DataFrame], DataFrame] = lambda frame: frame, checkpoint: str = "c", **options: str
+        change: Callable[[DataFrame], DataFrame] = lambda frame: frame,
     ) -> dict[str, tuple[int, int, int]]:
         found: dict[str, tuple[int, int, int]] = {}
 
@@ -49,10 +44,10 @@ def run(spark: SparkSession, tmp_path: Path) -> Callable[..., dict[str, tuple[in
             for row in frame.select("key", "generation", "state.amount", "state.count").collect():
                 found[row[0]] = (row[1], row[2], row[3])
 
-        given = {"url": str(tmp_path / "shop.db"), "topic": "sums", "maxOffsetsPerTrigger": "100", **options}
+        given = {"url": url, "topic": "sums", "maxOffsetsPerTrigger": "100"}
         stream = change(spark.readStream.format("penstock").options(**given).load())
         states = penstock.spark.project(stream, Total)
-        writer = states.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / checkpoint))
+        writer = states.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c"))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination(600)
         return found
@@ -74,41 +69,26 @@ def expected(journal: penstock.Journal) -> dict[str, tuple[int, int, int]]:
     return sums
 
 
-def test_states_go_on_across_batches_and_restarts(journal: penstock.Journal, run: Any) -> None:
-    add(journal, 350, 1)
+def test_states_go_on_across_batches_restarts_and_a_batch_that_is_run_again(
+    journal: penstock.Journal, run: Any, tmp_path: Path
+) -> None:
+    """And projections of this process begin with them."""
+    add(journal, 250, 1)
     assert run() == expected(journal)
-    add(journal, 30, 2)
-    changed = {event.key for event in journal.topic("sums").read(after=350)}
-    assert run() == {key: value for key, value in expected(journal).items() if key in changed}
-
-
-def test_a_batch_that_is_run_again_changes_nothing(journal: penstock.Journal, run: Any, tmp_path: Path) -> None:
-    add(journal, 250, 3)
-    run()
     for path in (tmp_path / "c" / "commits").glob("*2*"):
         path.unlink()
-    last = {event.key for event in journal.topic("sums").read(after=200)}
-    assert run() == {key: value for key, value in expected(journal).items() if key in last}
-    add(journal, 50, 4)
-    run()
-    assert expected(journal) == {
-        key: (journal.topic("sums").generation(key), state.amount, state.count)
-        for key in expected(journal)
-        if (state := journal.topic("sums").project(Total, key)) is not None
-    }
-
-
-def test_in_process_projections_begin_with_the_streams_states(journal: penstock.Journal, run: Any) -> None:
-    add(journal, 150, 5)
-    run()
+    add(journal, 30, 2)
+    changed = {event.key for event in journal.topic("sums").read(after=200)}
+    assert run() == {key: value for key, value in expected(journal).items() if key in changed}
     topic = journal.topic("sums")
-    with journal._engine.read() as snap:
-        number = 1
-        saved = load_saved(snap, number, Total.__projection__, "k3")
+    with local(journal, "a test")._engine.read() as snap:
+        saved = load_saved(snap, 1, Total.__projection__, "k3")
     assert saved is not None and saved.generation == topic.generation("k3")
     topic.append("added", {"amount": 1000}, key="k3")
-    state = topic.project(Total, "k3")
-    assert state is not None and state.amount == expected(journal)["k3"][1]
+    for key, (generation, amount, count) in expected(journal).items():
+        state = topic.project(Total, key)
+        assert state is not None
+        assert (topic.generation(key), state.amount, state.count) == (generation, amount, count)
 
 
 def test_a_filtered_stream_keeps_its_own_states_and_leaves_snapshots_alone(journal: penstock.Journal, run: Any) -> None:
@@ -117,25 +97,11 @@ def test_a_filtered_stream_keeps_its_own_states_and_leaves_snapshots_alone(journ
     for key, (_, amount, count) in odd.items():
         events = [event for event in journal.topic("sums").read(key=key) if event.seq % 2]
         assert (amount, count) == (sum(event.payload["amount"] for event in events), len(events))
-    with journal._engine.read() as snap:
+    with local(journal, "a test")._engine.read() as snap:
         assert load_saved(snap, 1, Total.__projection__, "k3") is None
     add(journal, 40, 7)
     odd.update(run(lambda frame: frame.where("seq % 2 = 1")))
     assert sum(count for _, _, count in odd.values()) == 80
-
-
-def test_projected_states_go_to_a_topic_exactly_once(
-    spark: SparkSession, journal: penstock.Journal, tmp_path: Path
-) -> None:
-    add(journal, 90, 8)
-    url = str(tmp_path / "shop.db")
-    stream = spark.readStream.format("penstock").options(url=url, topic="sums").load()
-    states = penstock.spark.project(stream, Total)
-    rows = states.select(F.lit("total").alias("kind"), "key", F.col("state").alias("payload"))
-    writer = rows.writeStream.format("penstock").options(url=url, topic="totals")
-    writer.option("checkpointLocation", str(tmp_path / "t")).trigger(availableNow=True).start().awaitTermination(600)
-    found = {event.key: event.payload for event in journal.topic("totals").read()}
-    assert found == {key: {"amount": amount, "count": count} for key, (_, amount, count) in expected(journal).items()}
 
 
 def test_a_stream_that_reads_no_journal_must_be_told_where_to_remember(

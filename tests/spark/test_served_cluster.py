@@ -18,7 +18,7 @@ import penstock
 from penstock import Draft
 from server.serving import TOKENS, WRITE, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly("spark-cluster")
 
 
 def fill(journal: penstock.Journal) -> None:

@@ -100,6 +100,8 @@ def test_a_lake_is_read_through_the_server(
 ) -> None:
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=200)
     frame = lake(spark, served.url, "orders")
+    with serving(journal, tokens=TOKENS) as guarded, penstock.open(guarded.url, token=READ) as remote:
+        assert lake(spark, remote, "orders").count() == 300
     journal.topic("orders").append("placed", {"n": 300})
     assert sorted(row.seq for row in frame.select("seq").collect()) == list(range(1, 301))
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
@@ -113,12 +115,6 @@ def test_a_lake_is_read_through_the_server(
 def test_sealing_is_for_where_the_store_is(served: Served, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seal where the store is"):
         seal(served.url, "orders", lake=str(tmp_path / "lake"))
-
-
-def test_a_frame_of_a_served_topic_is_projected(spark: SparkSession, journal: penstock.Journal, served: Served) -> None:
-    frame = spark.read.format("penstock").options(url=served.url, topic="orders").load()
-    found = {row.key: row.state.total for row in project(frame, Total).collect()}
-    assert found == {f"k{k}": sum(n for n in range(300) if n % 3 == k) for k in range(3)}
 
 
 def follow(states: Any, tmp_path: Path, checkpoint: str = "checkpoint") -> dict[str, int]:
@@ -243,10 +239,3 @@ def test_a_dry_run_over_a_served_journal_compares_queues_and_counts_nothing_as_d
     with pytest.raises(ConfigError, match=r"flow 'letters': .*max_attempts"):
         Runner(Pipeline.of([letters]), served.url).check()
     assert len(journal.queue("letters")) == 0 and status(journal) == []
-
-
-def test_a_lake_of_an_open_remote_journal_is_read_with_its_token(
-    spark: SparkSession, journal: penstock.Journal
-) -> None:
-    with serving(journal, tokens=TOKENS) as served, penstock.open(served.url, token=READ) as remote:
-        assert lake(spark, remote, "orders").count() == 300

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -25,24 +24,12 @@ from penstock.spark.source.options import read_options, resolved
 from penstock.spark.source.place import JournalPlace, Token, absolute_url
 from penstock.spark.source.source import PenstockSource
 from server.cutting import CuttingProxy
-from server.serving import READ, TOKENS, WRITE, Served, serving, wait_until
+from server.serving import READ, Served, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLUMNS = StructType().add("seq", "long").add("kind", "string").add("key", "string").add("payload", "string")
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "shop.db") as journal:
-        yield journal
-
-
-@pytest.fixture
-def served(journal: penstock.Journal) -> Iterator[Served]:
-    with serving(journal, tokens=TOKENS, token=WRITE) as served:
-        yield served
 
 
 def fill(journal: penstock.Journal, commits: int = 4, each: int = 5_000) -> None:
@@ -151,19 +138,6 @@ def test_a_range_of_many_answers_is_asked_for_ahead_and_comes_in_order(
     reading.close()  # a query that has enough leaves the rest
 
 
-def test_a_stream_has_offsets_admission_and_a_cursor(journal: penstock.Journal, served: Served) -> None:
-    from pyspark.sql.streaming.datasource import ReadMaxRows
-
-    fill(journal, 1, 100)
-    reader: Any = source(served.url, token=WRITE, consumer="flow", maxOffsetsPerTrigger=60).streamReader(COLUMNS)
-    assert reader.initialOffset() == {"orders": 0}
-    end = reader.latestOffset({"orders": 0}, ReadMaxRows(60))
-    assert end["orders"] == 60
-    assert table(reader, reader.partitions({"orders": 0}, end)).column("seq").to_pylist() == list(range(1, 61))
-    assert reader.latestOffset(end, ReadMaxRows(60)) == {**end, "orders": 100}
-    assert journal.topic("orders").cursor("flow") == 60
-
-
 @pytest.mark.parametrize(
     "options", [{"consumer": "flow"}, {"badRecords": "bad", "payloadSchema": "n INT"}], ids=["consumer", "badRecords"]
 )
@@ -177,17 +151,6 @@ def test_a_read_that_writes_needs_the_role_write(
             found.initialOffset()
         else:
             source(served.url, token=READ, **options).reader(StructType().add("n", "integer")).partitions()
-
-
-def test_bad_records_go_to_the_served_journal_once(journal: penstock.Journal, served: Served) -> None:
-    journal.topic("orders").append_many([Draft("a", {"n": 1}), Draft("a", {"n": "x"}), Draft("a", {"n": 3})])
-    options = {"token": WRITE, "badRecords": "bad", "payloadSchema": "n INT"}
-    reader = source(served.url, **options).reader(StructType().add("n", "integer"))
-    for _ in range(2):
-        assert table(reader).column("n").to_pylist() == [1, 3]
-    [bad] = journal.topic("bad").read()
-    assert bad.payload == {"n": "x"} and bad.headers["penstock-seq"] == "2"
-    assert bad.causation_id == journal.topic("orders").get(2).id
 
 
 def test_connections_that_are_cut_or_slow_lose_and_double_nothing(
@@ -277,35 +240,3 @@ def test_spark_reads_a_served_topic_and_shows_the_token_nowhere(
     out, err = capfd.readouterr()
     for text in (shown.getvalue(), str(raised.value), repr(wanted), out, err):
         assert READ not in text
-
-
-def test_a_stream_of_a_served_topic_gets_every_event_once_through_a_restart(
-    spark: SparkSession, journal: penstock.Journal, served: Served, tmp_path: Path
-) -> None:
-    fill(journal, 1, 1_000)
-    seen: list[int] = []
-
-    def gather(frame: Any, batch: int) -> None:
-        seen.extend(row.seq for row in frame.select("seq").collect())
-
-    def start() -> Any:
-        options = {"url": served.url, "token": WRITE, "topic": "orders", "consumer": "spark"}
-        stream = spark.readStream.format("penstock").options(**options).load()
-        writer = stream.writeStream.foreachBatch(gather).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        return writer.start()
-
-    query = start()
-    try:
-        query.processAllAvailable()  # the batch is in the commit log: it will not be run again
-        assert len(seen) == 1_000
-    finally:
-        query.stop()
-    fill(journal, 1, 500)
-    query = start()
-    try:
-        wait_until(lambda: len(seen) == 1_500)
-        wait_until(lambda: journal.topic("orders").cursor("spark") == 1_500)
-        assert WRITE not in str(query.lastProgress) and WRITE not in str(query.explain(True))
-    finally:
-        query.stop()
-    assert sorted(seen) == list(range(1, 1_501))

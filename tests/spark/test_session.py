@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -449,25 +448,7 @@ def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_noth
     assert sorted(path.name for path in shallow_path.iterdir()) == ["cache", "checkpoint"]
 
 
-@pytest.mark.slow
-def test_a_killed_program_takes_its_jvm_along_and_its_files_go_with_the_next_start(shallow_path: Path) -> None:
-    program = (
-        "import time, penstock.spark; from penstock.spark.startup import sessions\n"
-        "spark = penstock.spark.session(master='local[2]'); assert spark.range(9).repartition(3).count() == 9\n"
-        "print(sessions._running.jvm.process.pid, flush=True); time.sleep(600)"
-    )
-    environment = {**os.environ, "TMPDIR": str(shallow_path)}
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as owner:
-        assert owner.stdout is not None
-        jvm = int(owner.stdout.readline())
-        owner.send_signal(signal.SIGKILL)
-    wait_until(lambda: not exists(jvm))
-    assert len(list(shallow_path.iterdir())) == 1
-    Scratch(shallow_path).remove()
-    assert list(shallow_path.iterdir()) == []
-
-
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_spark_settings_files_are_honoured_through_the_scripts_even_on_the_bundled_java(shallow_path: Path) -> None:
     folder = shallow_path / "conf"
     folder.mkdir()
@@ -503,7 +484,7 @@ else:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_what_a_task_failed_of_is_said_without_pages_of_java(shallow_path: Path) -> None:
     done = run(f"URL = {str(shallow_path / 'shop.db')!r}\n{FAILING}")
     assert done.returncode == 0, done.stderr

@@ -62,21 +62,21 @@ def test_a_column_says_the_topic_when_no_option_does(url: str, journal: penstock
     assert {event.kind for event in journal.topic("odds").read()} == {"odd"}
 
 
-def test_what_was_read_can_be_written_back_with_its_causes(url: str, journal: penstock.Journal) -> None:
+def test_what_was_read_can_be_written_back_with_its_causes(place: dict[str, str], journal: penstock.Journal) -> None:
     orders = journal.topic("orders")
     root = orders.append("placed", 1)
     orders.append("paid", 2, cause=root)
     orders.append("noted", 3, correlation="mine")
-    found = read(url, "kind STRING, payload STRING, id STRING, correlation_id STRING", topic="orders")
+    found = read(place, "kind STRING, payload STRING, id STRING, correlation_id STRING", topic="orders")
     for name, cause in (
         ("a", lambda row: row["id"]),
         ("b", lambda row: {"id": row["id"], "correlation_id": row["correlation_id"]}),
     ):
-        write(url, [{"kind": "k", "payload": row["payload"], "cause": cause(row)} for row in found], topic=name)
+        write(place, [{"kind": "k", "payload": row["payload"], "cause": cause(row)} for row in found], topic=name)
         events = list(journal.topic(name).read())
         assert [event.causation_id for event in events] == [event.id for event in orders.read()], name
         assert [event.correlation_id for event in events] == [root.id, root.id, "mine"], name
-    write(url, [{"kind": "x", "payload": "1", "cause": "no-such-event"}], topic="d")
+    write(place, [{"kind": "x", "payload": "1", "cause": "no-such-event"}], topic="d")
     assert journal.topic("d").get(1).correlation_id == "no-such-event"
 
 
@@ -115,18 +115,18 @@ def test_rows_that_cannot_be_events_are_one_clear_error_and_no_half_batch(
     assert journal.topics() == [] and not list(tmp_path.glob("*.staging"))
 
 
-def test_a_queue_takes_rows_as_messages_within_its_policy(url: str, journal: penstock.Journal) -> None:
+def test_a_queue_takes_rows_as_messages_within_its_policy(place: dict[str, str], journal: penstock.Journal) -> None:
     alerts = journal.queue("alerts", max_size=12)
-    write(url, without(rows(10), "kind"), queue="alerts")
+    write(place, without(rows(10), "kind"), queue="alerts")
     assert len(alerts) == 10
     delivery = alerts.take()
     assert delivery is not None
     assert (delivery.payload, delivery.event.kind, delivery.event.key) == ({"id": 0}, "message", "k0")
     delivery.ack()
     with pytest.raises(QueueFull, match="queue 'alerts' holds 9"):
-        write(url, rows(10), queue="alerts")
+        write(place, rows(10), queue="alerts")
     assert len(alerts) == 9
-    write(url, without(rows(3), "key"), queue="made-here")
+    write(place, without(rows(3), "key"), queue="made-here")
     assert journal.queues() == ["alerts", "made-here"]
     assert [delivery.event.kind for delivery in journal.queue("made-here").take_many(5)] == ["even", "odd", "even"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,6 @@ MOMENT = 1_700_000_000_000_000
 FAR = 1_700_000_000_000 * 1_000_000
 """Milliseconds taken for seconds: the year 55,840."""
 KEYED = StructType().add("key", "string").add("payload", "string")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return str(tmp_path / "shop.db")
-
-
-@pytest.fixture
-def journal(url: str) -> Iterator[penstock.Journal]:
-    with penstock.open(url, durability="process") as journal:
-        yield journal
 
 
 def writer(schema: StructType, **options: str) -> Any:

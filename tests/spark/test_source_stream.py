@@ -86,16 +86,18 @@ def test_a_batch_waits_for_as_many_events_as_it_is_told_to(
     assert where(stream.rows()) == positions(10, 10)
 
 
-def test_a_consumer_shows_how_far_the_query_has_come_and_holds_compaction(url: str, journal: penstock.Journal) -> None:
+def test_a_consumer_shows_how_far_the_query_has_come_and_holds_compaction(
+    place: dict[str, str], journal: penstock.Journal
+) -> None:
     topic, checkpoint = journal.topic("orders"), []
     fill(journal, 20)
     options = {"topic": "orders", "consumer": "billing", "available_now": True}
-    Stream(url, checkpoint, startingOffsets="4", maxOffsetsPerTrigger="8", **options).batches()
+    Stream(place, checkpoint, startingOffsets="4", maxOffsetsPerTrigger="8", **options).batches()
     assert topic.cursors() == {"billing": 20} and topic.lag("billing") == 0
     fill(journal, 5)
     assert topic.lag("billing") == 5
     assert topic.compact(25).stopped_at == "billing"
-    assert where(Stream(url, checkpoint, **options).rows()) == positions(21, 25)
+    assert where(Stream(place, checkpoint, **options).rows()) == positions(21, 25)
     assert topic.cursor("billing") == 25
 
 

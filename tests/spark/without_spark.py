@@ -135,6 +135,9 @@ class Stream:
     def rows(self) -> list[Row]:
         return [row for batch in self.batches() for row in batch]
 
+    def stop(self) -> None:
+        self.reader.stop()
+
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 Task = Sequence[Row] | pa.RecordBatch
