@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, StorageError
 from penstock.events import Event
 from penstock.journal import interrupts
 from penstock.journal.commit.commit import Commit
-from penstock.journal.following.selection import event_filter
+from penstock.journal.following.selection import reading
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView, find_event
-from penstock.journal.storage import keys
-from penstock.names import check_limit, check_position
 
 if TYPE_CHECKING:
-    from penstock.documents.conditions import Where
     from penstock.journal.commit.exclusive import Exclusive
     from penstock.journal.core import JournalCore
 
@@ -134,36 +129,14 @@ class HeldWriter:
         view = TopicView.open(commit.tx, topic, commit.now_ms)
         return iter(list(self._read(view, topic, **read)))
 
-    def _read(
-        self,
-        view: TopicView | None,
-        topic: str,
-        after: int = 0,
-        limit: int | None = None,
-        *,
-        through: int | None = None,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: Any = None,
-        scope: str | None = None,
-        since: Any = None,
-        reverse: bool = False,
-        where: Where | str | None = None,
-    ) -> Iterator[Event]:
-        check_position(after, "after")
-        check_limit(limit)
-        wanted = event_filter(key, kind, scope, key_prefix)
-        since_ms = None if since is None else to_ms(since, "since")
-        last = keys.MAX_SEQ if through is None else check_position(through, "through")
-        if view is None or limit == 0:
+    def _read(self, view: TopicView | None, topic: str, *, reverse: bool = False, **read: Any) -> Iterator[Event]:
+        wish = reading(**read)
+        if view is None or wish.nothing:
             return iter(())
-        lookup = None if key is None else self.core.index.lookup_within(topic)
-        if where is None:
-            return read_view(view, after, limit, last, wanted, since_ms, reverse, lookup)
-        from penstock.documents.conditions import Where
-
-        chosen = where if isinstance(where, Where) else Where(where)
-        return islice(filter(chosen, read_view(view, after, None, last, wanted, since_ms, reverse, lookup)), limit)
+        lookup = None if wish.wanted.key is None else self.core.index.lookup_within(topic)
+        return wish.chosen(
+            lambda limit: read_view(view, wish.after, limit, wish.last, wish.wanted, wish.since_ms, reverse, lookup)
+        )
 
     def _check_thread(self, exclusive: Exclusive) -> None:
         if exclusive.thread != threading.get_ident():

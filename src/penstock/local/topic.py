@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice
 from sys import modules
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
@@ -19,7 +18,7 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch, prepare_one
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.cursors import TopicConsumer, drop_cursor, move_cursor, read_consumers, read_cursors
-from penstock.journal.following.selection import event_filter, select
+from penstock.journal.following.selection import reading, select
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
 from penstock.journal.settings import change_settings, checked_settings
@@ -138,21 +137,20 @@ class LocalTopic(Topic):
         exhausted or closed. `key_prefix`: events whose key begins so. `where` is a condition on events, see
         `penstock.documents.conditions`.
         """
-        check_position(after, "after")
-        check_limit(limit)
-        if through is not None:
-            check_position(through, "through")
-        wanted = event_filter(key, kind, scope, key_prefix)
-        since_ms = None if since is None else to_ms(since, "since")
-        if limit == 0:
+        wish = reading(
+            after,
+            limit,
+            through=through,
+            key=key,
+            key_prefix=key_prefix,
+            kind=kind,
+            scope=scope,
+            since=since,
+            where=where,
+        )
+        if wish.nothing:
             return iter(())
-        end = keys.MAX_SEQ if through is None else through
-        if where is not None:
-            from penstock.documents.conditions import Where
-
-            where = where if isinstance(where, Where) else Where(where)
-            return islice(filter(where, self._log.read(after, None, end, wanted, since_ms, reverse)), limit)
-        return self._log.read(after, limit, end, wanted, since_ms, reverse)
+        return wish.chosen(lambda limit: self._log.read(after, limit, wish.last, wish.wanted, wish.since_ms, reverse))
 
     def read_arrow(
         self,

@@ -15,7 +15,7 @@ from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.commit.prepare import make_draft
 from penstock.journal.cursors import TopicConsumer
-from penstock.journal.following.selection import event_filter, select
+from penstock.journal.following.selection import reading, select
 from penstock.journal.settings import checked_settings
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
@@ -129,24 +129,29 @@ class RemoteTopic(TopicElsewhere):
 
         `where` is a condition the server asks (see `documents.conditions`), so that only what fulfils it travels.
         """
-        check_position(after, "after")
-        check_limit(limit)
-        if through is not None:
-            check_position(through, "through")
-        chosen = event_filter(key, kind, scope, key_prefix)
-        if since is not None:
-            to_ms(since, "since")
-        if limit == 0 or (chosen.kinds is not None and not chosen.kinds):
+        wish = reading(
+            after,
+            limit,
+            through=through,
+            key=key,
+            key_prefix=key_prefix,
+            kind=kind,
+            scope=scope,
+            since=since,
+            where=where,
+        )
+        if wish.nothing:
             return iter(())
+        kinds = wish.wanted.kinds
         query = ReadQuery(
             after=after,
             through=through,
             key=key,
-            key_prefix=chosen.key_prefix,
-            kind=[] if chosen.kinds is None else sorted(chosen.kinds),
+            key_prefix=wish.wanted.key_prefix,
+            kind=[] if kinds is None else sorted(kinds),
             scope=scope,
             since=None if since is None else since.isoformat(),
-            where=where.text if isinstance(where, Where) else where,
+            where=None if wish.where is None else wish.where.text,
             limit=limit,
             reverse=reverse,
         )

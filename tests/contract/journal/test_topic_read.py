@@ -96,9 +96,10 @@ def test_merged_blocks_read_the_same(topic: Topic, mixed: list[Event], journal: 
     test_filters_combine_with_everything(topic, mixed)
 
 
-def test_the_limit_zero_reads_nothing_even_of_trimmed_history(topic: Topic) -> None:
+def test_the_limit_zero_and_no_kind_read_nothing_even_of_trimmed_history(topic: Topic) -> None:
     topic.append_many([Draft("k")] * 3)
     topic.compact(2)
+    assert list(topic.read(1, kind=[])) == []
     assert list(topic.read(1, 0)) == [] and list(topic.read_arrow(1, 0)) == []
 
 
@@ -115,17 +116,22 @@ REFUSED_READS: list[dict[str, Any]] = [
     {"through": -1}, {"through": "x"}, {"through": 10**30},
     {"key": 5}, {"key": b"a"}, {"scope": ["eu"]}, {"kind": 5}, {"kind": [5]}, {"kind": [None]},
     {"since": datetime(2024, 1, 1)}, {"since": 17}, {"since": "yesterday"},
+    {"where": "payload >"}, {"where": "payload >", "limit": 0}, {"where": "payload >", "kind": []}, {"where": 5},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", REFUSED_READS, ids=repr)
 @on("memory")
 def test_bad_arguments_are_refused_at_once(journal: Journal, options: dict[str, Any]) -> None:
-    topic = journal.topic("orders")
     with pytest.raises(ConfigError):
-        topic.read(**options)
+        journal.topic("orders").read(**options)
+
+
+@pytest.mark.parametrize("options", REFUSED_READS, ids=repr)
+@on("memory")
+def test_a_transaction_refuses_the_same_arguments(journal: Journal, options: dict[str, Any]) -> None:
     with journal.transaction() as tx, pytest.raises(ConfigError):
-        tx.read(topic, **options)
+        tx.read("orders", **options)
 
 
 @on("memory")

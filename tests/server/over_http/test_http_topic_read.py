@@ -10,7 +10,7 @@ WITHOUT: dict[str, str] = {
     "test_a_topic_of_a_hundred_thousand_small_kinds_and_keys": MANY,
     "test_every_event_is_found_by_position_and_by_id": MANY,
     "test_merged_blocks_read_the_same": WRITER,
-    "test_bad_arguments_are_refused_at_once": TRANSACTION,
+    "test_a_transaction_refuses_the_same_arguments": TRANSACTION,
 }
 
 globals().update(contract_of("test_topic_read", WITHOUT))

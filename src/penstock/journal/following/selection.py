@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.clock import to_ms
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.index.lookup import Lookup, entity_events
 from penstock.journal.reading import EventFilter, TopicView
+from penstock.journal.storage import keys
+from penstock.names import check_limit, check_position
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
@@ -39,6 +43,61 @@ def event_filter(
         if not isinstance(one, str):
             raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
     return EventFilter(key, frozenset(kinds), scope, key_prefix or None)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a reader wants of a topic: which events, between which positions, how many."""
+
+    after: int
+    limit: int | None
+    through: int | None
+    wanted: EventFilter
+    since_ms: int | None
+    where: Where | None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no event could be meant, whatever the topic holds."""
+        return self.limit == 0 or self.wanted.kinds == frozenset()
+
+    @property
+    def last(self) -> int:
+        """The last position that is meant."""
+        return keys.MAX_SEQ if self.through is None else self.through
+
+    def chosen(self, read: Callable[[int | None], Iterator[Event]]) -> Iterator[Event]:
+        """Those of what `read` finds that fulfil the condition; `read` is told how many to look for."""
+        return read(self.limit) if self.where is None else islice(filter(self.where, read(None)), self.limit)
+
+
+def reading(
+    after: int = 0,
+    limit: int | None = None,
+    *,
+    through: int | None = None,
+    key: str | None = None,
+    key_prefix: str | None = None,
+    kind: str | Sequence[str] | None = None,
+    scope: str | None = None,
+    since: datetime | None = None,
+    where: Where | str | None = None,
+) -> Reading:
+    """A reader's wishes, checked."""
+    check_position(after, "after")
+    check_limit(limit)
+    if through is not None:
+        check_position(through, "through")
+    wanted = event_filter(key, kind, scope, key_prefix)
+    return Reading(after, limit, through, wanted, None if since is None else to_ms(since, "since"), condition(where))
+
+
+def condition(where: Where | str | None) -> Where | None:
+    """A caller's condition, parsed."""
+    if where is None:
+        return None
+    from penstock.documents.conditions import Where
+
+    return where if isinstance(where, Where) else Where(where)
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -91,6 +150,4 @@ def select(
         raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
     if wanted.everything and where is None:
         return None
-    from penstock.documents.conditions import Where
-
-    return Selection(wanted, where if where is None or isinstance(where, Where) else Where(where))
+    return Selection(wanted, condition(where))
