@@ -125,6 +125,19 @@ def test_a_correlation_spans_topics_in_both_homes(journal: penstock.Journal, rem
         assert found == [("orders", "placed"), ("payments", "paid")], home
 
 
+def test_causes_and_effects_of_other_correlations_are_found_in_both_homes(
+    journal: penstock.Journal, remote: penstock.Journal
+) -> None:
+    first = journal.topic("orders").append("placed", correlation="shop")
+    second = journal.topic("payments").append("paid", cause=first, correlation="bank")
+    for home in (journal, remote):
+        assert [event.id for event in home.topic("orders").effects(first)] == [second.id], home
+        assert [event.id for event in home.topic("orders").ancestors(second)] == [second.id, first.id], home
+        (event,) = home.topic("payments").read()
+        assert [one.id for one in home.topic("orders").ancestors(event)] == [second.id, first.id], home
+        assert list(home.topic("orders").ancestors("nobody")) == list(home.topic("orders").effects("nobody")) == []
+
+
 def test_links_travel_and_an_event_from_afar_can_be_pickled(
     journal: penstock.Journal, remote: penstock.Journal
 ) -> None:

@@ -118,6 +118,22 @@ READ_CORRELATED = Operation(
     role="read",
     answer=EventList,
 )
+READ_ANCESTORS = Operation(
+    "read_ancestors",
+    "GET",
+    "/ancestors/{event}",
+    "The event with an id, then its cause, its cause's cause, … in whichever topics they are",
+    role="read",
+    answer=EventList,
+)
+READ_EFFECTS = Operation(
+    "read_effects",
+    "GET",
+    "/effects/{event}",
+    "What the event with an id caused directly, in whichever topics that is",
+    role="read",
+    answer=EventList,
+)
 
 OPERATIONS: tuple[Operation[object], ...] = (
     DESCRIBE_JOURNAL,
@@ -128,4 +144,6 @@ OPERATIONS: tuple[Operation[object], ...] = (
     MAINTAIN_JOURNAL,
     APPEND_SEVERAL,
     READ_CORRELATED,
+    READ_ANCESTORS,
+    READ_EFFECTS,
 )

@@ -22,6 +22,7 @@ from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH,
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields
+from penstock.protocol.journal import READ_ANCESTORS, READ_EFFECTS
 from penstock.protocol.topics import (
     CompactRequest,
     CursorChange,
@@ -30,7 +31,7 @@ from penstock.protocol.topics import (
     ReadQuery,
     TopicDocument,
 )
-from penstock.remote.events import draft_documents, event_of, receipt_of
+from penstock.remote.events import draft_documents, event_of, events_of, receipt_of
 from penstock.remote.local_only import TopicElsewhere
 from penstock.remote.reading import PAGE, read_batches, read_lines, read_pages
 from penstock.remote.subscription import RemoteSubscription
@@ -358,29 +359,18 @@ class RemoteTopic(TopicElsewhere):
         """The event, its cause, its cause's cause, … as far as they are stored."""
         from penstock.entity.causality.walk import id_of
 
-        by_id = {found.id: found for found in self._chain(event)}
         at: str | None = id_of(event)
-        while at is not None and at in by_id:
-            found = by_id.pop(at)
-            yield found
-            at = found.causation_id
+        if isinstance(event, Event):
+            yield event
+            at = event.causation_id
+        if at is not None:
+            yield from events_of(self._client.call(READ_ANCESTORS, at).events)
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         """What an event caused directly, in the order it was recorded."""
         from penstock.entity.causality.walk import id_of
 
-        id = id_of(event)
-        return (found for found in self._chain(event) if found.causation_id == id)
-
-    def _chain(self, event: Event | Receipt | str) -> Iterator[Event]:
-        """Every event of the correlation an event belongs to."""
-        if isinstance(event, str):
-            for name in self.journal.topics():
-                found = self.journal.topic(name).find(event)
-                if found is not None:
-                    return self.journal.correlated(found.correlation_id or found.id)
-            return iter(())
-        return self.journal.correlated(event.correlation_id or event.id)
+        return events_of(self._client.call(READ_EFFECTS, id_of(event)).events)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""

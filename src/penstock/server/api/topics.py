@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from penstock.documents import cloudevents
 from penstock.documents.events import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
+from penstock.entity.causality.walk import ancestors, effects
 from penstock.errors import Backpressure, ConfigError, TopicDropped
-from penstock.events import Draft, Receipt
+from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.cursors import read_consumer
 from penstock.journal.reading import TopicView
@@ -196,9 +197,23 @@ def find_position(call: Call[PositionQuery, None]) -> PositionDocument:
 
 @serves(operations_of_journal.READ_CORRELATED)
 def read_correlated(call: Call[None, None]) -> EventList:
+    return _as_many_as_fit(call.service.journal.correlated(call.name("correlation")))
+
+
+@serves(operations_of_journal.READ_ANCESTORS)
+def read_ancestors(call: Call[None, None]) -> EventList:
+    return _as_many_as_fit(ancestors(call.service.journal._core, call.name("event")))
+
+
+@serves(operations_of_journal.READ_EFFECTS)
+def read_effects(call: Call[None, None]) -> EventList:
+    return _as_many_as_fit(effects(call.service.journal._core, call.name("event")))
+
+
+def _as_many_as_fit(events: Iterator[Event]) -> EventList:
     documents: list[EventDocument] = []
     size = 0
-    for event in islice(call.service.journal.correlated(call.name("correlation")), MOST_EVENTS):
+    for event in islice(events, MOST_EVENTS):
         size += len(event.raw)
         if size > PAGE_BYTES and documents:
             break
