@@ -1,4 +1,4 @@
-"""A ledger nobody can change unnoticed: hash chains, receipts, a gate, and a copy that is still the same.
+"""A ledger nobody can change unnoticed: hashes, roots, receipts, a gate, and a copy that is still the same.
 
 Run it: `python examples/entity_ledger.py`.
 """
@@ -26,7 +26,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with penstock.open(Path(folder) / "ledger.db") as journal:
             ledger = journal.topic("ledger")
-            ledger.configure(chained=True)
+            ledger.configure(verified=True)
 
             def no_overdraft(draft: Draft) -> None:
                 account = ledger.project(Account, draft.key)
@@ -43,7 +43,7 @@ def main() -> None:
             except Denied as denied:
                 print("refused:", denied.reason)
             print("ada:", ledger.project(Account, "ada"), " bob:", ledger.project(Account, "bob"))
-            print("chains:", ledger.verify())
+            print("verified:", ledger.verify())
             journal.export(Path(folder) / "copy")
         with penstock.open(Path(folder) / "copy.db") as copy:
             copy.import_(Path(folder) / "copy")

@@ -50,14 +50,13 @@ def test_events_are_equal_when_they_are_the_same_event() -> None:
 
 def test_events_of_every_kind_of_rows_have_every_field() -> None:
     def fields(event: Event) -> dict[str, object]:
-        return {**event.as_dict(), "raw": event.raw, "binary": event.binary, "link": event.link}
+        return {**event.as_dict(), "raw": event.raw, "binary": event.binary}
 
-    stored = make(2, key=["a", None], chain=[b"\1" * 32, bytes(32)])
-    assert [event.link for event in stored] == [(b"\1" * 32).hex(), None]
+    stored = make(2, key=["a", None])
     documents = DocumentRows("t", list(map(event_document, stored)))
     assert [fields(Event(documents, row)) for row in (0, 1)] == list(map(fields, stored))
     damaged = Event(DamagedBlock(b"1", "t", 10, 11, "torn"), 0)
-    assert fields(damaged).keys() == fields(stored[0]).keys() and damaged.link is None
+    assert fields(damaged).keys() == fields(stored[0]).keys()
 
 
 def test_an_event_prints_what_it_is() -> None:

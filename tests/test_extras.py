@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb", "blake3"]:
+                "rocksdict", "slatedb"]:
     sys.modules[missing] = None
 import penstock
 
@@ -38,7 +38,6 @@ for extra, use in [
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
     ("rocksdb", lambda: penstock.open("rocksdb:x")),
     ("object", lambda: penstock.open("s3://bucket/x")),
-    ("entity", lambda: journal.topic("orders").verify()),
 ]:
     try:
         use()

@@ -19,7 +19,7 @@ def right(journal: Journal) -> None:
     topic.append("paid", cause=first, correlation="c", occurred_at=datetime.now(UTC))
     topic.submit("paid", cause=first.id).result()
     topic.try_submit("paid", {"n": 2}, key=None)
-    topic.configure(max_age=timedelta(days=1), max_events=None, by_key=True, indexed=False, chained=False)
+    topic.configure(max_age=timedelta(days=1), max_events=None, by_key=True, indexed=False, verified=False)
     topic.subscribe(key_prefix="a", kind=["paid"], where="payload.n > 1")
     topic.worker("c", print, key="ada", restarts=3)
     grave = journal.queue("mail.dead")

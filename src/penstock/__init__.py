@@ -49,7 +49,7 @@ _NAMES = {
     "TopicConsumer": "penstock.journal.cursors",
     "Transaction": "penstock.local.transaction",
     "TreeRoot": "penstock.entity.receipts.proof",
-    "VerifyReport": "penstock.entity.chain",
+    "VerifyReport": "penstock.entity.receipts.verifying",
     "Watch": "penstock.entity.projection.watch",
     "Worker": "penstock.surface.worker",
     "check_proof": "penstock.entity.receipts.proof",

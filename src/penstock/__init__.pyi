@@ -8,7 +8,6 @@ from penstock.api import open as open
 from penstock.api import use as use
 from penstock.clock import Clock as Clock
 from penstock.clock import ManualClock as ManualClock
-from penstock.entity.chain import VerifyReport as VerifyReport
 from penstock.entity.copying.exporting import ExportReport as ExportReport
 from penstock.entity.copying.importing import ImportReport as ImportReport
 from penstock.entity.projection.projection import Projection as Projection
@@ -21,6 +20,7 @@ from penstock.entity.receipts.proof import TreeRoot as TreeRoot
 from penstock.entity.receipts.proof import check_proof as check_proof
 from penstock.entity.receipts.proof import check_root as check_root
 from penstock.entity.receipts.proof import sign_root as sign_root
+from penstock.entity.receipts.verifying import VerifyReport as VerifyReport
 from penstock.entity.staging.declared import gate as gate
 from penstock.entity.staging.fence import Fence as Fence
 from penstock.events import Draft as Draft

@@ -39,7 +39,6 @@ class EventRows(Protocol):
     def id_number(self, row: int) -> int: ...
     def correlation(self, row: int) -> str | None: ...
     def causation(self, row: int) -> str | None: ...
-    def chain(self, row: int) -> bytes | None: ...
     def extract(self, row: int) -> bytes: ...
 
 
@@ -127,12 +126,6 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
         """The id of the event that caused this one."""
         return self._rows.causation(self._row)
 
-    @property
-    def link(self) -> str | None:
-        """In a topic that keeps hash chains: the link to its predecessors in its entity's stream, in hexadecimal."""
-        found = self._rows.chain(self._row)
-        return found.hex() if found is not None and any(found) else None
-
     def as_(self, type: type[T]) -> T:
         """The payload as a value of a declared event type, upcast to its newest version."""
         from penstock.schema import decode_event
@@ -210,12 +203,6 @@ class Receipt(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
     _number: int
     correlation_id: str | None = None
     duplicate: bool = False
-    _link: bytes | None = None
-
-    @property
-    def link(self) -> str | None:
-        """In a topic that keeps hash chains: the event's link, in hexadecimal, to check the event by later."""
-        return None if self._link is None else self._link.hex()
 
     @property
     def id(self) -> str:

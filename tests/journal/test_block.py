@@ -198,28 +198,27 @@ def test_sorted_rows_cut_into_chunks_are_the_same_events_by_entity(
     history: list[tuple[Block, list[Stored]]],
 ) -> None:
     expected = {one.seq: one for _, stored in history for one in stored}
-    for keyless in (False, True):
-        rows = [row for block, _ in history for row in rows_of(block, keyless=keyless)]
-        rows.sort(key=mark_of)
-        chunks = [read_block(value, "t") for _, value in chunks_of(rows, whole=True)]
-        assert rows == []
-        again = [row for chunk in chunks for row in rows_of_chunk(chunk)]
-        again.sort(key=mark_of)
-        assert [row[0] for row in again] == sorted(row[0] for row in again)
-        found = []
-        for chunk in chunks + ([read_block(build_rows(again), "t")] if again else []):
-            for at in range(chunk.count):
-                one = expected[chunk.seq(at)]
-                row = one.row
-                found.append(one.seq)
-                assert (chunk.recorded_ms(at), chunk.id_number(at)) == (one.recorded, one.id)
-                assert (chunk.kind(at), bytes(chunk.raw_payload(at))) == (row.kind, row.payload)
-                assert (chunk.is_binary(at), chunk.key(at), chunk.scope(at)) == (row.binary, row.key, row.scope)
-                assert dict(chunk.headers(at)) == row.headers
-                assert chunk.occurred_ms(at) == (one.recorded if row.occurred is None else row.occurred)
-                assert (chunk.correlation(at), chunk.causation(at)) == (row.correlation, row.causation)
-        wanted = [seq for seq, one in expected.items() if keyless or one.row.key is not None]
-        assert sorted(found) == sorted(wanted * 2)
+    rows = [row for block, _ in history for row in rows_of(block)]
+    rows.sort(key=mark_of)
+    chunks = [read_block(value, "t") for _, value in chunks_of(rows, whole=True)]
+    assert rows == []
+    again = [row for chunk in chunks for row in rows_of_chunk(chunk)]
+    again.sort(key=mark_of)
+    assert [row[0] for row in again] == sorted(row[0] for row in again)
+    found = []
+    for chunk in chunks + ([read_block(build_rows(again), "t")] if again else []):
+        for at in range(chunk.count):
+            one = expected[chunk.seq(at)]
+            row = one.row
+            found.append(one.seq)
+            assert (chunk.recorded_ms(at), chunk.id_number(at)) == (one.recorded, one.id)
+            assert (chunk.kind(at), bytes(chunk.raw_payload(at))) == (row.kind, row.payload)
+            assert (chunk.is_binary(at), chunk.key(at), chunk.scope(at)) == (row.binary, row.key, row.scope)
+            assert dict(chunk.headers(at)) == row.headers
+            assert chunk.occurred_ms(at) == (one.recorded if row.occurred is None else row.occurred)
+            assert (chunk.correlation(at), chunk.causation(at)) == (row.correlation, row.causation)
+    wanted = [seq for seq, one in expected.items() if one.row.key is not None]
+    assert sorted(found) == sorted(wanted * 2)
 
 
 @given(st.lists(batches(), min_size=1, max_size=5), st.data())

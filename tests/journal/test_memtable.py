@@ -180,7 +180,7 @@ def test_the_garbage_collector_does_not_follow_what_is_indexed_in_memory(journal
     assert sum(part.count for part in parts) == 4001 and followed == []
     with journal._core.engine.read() as snap:
         blocks: list[Block] = list(lookup.TopicView.open(snap, "t").blocks(0, 10**9))  # type: ignore[union-attr]
-    parts_of_rows = [part for block in blocks for part in rows.parts_of(rows.rows_of(block, keyless=False))]
+    parts_of_rows = [part for block in blocks for part in rows.parts_of(rows.rows_of(block))]
     pages = [page for part in parts_of_rows for page in part]
     for _ in range(2):  # the first lets go of rows, the second of the pages that hold them
         gc.collect()

@@ -149,7 +149,6 @@ UNSOUND: dict[str, Any] = {
     "a kind of nothing": build_wire(Columns([""], [b"1"]), 0, 0, 0),
     "an empty key": build_wire(Columns(["made"], [b"1"], key=[""]), 0, 0, 0),
     "a long key": build_wire(Columns(["made"], [b"1"], key=["k" * 2_000]), 0, 0, 0),
-    "links": build_wire(Columns(["made"], [b"1"], chain=[bytes(32)]), 0, 0, 0),
     "no events": msgspec.structs.replace(wire(1), count=0),
     "more than it holds": msgspec.structs.replace(wire(1), count=2),
     "lengths that do not fit": msgspec.structs.replace(wire(1), lengths=3),

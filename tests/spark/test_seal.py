@@ -306,8 +306,10 @@ def test_a_delta_table_in_an_object_store(journal: penstock.Journal, clock: Manu
         seal(journal, "orders", lake=lake.replace("/lake", "/other"), format="iceberg")
 
 
-def test_hash_chains_hold_across_the_seam(journal: penstock.Journal, clock: ManualClock, tmp_path: Path) -> None:
-    journal.topic("orders").configure(chained=True)
+def test_sealed_and_newer_events_are_verified_alike(
+    journal: penstock.Journal, clock: ManualClock, tmp_path: Path
+) -> None:
+    journal.topic("orders").configure(verified=True)
     fill(journal, clock, commits=6)
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=100)
     journal.topic("orders").append("more", 1, key="k1")

@@ -142,8 +142,8 @@ def use(data: bytes) -> None:
     queued = asks is not None and asks.delivery
     with penstock.open("memory:") as journal, TemporaryDirectory() as folder:
         queue = journal.queue("t", priority=True) if queued else None
-        journal.topic("chained").configure(chained=True)
-        topics = ["t"] if queued else ["t", "chained"]
+        journal.topic("verified").configure(verified=True)
+        topics = ["t"] if queued else ["t", "verified"]
         for number, name in enumerate(topics):
             batch = bytes([number]) * 16
             wires = [(name, checked_wire(name, one)) for one in (good, data, good)]
@@ -164,7 +164,7 @@ def use(data: bytes) -> None:
             for delivery in queue.take_many(50):
                 delivery.ack()
         else:
-            assert journal.topic("chained").verify().ok
+            assert journal.topic("verified").verify().ok
         topic.compact_keys()
         topic.compact(1, force=True)
         journal.maintain()

@@ -131,7 +131,7 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
 def proofs() -> list[bytes]:
     with penstock.open("memory:") as journal:
         topic = journal.topic("t")
-        topic.configure(chained=True)
+        topic.configure(verified=True)
         topic.append_many([Draft("k", {"n": row}, key=str(row), headers={"h": "v"}) for row in range(9)])
         topic.verify()
         return [topic.proof(position).to_json().encode() for position in (1, 5)]

@@ -27,7 +27,6 @@ EXTRAS: Final = {
     "object": ("slatedb",),
     "arrow": ("pyarrow", "numpy"),
     "buffer": ("obstore", "zstandard", "ulid"),
-    "entity": ("blake3",),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
     "signing": ("cryptography",),

@@ -41,8 +41,6 @@ class EventDocument(msgspec.Struct, omit_defaults=True):
     binary: bool = False
     poison: bool = False
     """The stored payload does not decode: what is shown is its bytes as base64."""
-    link: str | None = None
-    """In a topic that keeps hash chains: the event's link, in hexadecimal."""
 
 
 class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -73,7 +71,6 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     id: str | None = None
     recorded_at: datetime | None = None
     poison: bool = False
-    link: str | None = None
 
     def draft(self) -> Draft:
         """The draft this document describes."""
@@ -133,7 +130,6 @@ def event_document(event: Event) -> EventDocument:
         event.causation_id,
         binary,
         poison,
-        event.link,
     )
 
 

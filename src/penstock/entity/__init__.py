@@ -4,8 +4,7 @@
     causality/    causes, effects and correlations across topics, and their picture
     staging/      outboxes, fences, gates, reactors: drafts that become events together
     copying/      whole journals to files and back
-    receipts/     Merkle roots over topics, and proofs that convince a third party
-    chain         verifying per-entity hash chains, and receipts against them
+    receipts/     Merkle roots over topics, proofs that convince a third party, verifying
     topic, journal    what event sourcing adds to both
 
 Entities are keys: `read(key=…)` and `generation(key)` go through the index in `penstock.journal.index.index`. Snapshots

@@ -13,7 +13,6 @@ from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import Settings, TopicRecord, mark_aged, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
-from penstock.journal.storage.links import load_blake3
 from penstock.names import check_limit
 
 
@@ -28,7 +27,7 @@ def checked_settings(changes: Mapping[str, Any]) -> dict[str, object]:
             checked[name] = seconds(checked[name], name)
     for name in ("max_events", "max_bytes"):
         check_limit(checked.get(name), name, 1)
-    for name in ("by_key", "chained", "indexed"):
+    for name in ("by_key", "verified", "indexed"):
         if name in checked and not isinstance(checked[name], bool):
             raise ConfigError(f"{name} must be True or False, not {checked[name]!r}")
     return checked
@@ -51,9 +50,7 @@ def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -
 
 def _check_together(topic: str, before: Settings, settings: Settings) -> None:
     """Refuses settings that would make each other worthless."""
-    if settings.chained and settings.by_key:
-        raise ConfigError(f"topic {topic!r} cannot keep hash chains and be compacted by key: chains need every event")
-    if before.chained and not settings.chained:
-        raise ConfigError(f"topic {topic!r} keeps hash chains for good: a chain with a gap would prove nothing")
-    if settings.chained and not before.chained:
-        load_blake3()
+    if settings.verified and settings.by_key:
+        raise ConfigError(f"topic {topic!r} cannot be verified and be compacted by key: verifying needs every event")
+    if before.verified and not settings.verified:
+        raise ConfigError(f"topic {topic!r} is verified for good: events without a hash between others prove nothing")

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.documents.conditions import Where
-    from penstock.entity.chain import VerifyReport
     from penstock.entity.projection.rebuild import RebuildReport
     from penstock.entity.projection.watch import Watch
     from penstock.entity.receipts.proof import CheckReport, InclusionProof, TreeRoot
+    from penstock.entity.receipts.verifying import VerifyReport
     from penstock.journal.following.subscription import LocalSubscription
     from penstock.local.journal import LocalJournal
     from penstock.surface.arguments import DraftArguments, SettingsArguments
@@ -354,16 +354,16 @@ class LocalTopic(Topic):
 
         return correlated(self._core, correlation_id)
 
-    # ── hash chains ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        from penstock.entity import chain
+        from penstock.entity.receipts.verifying import verify
 
-        return chain.verify(self._log, progress=progress)
+        return verify(self._log, progress=progress)
 
     def check(self, receipt: Receipt) -> CheckReport:
-        from penstock.entity import chain  # what few programs call is imported when it is called
+        from penstock.entity.receipts.verifying import check  # what few programs call is imported when it is called
 
-        return chain.check(self._log, receipt)
+        return check(self._log, receipt)
 
     def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
         from penstock.entity.receipts.publishing import prove

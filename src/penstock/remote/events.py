@@ -64,10 +64,6 @@ class DocumentRows:
     def causation(self, row: int) -> str | None:
         return self._documents[row].causation_id
 
-    def chain(self, row: int) -> bytes | None:
-        link = self._documents[row].link
-        return None if link is None else bytes.fromhex(link)
-
     def extract(self, row: int) -> bytes:
         """A block of this one event, for pickling."""
         from penstock.journal.storage.block import build_block

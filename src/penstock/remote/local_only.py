@@ -51,7 +51,7 @@ class JournalElsewhere(Journal):
         format: CopyFormat | None = None,
         progress: Progress | None = None,
     ) -> NoReturn:
-        """Refused: positions, ids and links are copied from the store itself."""
+        """Refused: positions, ids and times are copied from the store itself."""
         raise refused("an export", "run `penstock export` where the store is")
 
     def import_(
@@ -85,11 +85,11 @@ class TopicElsewhere(Topic):
         raise refused("checking saved states", "run `penstock rebuild --check` where the store is")
 
     def verify(self, *, progress: Progress | None = None) -> NoReturn:
-        """Refused: a chain is worth what its store's bytes are."""
-        raise refused("verifying hash chains", "run `penstock verify` where the store is")
+        """Refused: what is verified are the store's bytes."""
+        raise refused("verifying a topic", "run `penstock verify` where the store is")
 
     def check(self, receipt: Receipt) -> NoReturn:
-        """Refused: a chain is worth what its store's bytes are."""
+        """Refused: a receipt is checked against the store's bytes."""
         raise refused("checking a receipt", "do it where the store is")
 
     def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> NoReturn:

@@ -35,7 +35,7 @@ class SettingsArguments(TypedDict, total=False):
     max_bytes: int | None
     by_key: bool
     dedup_window: Seconds | None
-    chained: bool
+    verified: bool
     indexed: bool
 
 

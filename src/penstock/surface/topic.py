@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from penstock.clock import Seconds
     from penstock.documents.conditions import Where
-    from penstock.entity.chain import VerifyReport
     from penstock.entity.projection.projection import Projection
     from penstock.entity.projection.rebuild import RebuildReport
     from penstock.entity.projection.states import Freshness
     from penstock.entity.projection.watch import Watch
     from penstock.entity.receipts.proof import CheckReport, InclusionProof, TreeRoot
+    from penstock.entity.receipts.verifying import VerifyReport
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.commit.catalog import Settings
     from penstock.journal.cursors import TopicConsumer
@@ -285,12 +285,13 @@ class Topic(ABC):
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""
 
-    # ── hash chains ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Recomputes the hash chain of every entity and names the first broken link. See `configure(chained=True)`.
+        """Reads the topic, names the first event that is damaged, and publishes a Merkle root over all of them.
 
-        In this process only.
+        In a topic with `configure(verified=True)`, also an event that was changed, exchanged, added or removed behind
+        the journal's back since its commit; in others, only what changes a root published before. In this process only.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ def other() -> Iterator[Journal]:
 
 def fill(journal: Journal) -> None:
     orders, audit = journal.topic("orders"), journal.topic("audit")
-    audit.configure(chained=True)
+    audit.configure(verified=True)
     cause = None
     for number in range(60):
         cause = orders.append(
@@ -47,7 +48,7 @@ def fill(journal: Journal) -> None:
 def everything(journal: Journal) -> dict[str, Any]:
     return {
         name: (
-            [{**event.as_dict(), "raw": event.raw, "link": event.link} for event in journal.topic(name).read()],
+            [{**event.as_dict(), "raw": event.raw} for event in journal.topic(name).read()],
             journal.topic(name).latest,
             journal.topic(name).oldest,
             len(journal.topic(name)),
@@ -342,6 +343,25 @@ def test_states_folded_from_a_copy_are_the_same(journal: Journal, other: Journal
         assert other.topic("orders").project(Count, key) == journal.topic("orders").project(Count, key)
 
 
+@on("memory")
+def test_an_export_of_a_version_with_other_settings_is_imported(
+    journal: Journal, other: Journal, tmp_path: Path
+) -> None:
+    fill(journal)
+    journal.export(tmp_path / "copy")
+    place = tmp_path / "copy" / "export.json"
+    manifest = json.loads(place.read_text())
+    manifest["topics"]["audit"]["settings"]["chained"] = True
+    manifest["check"] = 0
+    manifest["check"] = zlib.crc32(json.dumps(manifest, separators=(",", ":")).encode())
+    place.write_text(json.dumps(manifest, indent=2))
+    assert other.import_(tmp_path / "copy").imported == 120
+    manifest["topics"]["audit"]["settings"]["chained"] = False
+    place.write_text(json.dumps(manifest, indent=2))
+    with pytest.raises(Corrupt, match="checksum"):
+        other.import_(tmp_path / "copy")
+
+
 # ── one topic, one file ──────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
 @pytest.mark.parametrize("name", ["orders", "audit"])
@@ -353,7 +373,7 @@ def test_a_topics_file_brings_every_event_as_it_was(
     file = tmp_path / f"{name}.{ending}"
     report = journal.export(file, topics=[name], progress=lambda done, total: told.append((done, total)))
     assert (report.topics, report.events) == (1, 60) and told[-1] == (60, 60)
-    other.topic(name).configure(chained=journal.topic(name).settings.chained)
+    other.topic(name).configure(verified=journal.topic(name).settings.verified)
     assert other.import_(file, topics=[name]).imported == 60
     assert everything(other)[name][0] == everything(journal)[name][0]
     assert other.import_(file, topics=[name]).present == 60
@@ -415,7 +435,6 @@ WRONG_ROWS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "an id of another time": (lambda rows: rows[2].update(recorded_at="2001-01-01T00:00:00Z"), "than its id says"),
     "no position": (lambda rows: rows[0].update(seq=-5), "seq must be a position"),
     "a position beyond all": (lambda rows: rows[2].update(seq=1 << 63), "beyond the last possible position"),
-    "a short link": (lambda rows: rows[1].update(link="00ff"), "no link of a hash chain"),
     "a time that no date says": (lambda rows: rows[1].update(occurred_at="9999-12-31T23:59:59-12:00"), "years 1 to"),
     "a header without a name": (lambda rows: rows[1].update(headers={"": "v"}), "headers must map"),
 }

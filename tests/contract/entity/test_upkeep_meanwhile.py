@@ -172,41 +172,43 @@ def test_an_import_into_another_history_is_refused(journal: Journal, other: Jour
 
 @pytest.mark.parametrize("format", FORMATS)
 @only(on_disk=False)
-def test_chains_that_began_later_are_copied(
+def test_a_copy_of_a_verified_topic_is_verified_and_has_its_root(
     place: Place, topic: Topic, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
     monkeypatch.setattr(importing, "_BATCH_EVENTS", 3)
     for number in range(20):
         if number == 10:
-            topic.configure(chained=True)
+            topic.configure(verified=True)
         topic.append("placed", number, key=f"k{number % 2}")
     journal.export(tmp_path / "copy", format=format)
     with penstock.open("memory:") as copy:
         assert copy.import_(tmp_path / "copy").imported == 20
-        report = copy.topic("orders").verify()
-        assert report.ok and (report.unlinked, report.events) == (10, 10)
-        assert payloads(copy.topic("orders").read()) == list(range(20))
-        copy.topic("orders").append("placed", 20, key="k0")
-        assert copy.topic("orders").verify().events == 11
+        orders = copy.topic("orders")
+        report, original = orders.verify(), topic.verify()
+        assert report.root is not None and original.root is not None and report.root.hash == original.root.hash
+        assert (original.unhashed, original.events, report.unhashed, report.events) == (10, 10, 0, 20)
+        assert payloads(orders.read()) == list(range(20))
+        orders.append("placed", 20, key="k0")
+        assert orders.verify().events == 21
 
 
-@pytest.mark.parametrize("batch", [1, 100])
 @only(on_disk=False)
-def test_events_without_links_do_not_follow_linked_ones(
-    place: Place, topic: Topic, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+def test_an_event_changed_on_its_way_to_a_copy_shows_in_the_root(
+    place: Place, topic: Topic, journal: Journal, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(importing, "_BATCH_EVENTS", batch)
-    topic.configure(chained=True)
+    topic.configure(verified=True)
     topic.append_many([Draft("placed", number, key=f"k{number}") for number in range(5)])
     file = tmp_path / "orders.jsonl"
     journal.export(file, topics=["orders"])
-    *linked, last = [json.loads(line) for line in file.read_text().splitlines()]
-    del last["link"]
-    file.write_text("\n".join(map(json.dumps, [*linked, last])))
+    *others, last = [json.loads(line) for line in file.read_text().splitlines()]
+    last["payload"] = 40
+    file.write_text("\n".join(map(json.dumps, [*others, last])))
     with penstock.open("memory:") as copy:
-        copy.topic("orders").configure(chained=True)
-        with pytest.raises(ConfigError, match="event 5 has no link, and earlier ones have"):
-            copy.import_(file, topics=["orders"])
+        copy.topic("orders").configure(verified=True)
+        copy.import_(file, topics=["orders"])
+        here, there = topic.verify().root, copy.topic("orders").verify().root
+        assert here is not None and there is not None
+        assert (here.through, here.hash == there.hash) == (there.through, False)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
@@ -219,9 +221,9 @@ def test_a_file_leaves_a_topics_settings_as_they_are(
     journal.export(file, topics=["orders"])
     with penstock.open("memory:") as copy:
         orders = copy.topic("orders")
-        settings = orders.configure(max_events=1000, dedup_window=None, chained=True)
+        settings = orders.configure(max_events=1000, dedup_window=None, verified=True)
         assert copy.import_(file, topics=["orders"]).imported == 5
         assert orders.settings == settings and payloads(orders.read()) == list(range(5))
-        assert orders.append("placed", 5, key="a").link is not None
+        orders.append("placed", 5, key="a")
         report = orders.verify()
-        assert report.ok and (report.unlinked, report.events) == (5, 1)
+        assert report.ok and (report.unhashed, report.events) == (0, 6)

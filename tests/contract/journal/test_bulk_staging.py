@@ -202,9 +202,9 @@ def test_small_neighbours_are_merged_whether_or_not_they_are_stored_apart(journa
     assert numbers(topic.read()) == list(range(-1, 30))
 
 
-def test_a_chained_topic_links_every_event(journal: Any) -> None:
+def test_a_verified_topic_keeps_a_hash_of_every_event(journal: Any) -> None:
     topic = journal.topic("orders")
-    topic.configure(chained=True)
+    topic.configure(verified=True)
     staged(journal)
     published(journal)
     assert numbers(topic.read()) == list(range(20)) and topic.verify().events == 20

@@ -38,35 +38,35 @@ class Held:
         self._thread.join()
 
 
-def configure_chained(commit: Commit) -> object:
-    return change_settings(commit, "orders", {"chained": True})
+def configure_verified(commit: Commit) -> object:
+    return change_settings(commit, "orders", {"verified": True})
 
 
-def test_chains_that_begin_between_two_appends_of_one_commit(journal: Journal, topic: Topic) -> None:
+def test_hashes_that_begin_between_two_appends_of_one_commit(journal: Journal, topic: Topic) -> None:
     assert isinstance(journal, LocalJournal)
     with Held(journal):
         first = topic.submit("placed", 1, key="a")
-        changed = journal._core.writer.submit(WriteRequest(configure_chained))
+        changed = journal._core.writer.submit(WriteRequest(configure_verified))
         second = topic.submit("placed", 2, key="a")
         beside = journal.topic("others").submit("placed", 3)
     assert (first.result().seq, second.result().seq, beside.result().seq) == (1, 2, 1)
-    assert changed.result() is not None and topic.settings.chained
+    assert changed.result() is not None and topic.settings.verified
     topic.append("placed", 4, key="a")
     assert payloads(topic.read()) == [1, 2, 4]
     report = topic.verify()
-    assert report.ok and (report.unlinked, report.events) == (1, 2)
+    assert report.ok and (report.unhashed, report.events) == (1, 2)
 
 
 def test_an_import_takes_no_settings_over_where_another_caller_was_first(journal: Journal, topic: Topic) -> None:
     assert isinstance(journal, LocalJournal)
     topic.configure(max_events=1000)  # it is there, and empty
-    adopt = partial(_adopt, Settings(chained=True))
+    adopt = partial(_adopt, Settings(verified=True))
     with Held(journal):
         first = topic.submit("placed", 1)
         adopted = journal._core.writer.submit(WriteRequest(adopt))
         second = topic.submit("placed", 2)
     assert (first.result().seq, second.result().seq) == (1, 2) and adopted.result() is None
-    assert not topic.settings.chained and payloads(topic.read()) == [1, 2]
+    assert not topic.settings.verified and payloads(topic.read()) == [1, 2]
 
 
 def _adopt(settings: Settings, commit: Commit) -> None:

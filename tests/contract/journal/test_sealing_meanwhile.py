@@ -153,4 +153,4 @@ def test_positions_that_compaction_by_key_has_emptied_are_sealed_with_the_next_e
     assert payloads(topic.read()) == [5, 6, 31, 48, 60, 1, 2, 3, 4, 5] and len(topic) == 10
     seal_topic(local(journal)._core, "orders", lake=str(lake), through=64, compact=True)
     assert topic.get(31) is not None and topic.get(32) is None
-    assert payloads(topic.read(reverse=True)) == [5, 4, 3, 2, 1, 60, 48, 31, 6, 5] and topic.verify().unlinked == 10
+    assert payloads(topic.read(reverse=True)) == [5, 4, 3, 2, 1, 60, 48, 31, 6, 5] and topic.verify().unhashed == 10

@@ -34,9 +34,9 @@ def say(*ids: str) -> None:
 
 def work(journal: Journal, life: str) -> None:
     chance = random.Random(life)
-    journal.topic("chained").configure(chained=True)
+    journal.topic("verified").configure(verified=True)
     for number in itertools.count():
-        name = chance.choice(["plain", "chained"])
+        name = chance.choice(["plain", "verified"])
         key = f"k{chance.randrange(4)}"
         match chance.randrange(6):
             case 0 | 1:
@@ -47,7 +47,7 @@ def work(journal: Journal, life: str) -> None:
                 with journal.fence() as fence:
                     ids = [f"fence/{life}/{number}/{part}" for part in range(GROUP)]
                     for part, one in enumerate(ids):
-                        fence.submit(["plain", "chained"][part % 2], "fenced", {"id": one, "n": number}, key=key)
+                        fence.submit(["plain", "verified"][part % 2], "fenced", {"id": one, "n": number}, key=key)
                 say(*ids)
             case 3:
                 fence = journal.fence(exclusive=chance.random() < 0.5)

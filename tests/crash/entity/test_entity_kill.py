@@ -1,4 +1,4 @@
-"""A process killed in the middle of anything: what it had been told is there, fences are whole or absent, chains hold.
+"""A process killed in the middle of anything: what it had been told is there, fences are whole or absent, hashes match.
 
 The child appends, commits and cancels fences, indexes and projects without pause, and says after each step what it was
 promised. It is killed somewhere in between, the store is opened again, and everything is compared.
@@ -61,7 +61,7 @@ def live_and_die(url: str, life: int, *, steps: int) -> list[str]:
 
 
 def check(journal: Journal, promised: list[str]) -> None:
-    topics = {name: list(journal.topic(name).read()) for name in ("plain", "chained")}
+    topics = {name: list(journal.topic(name).read()) for name in ("plain", "verified")}
     stored = {event.payload["id"] for events in topics.values() for event in events}
     missing = [one for one in promised if one not in stored]
     assert not missing, f"acknowledged, but gone: {missing[:3]}"
@@ -76,4 +76,4 @@ def check(journal: Journal, promised: list[str]) -> None:
             assert list(topic.read(key=key)) == own
             assert topic.generation(key) == own[-1].seq
             assert topic.project(Total, key) == Total.fold(own)
-    assert journal.topic("chained").verify().events == len(topics["chained"])
+    assert journal.topic("verified").verify().events == len(topics["verified"])

@@ -63,7 +63,7 @@ def outcome(subject: Subject, folder: Path, states: list[State]) -> str:
     if subject.tail and found in states[:-1]:
         return "cut off"
     changed = [name for name in states[-1] if found.get(name) != states[-1][name]]
-    if changed == ["chain"] and found["chain"] is False:
+    if changed == ["verified"] and found["verified"] is False:
         return "named: verify"
     if set(changed) <= set(subject.silent):
         return "on the list"

@@ -36,7 +36,7 @@ class Subject(NamedTuple):
 
 def _fill(journal: Journal, states: list[State]) -> None:
     topic, queue = journal.topic("t"), journal.queue("q")
-    topic.configure(chained=True)
+    topic.configure(verified=True)
     for number in range(3):
         topic.append_many([Draft("k", f"payload {number} {row}", key=str(row), headers={"h": "v"}) for row in range(3)])
         states.append(_state(journal))
@@ -67,7 +67,7 @@ def _state(journal: Journal) -> State:
     state["cursors"] = topic.cursors()
     state["marks"] = journal.mark("m")
     state["queue"] = [e.payload for e in journal.queue("q")] if "q" in journal.queues() else None
-    state["chain"] = topic.verify().ok
+    state["verified"] = topic.verify().ok
     return state
 
 
@@ -113,7 +113,7 @@ def _read_lake(folder: Path) -> State:
     with penstock.open(f"file:{folder / 'store'}") as journal:
         topic = journal.topic("t")
         events = [(e.seq, e.id, e.kind, e.payload, e.key, e.recorded_at) for e in topic.read()]
-        return {"events": events, "chain": topic.verify().ok}
+        return {"events": events, "verified": topic.verify().ok}
 
 
 def _export(format: Any) -> Subject:
@@ -151,7 +151,7 @@ def _read_buffer(folder: Path) -> State:
 
 #: sqlite has no checksums of pages. Events have their own; what is kept about them has not, and a changed
 #: key may hide what lies behind it, up to the end of a topic: events are then too few, and never others.
-NOT_EVENTS = ("topics", "cursors", "marks", "queue", "events of a key", "chain")
+NOT_EVENTS = ("topics", "cursors", "marks", "queue", "events of a key", "verified")
 SUBJECTS: dict[str, Subject] = {
     "sqlite": _store("sqlite", hidden=True, silent=NOT_EVENTS, tail=True, skip=("-shm",)),
     "sqlite, killed": _store("sqlite", closed=False, hidden=True, silent=NOT_EVENTS, tail=True, skip=("-shm",)),

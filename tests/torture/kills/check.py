@@ -180,7 +180,7 @@ def _kept(journal: Journal, noted: list[Any]) -> Iterator[str]:
 
 
 def _index_and_totals(topic: Topic) -> Iterator[str]:
-    """What the index finds is what a scan finds; counts and chains are right."""
+    """What the index finds is what a scan finds; counts and hashes are right."""
     events = list(topic.read())
     if len(topic) != len(events):
         yield f"{topic.name}: {len(events)} events are there and {len(topic)} are counted"

@@ -36,8 +36,8 @@ class Oracle:
 
 def set_up(journal: Journal, rng: random.Random) -> None:
     """Makes the topics and queues of a new store."""
-    journal.topic("t").configure(chained=rng.random() < 0.5, indexed=rng.random() < 0.8, dedup_window=None)
-    journal.topic("accounts").configure(chained=rng.random() < 0.5)
+    journal.topic("t").configure(verified=rng.random() < 0.5, indexed=rng.random() < 0.8, dedup_window=None)
+    journal.topic("accounts").configure(verified=rng.random() < 0.5)
     journal.topic("state").configure(by_key=True)
     journal.topic("ring").configure(max_events=RING)
     journal.queue("dead", lease=0, max_attempts=10**6)

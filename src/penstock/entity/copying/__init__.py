@@ -1,1 +1,1 @@
-"""Whole journals to files and back: positions, ids, times, causes and links are kept."""
+"""Whole journals to files and back: positions, ids, times and causes are kept."""

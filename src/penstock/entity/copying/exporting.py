@@ -81,8 +81,10 @@ class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
     check: int = 0
     """The CRC-32 of the manifest with a 0 here."""
 
-    def crc(self) -> int:
-        return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, check=0)))
+    @staticmethod
+    def crc(text: bytes) -> int:
+        """The checksum of a manifest's JSON, whatever its layout, with all that another version wrote into it."""
+        return zlib.crc32(msgspec.json.encode({**msgspec.json.decode(text), "check": 0}))
 
 
 class ExportReport(msgspec.Struct, frozen=True):
@@ -196,17 +198,18 @@ def load_manifest(folder: Path) -> ExportManifest | None:
         return None
     try:
         manifest = msgspec.json.decode(text, type=ExportManifest)
+        crc = manifest.crc(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{folder / MANIFEST} is not an export's manifest: {error}") from error
     if manifest.penstock != FORMAT:
         raise ConfigError(f"{folder} was exported in format {manifest.penstock}; this version reads format {FORMAT}")
-    if manifest.check != manifest.crc():
+    if manifest.check != crc:
         raise Corrupt("an export's manifest fails its checksum", file=str(folder / MANIFEST))
     return manifest
 
 
 def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = None) -> None:
-    manifest.check = manifest.crc()
+    manifest.check = manifest.crc(msgspec.json.encode(manifest))
     replace_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     like(store, folder / MANIFEST)
 
@@ -399,8 +402,6 @@ def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
             columns[field.name] = pa.array(others, pa.binary())
         elif field.name == "binary":
             columns[field.name] = pa.array([block.is_binary(row) for row in rows], pa.bool_())
-        elif field.name == "link":
-            columns[field.name] = pa.array([block.chain(row) for row in rows], pa.binary())
         else:
             columns[field.name] = batch.column(field.name)
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)

@@ -137,17 +137,12 @@ def _write_arrow(batches: Iterator[list[Event]], out: BinaryIO) -> None:
 
 
 def part_schema() -> pa.Schema:
-    """The columns of Parquet and Arrow files: those of `read_arrow`, with bytes and links besides."""
+    """The columns of Parquet and Arrow files: those of `read_arrow`, with bytes besides."""
     import pyarrow as pa
 
     from penstock.journal.storage.to_arrow import arrow_schema
 
-    return (
-        arrow_schema()
-        .append(pa.field("payload_bytes", pa.binary()))
-        .append(pa.field("binary", pa.bool_()))
-        .append(pa.field("link", pa.binary()))
-    )
+    return arrow_schema().append(pa.field("payload_bytes", pa.binary())).append(pa.field("binary", pa.bool_()))
 
 
 def as_text(raw: bytes) -> str | None:
@@ -162,7 +157,6 @@ def _event_batch(events: list[Event], schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     texts = [None if event.binary else as_text(event.raw) for event in events]
-    links = [event.link for event in events]
     columns = {
         "seq": [event.seq for event in events],
         "topic": [event.topic for event in events],
@@ -178,6 +172,5 @@ def _event_batch(events: list[Event], schema: pa.Schema) -> pa.RecordBatch:
         "causation_id": [event.causation_id for event in events],
         "payload_bytes": [event.raw if text is None else None for event, text in zip(events, texts, strict=True)],
         "binary": [event.binary for event in events],
-        "link": [None if link is None else bytes.fromhex(link) for link in links],
     }
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)

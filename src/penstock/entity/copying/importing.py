@@ -1,4 +1,4 @@
-"""Exports back into a journal: events keep their positions, ids, times, causes and links.
+"""Exports back into a journal: events keep their positions, ids, times and causes.
 
 What a topic holds already is compared and skipped, so an import that was interrupted is simply run again.
 """
@@ -32,7 +32,6 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.links import GENESIS
 from penstock.journal.storage.wire import Columns
 from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_headers, check_kind, check_name, check_position, check_text
@@ -231,10 +230,6 @@ def _row(copy: EventDocument, topic: str | None) -> Copies:
             setattr(columns, field, [check_text(value, field)])
     if copy.headers:
         columns.headers = [check_headers(copy.headers)]
-    if copy.link is not None:
-        columns.chain = [bytes.fromhex(copy.link)]
-        if len(columns.chain[0]) != len(GENESIS):
-            raise ConfigError(f"{copy.link!r:.80} is no link of a hash chain")
     return Copies([check_position(copy.seq, "seq")], [number], [recorded], columns)
 
 
@@ -276,5 +271,4 @@ def _copy_of(row: dict[str, Any]) -> EventDocument:
         row["causation_id"],
         text is None,
         text is None and not row["binary"],
-        row["link"].hex() if row["link"] is not None else None,
     )

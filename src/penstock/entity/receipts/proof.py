@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from penstock.entity.receipts.tree import follow, leaf_hash
+from penstock.entity.receipts.tree import follow
 from penstock.errors import ConfigError
 from penstock.events import format_id
+from penstock.journal.storage.leaves import leaf_hash
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -10,7 +10,7 @@ Then the events of other segments can still be proven under every root; those of
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,12 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.entity.receipts.proof import InclusionProof, TreeRoot
-from penstock.entity.receipts.tree import EMPTY, EMPTY_SEGMENT, SEGMENT, leaf_hash, path_to, root_of
+from penstock.entity.receipts.tree import EMPTY, EMPTY_SEGMENT, SEGMENT, path_to, root_of
 from penstock.errors import ConfigError, Corrupt, Unprovable
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.block import Block, columns_of
-from penstock.journal.storage.wire import Columns
+from penstock.journal.storage.leaves import leaf_hash, leaves_of
 from penstock.names import check_position
 
 if TYPE_CHECKING:
@@ -62,30 +61,6 @@ def _published(value: bytes) -> tuple[_StoredRoot, ...]:
     return newest, *newest.earlier
 
 
-# ── leaves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def leaves_of(block: Block, columns: Columns) -> Iterator[bytes]:
-    """Everything each event of a block says, as bytes; see `LEAF_FIELDS`."""
-    nothing: list[None] = [None] * block.count
-    for row, (seq, kind, payload, binary, key, scope, headers, correlation, causation) in enumerate(
-        zip(
-            block.seqs,
-            columns.kinds,
-            columns.payloads,
-            columns.binary or nothing,
-            columns.key or nothing,
-            columns.scope or nothing,
-            columns.headers or nothing,
-            columns.correlation or nothing,
-            columns.causation or nothing,
-            strict=True,
-        )
-    ):
-        times = block.recorded_ms(row), block.occurred_ms(row)
-        pairs = sorted(headers.items()) if headers else None
-        id = block.id_number(row).to_bytes(16)
-        yield _encode((seq, id, *times, kind, payload, bool(binary), key, scope, pairs, correlation, causation))
-
-
 class TreeBuilder:
     """The tree over a topic, made as its blocks come, from the first position on."""
 
@@ -102,11 +77,11 @@ class TreeBuilder:
         self.changed: int | None = None
         """Where the first segment begins that is whole and has other events than when it was published."""
 
-    def add(self, block: Block, columns: Columns) -> None:
+    def add(self, seqs: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Adds the next events."""
-        for seq, said in zip(block.seqs, leaves_of(block, columns), strict=True):
+        for seq, hash in zip(seqs, hashes, strict=True):
             self._skip(seq - 1)
-            self._leaves.append(leaf_hash(said))
+            self._leaves.append(hash)
             self._events += 1
 
     def finish(self, through: int) -> None:
@@ -251,7 +226,7 @@ def _leaves_between(view: TopicView, after: int, through: int, seq: int) -> tupl
     """The leaves of some positions, and what the event at one of them says."""
     leaves, said = [EMPTY] * (through - after), b""
     for block in view.blocks(after, through):
-        for at, told in zip(block.seqs, leaves_of(block, columns_of(block, range(block.count))), strict=True):
+        for at, told in zip(block.seqs, leaves_of(block), strict=True):
             if after < at <= through:
                 leaves[at - after - 1] = leaf_hash(told)
                 if at == seq:

@@ -14,11 +14,6 @@ SEGMENT = 4096
 """Positions in a segment; a power of two."""
 
 
-def leaf_hash(said: bytes) -> bytes:
-    """The hash of a leaf."""
-    return sha256(b"\x00" + said).digest()
-
-
 def node_hash(left: bytes, right: bytes) -> bytes:
     """The hash of two neighbouring subtrees."""
     return sha256(b"\x01" + left + right).digest()

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from penstock.journal.commit.catalog import Head
 from penstock.journal.commit.checked import topic_is_full
 from penstock.journal.commit.commit import Commit, next_id
-from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage import keys
 from penstock.journal.storage.apart import stamp
-from penstock.journal.storage.block import Block, columns_of, seal
+from penstock.journal.storage.block import read_block, seal
+from penstock.journal.storage.leaves import keep_hashes, leaves_of
 from penstock.journal.storage.wire import Wire
 from penstock.limits import MAX_POSITION
 
@@ -29,8 +29,6 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     commit.check_barrier(name)
     commit.flush()
     head = commit.ensure(name)
-    if head.settings.chained:
-        return _append_rows(commit, name, wires)
     recorded = max(commit.now_ms, head.recorded_ms)
     first = seq = head.latest + 1
     number = next_id(head.last_id, recorded)
@@ -38,6 +36,9 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
         if seq + count - 1 > MAX_POSITION:
             raise topic_is_full(name, seq - 1, count)
         commit.tx.put(keys.block_key(head.number, seq), value)
+        if head.settings.verified:
+            block = read_block(value, name)
+            keep_hashes(commit.tx, head.number, block.seqs, leaves_of(block))
         seq += count
         number += count
     if seq > first:
@@ -70,13 +71,3 @@ def _ahead(values: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         while (made := coming.popleft().result()) is not None:
             coming.append(pool.submit(next, values, None))
             yield made
-
-
-def _append_rows(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
-    """The way through the events themselves, where each one counts: a topic that keeps hash chains."""
-    first = commit.latest(name) + 1
-    for wire in wires:
-        stamp(wire, 1, 0, 0)
-        columns = columns_of(Block(wire, name), range(wire.count))
-        commit.append(name, PreparedBatch(columns, len(wire.payload)))
-    return range(first, commit.latest(name) + 1)

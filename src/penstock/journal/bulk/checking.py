@@ -61,8 +61,8 @@ def _check(wire: Wire) -> None:
     count = wire.count
     if wire.format != FORMAT or not 0 < count <= BLOCK_EVENTS or wire.run_counts != count:
         raise ConfigError("it is no block of new events of this version")
-    if wire.seqs is not None or wire.chain is not None:
-        raise ConfigError("it brings positions or links, which are the journal's to give")
+    if wire.seqs is not None:
+        raise ConfigError("it brings positions, which are the journal's to give")
     for kind in wire.kinds:
         check_kind(kind)
     _check_codes(wire.kinds, wire.kind_codes, count, "kind")

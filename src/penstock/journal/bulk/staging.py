@@ -220,7 +220,7 @@ def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool, rows: R
             if rows is not None and rows.wants(keyed=block.keyed, asks=block.asks):
                 rows.append(block.topic, _staged_wire(commit.tx, key, block.topic))
                 commit.tx.delete(key)
-            elif apart and block.size >= MERGED_BYTES and not commit.ensure(block.topic).settings.chained:
+            elif apart and block.size >= MERGED_BYTES and not commit.ensure(block.topic).settings.verified:
                 places.append(_refer(commit, key, block, piece, index))
             else:
                 append_wires(commit, block.topic, (_staged_wire(commit.tx, key, block.topic),))

@@ -34,8 +34,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """A state topic: settled history keeps only the newest event of every key."""
     dedup_window: float | None = TOPIC_DEDUP_WINDOW
     """Seconds for which a dedup key is remembered; None for ever."""
-    chained: bool = False
-    """Whether each event carries the hash of its predecessor in its entity's stream."""
+    verified: bool = False
+    """Whether commits keep a hash of every event, so that `verify` finds each one that is changed later."""
     indexed: bool = True
     """Whether events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
 
@@ -161,9 +161,6 @@ class Head(msgspec.Struct, eq=False):
     newest: dict[str, int] | None = None
     """After the first look-up: the newest position of entities that were asked for or written after `since`."""
     since: int = 0
-    links: dict[str, bytes] | None = None
-    """In a topic that keeps hash chains: the newest link of entities that were looked up or written after `linked`."""
-    linked: int = 0
     tail: RecentBlocks | None = None
     """The newest small blocks, while the writer still knows what is in them."""
 

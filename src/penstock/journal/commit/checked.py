@@ -1,16 +1,14 @@
-"""Appends that ask the store first: dedup keys, causes that are drafts of the same batch, hash chains."""
+"""Appends that ask the store first: dedup keys, causes that are drafts of the same batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, Conflict
 from penstock.events import Receipt, format_id
 from penstock.journal.commit.dedup import Original, find_original, remember
 from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.links import add_links
 from penstock.journal.storage.wire import Columns
 from penstock.limits import MAX_POSITION
 
@@ -66,25 +64,6 @@ def _link_causes(
         at = place[row]
         causation[at] = id
         correlation[at] = correlation[at] or inherited or id
-
-
-def add_linked(commit: Commit, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
-    """Adds events to a topic that keeps hash chains."""
-    offset = additions.count
-    name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
-    if additions.links is None:
-        additions.links = {}
-    find = partial(commit.entities.link, commit, additions.head)
-    commit.gathered += 1  # first: the links of a batch that fails in the middle must not be built upon
-    add_links(columns, seq, number, additions.recorded_ms, additions.links, find)
-    additions.parts.append(columns)
-    additions.count = offset + len(columns.kinds)
-    additions.size += size
-    correlations, links = columns.correlation, columns.chain or []
-    return [
-        Receipt(name, seq + row, number + row, correlations[row] if correlations else None, False, made)
-        for row, made in enumerate(links)
-    ]
 
 
 def find_duplicates(

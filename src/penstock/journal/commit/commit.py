@@ -17,11 +17,12 @@ from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import FenceActive
 from penstock.events import Receipt
 from penstock.journal.commit.catalog import Barrier, Catalog, Head, TopicRecord, create_topic
-from penstock.journal.commit.checked import add_linked, append_checked, conflict, find_duplicates, topic_is_full
+from penstock.journal.commit.checked import append_checked, conflict, find_duplicates, topic_is_full
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.commit.recent import write_block, write_blocks
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import build_wire
+from penstock.journal.storage.leaves import keep_hashes, leaves
 from penstock.journal.storage.wire import Columns, Wire, join_columns
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
 
@@ -38,10 +39,6 @@ class EntityHistory(Protocol):
 
     def generation(self, commit: Commit, head: Head, key: str) -> int:
         """The position of an entity's newest event, this commit's events included."""
-        ...
-
-    def link(self, commit: Commit, head: Head, key: str) -> bytes:
-        """The newest link of an entity's hash chain, without this commit's events."""
         ...
 
     memtables: dict[str, Memtable]
@@ -71,7 +68,6 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
     noted: int = 0
     """How many of the parts are in `newest`, and how many events those have."""
     noted_count: int = 0
-    links: dict[str, bytes] | None = None
 
     def newest_of(self, key: str) -> int:
         """The position of a key's newest event among these; 0 for none."""
@@ -262,8 +258,6 @@ class Commit:
         name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
         if seq + count - 1 > MAX_POSITION:
             raise topic_is_full(name, seq - 1, count)
-        if additions.head.settings.chained:
-            return add_linked(self, additions, columns, size)
         additions.parts.append(columns)
         additions.count = offset + count
         additions.size += size
@@ -337,6 +331,9 @@ class Commit:
             else:
                 head.tail = None
                 key, value, wires = write_blocks(self.tx, head.number, part)
+            if head.settings.verified:
+                seqs, ids = range(first, first + count), range(additions.base_id, additions.base_id + count)
+                keep_hashes(self.tx, head.number, seqs, leaves(columns, seqs, ids, [additions.recorded_ms] * count))
             if name in self.entities.memtables:
                 if wires[0] is None:
                     wires = [build_wire(columns, first, additions.recorded_ms, additions.base_id)]
@@ -353,9 +350,6 @@ class Commit:
             if head.newest is not None:
                 _note_newest(head.newest, columns, first)
                 ended.newest, ended.since = head.newest, head.since
-            if additions.links is not None and head.links is not None:
-                head.links.update(additions.links)
-                ended.links, ended.linked = head.links, head.linked
             self._new_heads[name] = ended
             self.touched[name] = self.touched.get(name, 0) + count
         self.additions.clear()

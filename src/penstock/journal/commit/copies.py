@@ -1,4 +1,4 @@
-"""Events put into a topic as they were in another store: with their positions, ids, times and links.
+"""Events put into a topic as they were in another store: with their positions, ids and times.
 
 Only for copies: the topic must be empty, or hold the beginning of the same history.
 """
@@ -24,7 +24,7 @@ from penstock.journal.commit.checked import topic_is_full
 from penstock.journal.commit.commit import Commit
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
-from penstock.journal.storage.links import GENESIS, stored_link
+from penstock.journal.storage.leaves import keep_hashes, leaves
 from penstock.journal.storage.wire import ID_BYTES, Columns
 from penstock.limits import MAX_POSITION
 
@@ -88,8 +88,6 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     if rows.seqs[0] <= latest or rows.ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
         raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
     _check_order(name, rows)
-    if head.settings.chained:
-        _check_links(commit, head, rows)
     first, last = rows.seqs[0], rows.seqs[-1]
     if last > MAX_POSITION:
         raise topic_is_full(name, latest, len(rows))
@@ -102,6 +100,8 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
             state = replace(state, compacted=max(state.compacted, last))
         save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
     commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
+    if head.settings.verified:
+        keep_hashes(commit.tx, head.number, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
     commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)
 
@@ -114,25 +114,3 @@ def _check_order(name: str, rows: Copies) -> None:
     for seq, number, ms in zip(rows.seqs, rows.ids, rows.times, strict=True):
         if number >> ID_BITS != ms:
             raise ConfigError(f"event {seq} of topic {name!r} was recorded at another time than its id says")
-
-
-def _check_links(commit: Commit, head: Head, rows: Copies) -> None:
-    """ConfigError when an event without a link comes after one that has a link.
-
-    Those from before the topic kept chains have none: they come first, whatever their entities.
-    """
-    linked = _ends_linked(commit, head)
-    for seq, link in zip(rows.seqs, rows.columns.chain or [GENESIS] * len(rows), strict=True):
-        if link and link != GENESIS:
-            linked = True
-        elif linked:
-            raise ConfigError(f"topic {head.name!r} keeps hash chains; event {seq} has no link, and earlier ones have")
-
-
-def _ends_linked(commit: Commit, head: Head) -> bool:
-    """Whether a topic's newest event is there and has a link."""
-    from penstock.journal.reading import TopicView
-
-    view = TopicView(commit.tx, head.name, TopicRecord(head.number, head.settings))
-    event = view.get(head.latest)
-    return event is not None and stored_link(event) is not None

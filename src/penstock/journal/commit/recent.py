@@ -47,7 +47,7 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     tail = head.tail
     if tail is None or tail.stamp != stamp:
         tail = head.tail = RecentBlocks(stamp, [])
-    fits = columns.chain is None and tail.next in (first, 0)
+    fits = tail.next in (first, 0)
     parts = tail.parts
     if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
         key, value = block_key(head.number, parts[0][0]), build_joined([*parts, part])

@@ -48,15 +48,13 @@ def are_enough(blocks: Sequence[Block]) -> bool:
     return events >= INDEX_RUN_EVENTS or sum(len(block.payload) for block in blocks) + 48 * events >= INDEX_RUN_BYTES
 
 
-def first_chunks(
-    blocks: Sequence[Block], base: int, keyless: bool, breathe: Breathe
-) -> tuple[list[Written], dict[str, None]]:
+def first_chunks(blocks: Sequence[Block], base: int, breathe: Breathe) -> tuple[list[Written], dict[str, None]]:
     """The chunks of a first run, and its entities."""
     parts: list[Pages] = []
     causes: list[bytes] = []
     correlations: list[bytes] = []
     for block in blocks:
-        part = rows_of(block, keyless=keyless, breathe=breathe)
+        part = rows_of(block, breathe)
         if block.first <= base:
             part = after(part, base)
         parts.extend(parts_of(part, breathe))

@@ -1,6 +1,6 @@
 """The index of a journal's entities, causes and correlations, as those who read and commit see it.
 
-`lookup` begins a look-up (see `lookup`); a commit asks for an entity's generation and for its newest link. What is kept
+`lookup` begins a look-up (see `lookup`); a commit asks for an entity's generation. What is kept
 in memory (tails and filters) is kept here. Reading is all that happens here; `indexer` builds the runs.
 """
 
@@ -20,7 +20,6 @@ from penstock.journal.index.lookup import Lookup
 from penstock.journal.index.memtable import Memtable
 from penstock.journal.index.rows import BloomFilter
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.links import GENESIS, stored_link
 
 if TYPE_CHECKING:
     from penstock.journal.commit.commit import Commit
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 _FILTERS = 64
 """Run filters kept in memory."""
 _KNOWN_ENTITIES = 100_000
-"""The most entities of a topic whose newest position (or link) the writer remembers."""
+"""The most entities of a topic whose newest position the writer remembers."""
 
 
 class EntityIndex:
@@ -77,17 +76,6 @@ class EntityIndex:
         if key not in known:
             found = self._newest_within(commit, head, key, head.since)
             known[key] = found._rows.seq(found._row) if found else 0  # a call less than `found.seq`
-        return known[key]
-
-    def link(self, commit: Commit, head: Head, key: str) -> bytes:
-        """The link an entity had before this commit's own events."""
-        known = head.links
-        if known is None or len(known) > _KNOWN_ENTITIES:
-            known, head.linked = {}, head.latest
-            head.links = known
-        if key not in known:
-            found = self._newest_within(commit, head, key, head.linked)
-            known[key] = (stored_link(found) if found else None) or GENESIS
         return known[key]
 
     def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:

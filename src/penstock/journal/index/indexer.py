@@ -272,8 +272,7 @@ class Indexer:
             if not blocks or not (thorough or are_enough(blocks)):
                 return False
             last = blocks[-1].last
-            keyless = view.record.settings.chained
-            written, entities = first_chunks(blocks, base, keyless, self._breathe)
+            written, entities = first_chunks(blocks, base, self._breathe)
 
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None

@@ -62,7 +62,7 @@ class Lookup:
         state = load_state(view.snap, view.number, view.name)
         self._trimmed = max(state.trimmed, view.hidden)
         tail = self._tail
-        stale = tail is not None and tail.epoch != (view.number, directory.epoch, view.record.settings.chained)
+        stale = tail is not None and tail.epoch != (view.number, directory.epoch)
         if tail is None or stale or self._limit < max(directory.through, state.sealed):
             self._begin(view, directory, tail, needed, state.trimmed)
         elif self._limit < needed and (self._version is None or self._checked_version != self._version):
@@ -73,9 +73,8 @@ class Lookup:
 
     def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
         """Reads everything the runs do not cover."""
-        keyless = view.record.settings.chained
         base = max(directory.through, trimmed)
-        tail = Memtable((view.number, directory.epoch, keyless), base, keyless=keyless)
+        tail = Memtable((view.number, directory.epoch), base)
         if base >= needed:
             self._tail, self._limit = tail, base
             return
@@ -125,7 +124,7 @@ class Lookup:
         elif newer:
             # A transaction's own events concern no other caller; and what another thread has put into the memtable
             # meanwhile may be newer than this snapshot.
-            self._extra = Memtable(tail.epoch, self._limit, keyless=view.record.settings.chained)
+            self._extra = Memtable(tail.epoch, self._limit)
             for block, size in newer:
                 self._extra.add(block, size)
 
@@ -257,7 +256,7 @@ class Lookup:
                         yield key
         for tail, after, through in self._tails():
             for key in tail.entities(after, through):
-                if key and key not in seen:
+                if key not in seen:
                     seen.add(key)
                     yield key
 
@@ -278,7 +277,7 @@ class Lookup:
         after = max(self._trimmed, self.directory.through)
         if self._behind:
             for block in self._view.blocks(after, keys.MAX_SEQ):
-                part = Memtable((0, 0, False), after, keyless=False)
+                part = Memtable((0, 0), after)
                 part.add(block, 0)
                 yield part, after, keys.MAX_SEQ
         elif self._tail is not None:

@@ -29,7 +29,7 @@ Newest = tuple[bytes, int, bytes]
 """A block's key, length and checksum: enough to see that it is still the newest one."""
 State = tuple[int, int | None, Newest | None]
 """Through which position the tail is complete, what the engine's `changes` said before it was, and its newest block."""
-Epoch = tuple[int, int, bool]
+Epoch = tuple[int, int]
 """The topic's number, its index's epoch, and whether events without a key are indexed, too."""
 
 _TOGETHER = 256
@@ -90,9 +90,9 @@ class MemtablePart:
 class Memtable:
     """The events base < position ≤ covered, by key (and, once asked for, by cause and correlation)."""
 
-    __slots__ = ("_keyless", "_lock", "_over", "_parts", "base", "covered", "epoch", "size", "state")
+    __slots__ = ("_lock", "_over", "_parts", "base", "covered", "epoch", "size", "state")
 
-    def __init__(self, epoch: Epoch, base: int, *, keyless: bool) -> None:
+    def __init__(self, epoch: Epoch, base: int) -> None:
         self.epoch = epoch
         """What was found under another one is not to be used any more."""
         self.base = base
@@ -101,7 +101,6 @@ class Memtable:
         self.state: State = (base, None, None)
         """What a look-up may rely on, exchanged as a whole: see `State`."""
         self._lock = threading.Lock()
-        self._keyless = keyless
         self._parts: tuple[MemtablePart, ...] = (MemtablePart(),)
         """In order; events are added to the last one."""
         self._over = False
@@ -159,8 +158,6 @@ class Memtable:
 
     def _add(self, block: Block, start: int, size: int, keys: Sequence[str | None] | None) -> None:
         """Adds the events of a block from a row on, whose keys these are."""
-        if self._keyless:
-            keys = [""] * (block.count - start) if keys is None else [key or "" for key in keys]
         part = self._parts[-1]
         if part.count >= INDEX_RUN_EVENTS:
             part = MemtablePart()
@@ -222,7 +219,7 @@ class Memtable:
         It costs next to nothing. What begins before `base` and ends after it is kept as a whole.
         """
         with self._lock:
-            left = Memtable(self.epoch, base, keyless=self._keyless)
+            left = Memtable(self.epoch, base)
             left._lock = self._lock  # they share parts
             left._parts = tuple(part for part in self._parts if part.count and part.lasts[-1] > base)
             left.size = sum(part.size for part in left._parts)

@@ -12,14 +12,14 @@ import struct
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from penstock.errors import Corrupt
-from penstock.journal.storage.block import Block, build_wire, columns_of, read_block, seal, texts_of
+from penstock.journal.storage.block import Block, build_wire, columns_of, read_block, seal, spread, texts_of
 from penstock.journal.storage.columns import text_values
 from penstock.journal.storage.wire import OPTIONAL, Columns, pack_seqs, set_runs_of
 from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
@@ -69,20 +69,18 @@ _KEY, _HEADERS = 6 + OPTIONAL.index("key"), 6 + OPTIONAL.index("headers")
 mark_of: Callable[[Row], bytes] = itemgetter(0)
 
 
-def rows_of(block: Block, *, keyless: bool, breathe: Breathe = go_on) -> list[Row]:
-    """The rows of a block's events that have a key; `keyless`: and of the others, under the empty term."""
-    if block.wire.key is None and not keyless:
+def rows_of(block: Block, breathe: Breathe = go_on) -> list[Row]:
+    """The rows of a block's events that have a key."""
+    if block.wire.key is None:
         return []
-    rows = rows_of_chunk(block, breathe)
-    if not keyless:
-        rows = [row for row in rows if row[_KEY] is not None]
-        breathe()
+    rows = [row for row in rows_of_chunk(block, breathe) if row[_KEY] is not None]
+    breathe()
     return rows
 
 
 def rows_of_chunk(block: Block, breathe: Breathe = go_on) -> list[Row]:
     """The rows of a chunk, to be merged with others'."""
-    ids, times, seqs = _spread(block)
+    ids, times, seqs = spread(block)
     breathe()
     texts = texts_of(block)
     breathe()
@@ -140,18 +138,6 @@ def in_order(parts: Sequence[Pages], breathe: Breathe = go_on) -> Iterator[list[
         breathe()
 
 
-def _spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
-    """The id, the time and the position of every event of a block."""
-    starts = block.run_starts
-    if len(starts) == block.count:
-        return block.run_ids, block.run_times, block.seqs
-    stops = [*starts[1:], block.count]
-    spans = list(zip(block.run_ids, block.run_times, starts, stops, strict=True))
-    ids = list(chain.from_iterable([range(id, id + stop - start) for id, _, start, stop in spans]))
-    times = list(chain.from_iterable([[ms] * (stop - start) for _, ms, start, stop in spans]))
-    return ids, times, block.seqs
-
-
 def after(rows: list[Row], seq: int) -> list[Row]:
     """The rows that compaction up to a position has left."""
     return [row for row in rows if row[_SEQ] > seq] if seq else rows
@@ -176,8 +162,6 @@ def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[int], time
     """The bytes of a block whose events have their own positions, ids and times, in any order."""
     if columns.occurred is not None:
         columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
-    if columns.chain is not None:
-        columns.chain = [link or bytes(32) for link in columns.chain]
     wire = build_wire(columns, seqs[0], 0, 0)
     set_runs_of(wire, ids, times)
     if any(following != seq + 1 for seq, following in pairwise(seqs)):

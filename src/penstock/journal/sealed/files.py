@@ -32,7 +32,7 @@ _KEPT_SEGMENTS = 16
 _KEPT_BLOCKS = 8
 _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
-    *("causation_id", "payload_bytes", "link"),
+    *("causation_id", "payload_bytes"),
 ]
 """What a block is made of; typed columns are for others."""
 
@@ -300,9 +300,6 @@ def _wire_of(table: pa.Table) -> Wire:
     if int(seqs[-1] - seqs[0]) != len(seqs) - 1:
         wire.seqs = seqs.astype("<i8").tobytes()
     _set_runs(wire, batch)
-    links = batch.column("link")
-    if links.null_count < len(links):
-        wire.chain = b"".join(link or bytes(32) for link in links.to_pylist())
     return wire
 
 

@@ -32,8 +32,8 @@ _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
 def sealed_schema() -> pa.Schema:
-    """The columns of every sealed file: a topic's, with bytes and hash-chain links beside them."""
-    return arrow_schema().append(pa.field("payload_bytes", pa.binary())).append(pa.field("link", pa.binary()))
+    """The columns of every sealed file: a topic's, with payloads that are bytes beside them."""
+    return arrow_schema().append(pa.field("payload_bytes", pa.binary()))
 
 
 class SealPlace(NamedTuple):
@@ -200,20 +200,17 @@ def _sealed_batch(
     whole = record_batch(block, "binary")
     payload = whole.column("payload")
     binary = None
-    nothing = pa.nulls(block.count, pa.binary())
     if block.wire.binary is None:
-        text, raw = pa.Array.from_buffers(pa.string(), block.count, payload.buffers()), nothing
+        text, raw = (
+            pa.Array.from_buffers(pa.string(), block.count, payload.buffers()),
+            pa.nulls(block.count, pa.binary()),
+        )
     else:
         binary = np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
         raw = pc.if_else(pa.array(binary), payload, None)
         text = pc.if_else(pa.array(binary), None, payload).cast(pa.string())
-    links = nothing
-    if block.wire.chain is not None:
-        links = pa.Array.from_buffers(pa.binary(32), block.count, [None, pa.py_buffer(block.wire.chain)]).cast(
-            pa.binary()
-        )
     columns = [text if name == "payload" else whole.column(name) for name in whole.schema.names]
-    batch = pa.RecordBatch.from_arrays([*columns, raw, links], schema=sealed_schema()).slice(start, stop - start)
+    batch = pa.RecordBatch.from_arrays([*columns, raw], schema=sealed_schema()).slice(start, stop - start)
     if not len(typed.schema):
         return batch
     fields = typed.of(payload.slice(start, stop - start), None if binary is None else binary[start:stop])

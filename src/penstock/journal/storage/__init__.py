@@ -6,6 +6,6 @@ wire        what a block is made of: the columns of its events, and its runs
 columns     integers, text and dictionaries inside a block
 joining     blocks made of blocks
 payload     payloads to bytes
-links       hash chains: an event's link
+leaves      what each event says, as it is hashed; the hashes of verified topics
 to_arrow, from_arrow   blocks to record batches and back, never row by row
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -114,8 +114,6 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
         wire.correlation = pack_text(columns.correlation)
     if columns.causation is not None:
         wire.causation = pack_text(columns.causation)
-    if columns.chain is not None:
-        wire.chain = b"".join(columns.chain)
     return wire
 
 
@@ -337,10 +335,6 @@ class Block:
         _ = self.payload_offsets, self.kind_codes, self.occurred_times, self._headers
         _ = self.key, self.scope, self.correlation, self.causation
 
-    def chain(self, row: int) -> bytes | None:
-        """The event's link in its entity's hash chain, where the topic keeps one."""
-        return None if self.wire.chain is None else self.wire.chain[32 * row : 32 * row + 32]
-
     def extract(self, row: int) -> bytes:
         """A block of this one event."""
         from penstock.journal.storage.joining import select
@@ -370,8 +364,6 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
         columns.occurred = [block.occurred_ms(row) for row in rows]
     if wire.headers is not None:
         columns.headers = [block.headers(row) for row in rows]
-    if wire.chain is not None:
-        columns.chain = [wire.chain[32 * row : 32 * row + 32] for row in rows]
     if texts is None and len(rows) * 8 <= block.count:  # not the whole block's texts for a few of its events
         readers = {"key": block.key, "scope": block.scope}
         readers |= {"correlation": block.correlation, "causation": block.causation}
@@ -382,3 +374,15 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
     for name, values in (texts_of(block) if texts is None else texts).items():
         setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
     return columns
+
+
+def spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
+    """The id, the time and the position of every event of a block."""
+    starts = block.run_starts
+    if len(starts) == block.count:
+        return block.run_ids, block.run_times, block.seqs
+    stops = [*starts[1:], block.count]
+    spans = list(zip(block.run_ids, block.run_times, starts, stops, strict=True))
+    ids = list(chain.from_iterable([range(id, id + stop - start) for id, _, start, stop in spans]))
+    times = list(chain.from_iterable([[ms] * (stop - start) for _, ms, start, stop in spans]))
+    return ids, times, block.seqs

@@ -64,8 +64,6 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         joined.occurred = pack_signed([ms for block in blocks for ms in block.occurred_times])
     if any(wire.headers is not None for wire in wires):
         joined.headers = _join_headers([(wire.headers or NO_PACKED_HEADERS, wire.count) for wire in wires])
-    if any(wire.chain is not None for wire in wires):
-        joined.chain = b"".join([wire.chain or bytes(32 * wire.count) for wire in wires])
     for name in ("key", "scope", "correlation", "causation"):
         parts = [(getattr(wire, name), wire.count) for wire in wires]
         if any(part is not None for part, _ in parts):

@@ -6,6 +6,7 @@
     a name                    a topic whose settings have a max_age
     s topic                   a topic's counters that compaction changes: trimmed, removed, high water (msgpack)
     b topic first             a block: the events first … first+n of one or more commits
+    l topic first             hashes of the events first …, in a verified topic (journal.storage.leaves)
     c topic consumer          a cursor: a position, and when it moved there
     d topic bucket dedup      a dedup key: position and id of its event
     n name                    a mark: a named number that commits with a transaction
@@ -44,6 +45,7 @@ TOPIC = b"t"
 AGED = b"a"
 STATE = b"s"
 BLOCK = b"b"
+LEAVES = b"l"
 CURSOR = b"c"
 DEDUP = b"d"
 MARK = b"n"
@@ -75,8 +77,12 @@ block_key: Callable[[int, int], bytes] = partial(_block.pack, BLOCK)
 """The key of a topic's block by its first position; every commit makes one, so it is no function of Python's."""
 
 
+leaves_key: Callable[[int, int], bytes] = partial(_block.pack, LEAVES)
+"""The key of some hashes by the position of the first."""
+
+
 def block_first(key: bytes) -> int:
-    """The first position of the block under a block key."""
+    """The first position of the block, or of the hashes, under a key."""
     try:
         return _seq.unpack_from(key, 5)[0]  # type: ignore[no-any-return]
     except struct.error:

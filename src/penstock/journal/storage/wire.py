@@ -39,7 +39,6 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
     headers: Headers | None = None
     correlation: Text | None = None
     causation: Text | None = None
-    chain: bytes | None = None
 
 
 encode_wire = msgspec.msgpack.Encoder().encode
@@ -60,7 +59,6 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
     occurred: list[int | None] | None = None
     correlation: list[str | None] | None = None
     causation: list[str | None] | None = None
-    chain: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -120,7 +118,7 @@ def join_columns(parts: Sequence[Columns]) -> Columns:
     return joined
 
 
-OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation", "chain")
+OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation")
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

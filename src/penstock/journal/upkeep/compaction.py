@@ -20,6 +20,7 @@ from penstock.journal.storage import keys
 from penstock.journal.storage.apart import stored_size
 from penstock.journal.storage.columns import text_values
 from penstock.journal.storage.joining import select
+from penstock.journal.storage.leaves import trim_hashes
 from penstock.journal.upkeep.thinning import ThinnedBlock, exchange, stored_blocks, without
 from penstock.limits import EXCHANGE_BYTES, RETENTION_BLOCKS, RETENTION_BYTES
 
@@ -65,6 +66,7 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
         removed = remove_blocks(commit, topic, head.number, state, through)
         drop_segments(commit.tx, head.number, through)
         trim_index(commit.tx, head.number, topic, through)
+        trim_hashes(commit.tx, head.number, through)
         head.newest = None
         state = msgspec.structs.replace(
             state,

@@ -64,9 +64,6 @@ class DamagedBlock:
 
     occurred_ms = id_number = recorded_ms
 
-    def chain(self, row: int) -> bytes | None:
-        return None
-
     def extract(self, row: int) -> bytes:
         raise Corrupt(self.reason, topic=self.topic, seq=self.first)
 

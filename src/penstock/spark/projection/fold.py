@@ -106,9 +106,6 @@ class Rows:
     def causation(self, row: int) -> str | None:
         return self._column("causation_id")[row]  # type: ignore[no-any-return]
 
-    def chain(self, row: int) -> bytes | None:
-        return None  # a frame has no column of links
-
     def extract(self, row: int) -> bytes:
         raise ConfigError("an event handed to a projection on Spark cannot be kept: take from it what you need")
 

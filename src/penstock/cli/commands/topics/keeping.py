@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--max-bytes", type=or_none(size), help="keep about this much (none: all)")
 @click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
 @click.option("--by-key", type=bool, metavar="yes|no", help="keep only the newest event of a key in settled history")
-@click.option("--chained", type=bool, metavar="yes|no", help="let events carry the hash of the one before, by entity")
+@click.option("--verified", type=bool, metavar="yes|no", help="keep a hash of every event, for `penstock verify`")
 def settings(context: CommandContext, topic: str, **_: object) -> None:
     """Shows or changes what a topic keeps and for how long."""
     import msgspec
@@ -79,8 +79,8 @@ def verify(context: CommandContext, topic: str | None) -> int:
     """Reads everything and checks that it is whole.
 
     Every block's checksum is computed again, and that of every sealed file; positions must follow each other,
-    payloads must decode, and where a topic is chained every entity's hash chain must hold. Exit code 1 when something
-    is damaged.
+    payloads must decode, and where a topic is verified every event must be what was appended. Exit code 1 when
+    something is damaged.
     """
     rows: list[tuple[str, int, str]] = []
     damaged = False
@@ -94,9 +94,9 @@ def verify(context: CommandContext, topic: str | None) -> int:
 
 
 def read_through(topic: Topic) -> tuple[int, str | None]:
-    """How many events were read, and what is wrong with them, their chains and their sealed files, if anything is."""
+    """How many events were read, and what is wrong with them, their hashes and their sealed files, if anything is."""
     count, problem = _read_events(topic)
-    return count, problem or _chain_problem(topic)
+    return count, problem or _verify_problem(topic)
 
 
 def _read_events(topic: Topic) -> tuple[int, str | None]:
@@ -119,11 +119,11 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
     return count, None
 
 
-def _chain_problem(topic: Topic) -> str | None:
-    """What is wrong with a topic's hash chains and sealed files."""
+def _verify_problem(topic: Topic) -> str | None:
+    """What is wrong with a topic's hashes and sealed files."""
     from penstock.local.topic import LocalTopic
 
-    if not isinstance(topic, LocalTopic):  # chains are verified where the store is
+    if not isinstance(topic, LocalTopic):  # a topic is verified where its store is
         return None
     try:
         report = topic.verify()
@@ -131,4 +131,4 @@ def _chain_problem(topic: Topic) -> str | None:
         raise  # a package is missing, which is no damage
     except PenstockError as error:
         return f"{type(error).__name__}: {error}"
-    return f"chain broken: {report.broken}" if report.broken else None
+    return report.broken.reason if report.broken else None

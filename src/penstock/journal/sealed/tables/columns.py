@@ -50,7 +50,8 @@ _OF_PYTHON: tuple[tuple[type, str], ...] = (
 _RESERVED = frozenset(
     {
         *("seq", "topic", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id"),
-        *("correlation_id", "causation_id", "payload_bytes", "link", "date"),
+        *("correlation_id", "causation_id", "payload_bytes", "date"),
+        "link",  # files and tables of earlier versions have it
     }
 )
 

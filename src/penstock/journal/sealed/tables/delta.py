@@ -23,7 +23,7 @@ from penstock.journal.sealed.tables.partition import partition_values
 from penstock.journal.sealed.tables.table import LakeFile, Owner, table_root
 from penstock.names import split_url
 
-_NO_STATISTICS = frozenset({"payload", "headers", "payload_bytes", "link", "id"})
+_NO_STATISTICS = frozenset({"payload", "headers", "payload_bytes", "id"})
 """Columns whose smallest and largest value tell a reader nothing."""
 _LONGEST = 64
 """Characters of a text's bounds; longer ones would fill the log."""

@@ -1,10 +1,12 @@
-"""Hash chains: each event carries the hash of its predecessor in its entity's stream, and tampering shows."""
+"""Verified topics: commits keep a hash of every event, and what is changed behind the journal's back shows."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from journals import on
 from small_index import small_index
@@ -12,7 +14,7 @@ from small_index import small_index
 from penstock import Draft, Journal, Receipt, Topic
 from penstock.errors import ConfigError
 from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block, read_block, seal
+from penstock.journal.storage.block import build_block, read_block, seal
 from penstock.journal.storage.columns import CodedText
 from penstock.journal.storage.joining import select
 from penstock.journal.storage.wire import Columns, Wire
@@ -29,7 +31,7 @@ def runs_after_a_few_events() -> Iterator[None]:
 @pytest.fixture
 def topic(journal: Journal) -> Topic:
     topic = journal.topic("orders")
-    topic.configure(chained=True)
+    topic.configure(verified=True)
     return topic
 
 
@@ -39,7 +41,7 @@ def fill(topic: Topic) -> list[Receipt]:
     ]
     receipts += topic.append_many(
         [
-            Draft("bytes", b"\x00\xff", key="k1", headers={"a": "b", "c": "d"}),
+            Draft("bytes", b"\x00\xff", key="k1", headers={"c": "d", "a": "b"}),
             Draft("caused", 1, key="k2", cause=0, scope="s", occurred_at=datetime(2001, 2, 3, tzinfo=UTC)),
             Draft("again", 1, key="k1", dedup="d"),
         ]
@@ -47,12 +49,10 @@ def fill(topic: Topic) -> list[Receipt]:
     return receipts
 
 
-def test_every_event_has_a_link_and_the_chains_hold(journal: Journal, topic: Topic, reopen: Reopen) -> None:
+def test_every_event_is_what_was_appended(journal: Journal, topic: Topic, reopen: Reopen) -> None:
     receipts = fill(topic)
     report = topic.verify()
-    assert report and report.ok and (report.events, report.entities, report.unlinked) == (43, 4, 0)
-    assert len({receipt.link for receipt in receipts}) == 43
-    assert [event.link for event in topic.read()] == [receipt.link for receipt in receipts]
+    assert report and report.ok and (report.events, report.unhashed) == (43, 0)
     for step in ("merged", "reopened"):
         if step == "merged":
             journal.maintain()
@@ -62,10 +62,10 @@ def test_every_event_has_a_link_and_the_chains_hold(journal: Journal, topic: Top
         receipts.append(topic.append("more", key="k1"))
         receipts.append(topic.append("more"))
         assert topic.verify().events == len(receipts)
-        assert all(topic.check(receipt) for receipt in receipts)
+        assert {topic.check(receipt).reason for receipt in receipts} == {"it is there, unchanged"}
 
 
-def test_every_way_in_is_linked(journal: Journal, topic: Topic) -> None:
+def test_every_way_in_keeps_hashes(journal: Journal, topic: Topic) -> None:
     fill(topic)
     topic.submit("e", key="k1").result(60)
     with journal.transaction() as tx:
@@ -80,13 +80,16 @@ def test_every_way_in_is_linked(journal: Journal, topic: Topic) -> None:
     outbox.flush()
     duplicate = topic.append("again", 1, key="k1", dedup="d")
     assert duplicate.duplicate and topic.check(duplicate)
-    assert topic.verify().events == 49
+    topic.append_many([Draft("large", "x" * 100) for _ in range(20_000)])  # more than one block
+    report = topic.verify()
+    assert report and (report.events, report.unhashed) == (20_049, 0)
 
 
-def test_a_rolled_back_transaction_leaves_the_chain_whole(journal: Journal, topic: Topic) -> None:
+def test_a_rolled_back_transaction_leaves_no_hash(journal: Journal, topic: Topic) -> None:
     topic.append("e", 1, key="k")
     with pytest.raises(KeyError), journal.transaction() as tx:
         tx.append(topic, "e", 2, key="k")
+        list(tx.read(topic))
         raise KeyError
     topic.append("e", 3, key="k")
     assert topic.verify().events == 2
@@ -102,7 +105,7 @@ def change(journal: Journal, edit: Callable[[Wire], None]) -> None:
 
 
 @on("memory", "sqlite")
-@pytest.mark.parametrize("what", ["payload", "kind", "key", "time", "link"])
+@pytest.mark.parametrize("what", ["payload", "kind", "key", "time", "order"])
 def test_a_changed_event_is_named(journal: Journal, topic: Topic, what: str) -> None:
     receipts = topic.append_many([Draft("e", number, key=f"k{number % 2}") for number in range(10)])
 
@@ -116,90 +119,97 @@ def test_a_changed_event_is_named(journal: Journal, topic: Topic, what: str) -> 
         elif what == "time":
             wire.run_time += 1
         else:
-            links = bytearray(wire.chain or b"")
-            links[6 * 32] ^= 1
-            wire.chain = bytes(links)
+            wire.payload = memoryview(bytes(wire.payload).replace(b"678", b"876"))
 
     change(journal, edit)
     report = topic.verify()
-    assert not report and report.broken is not None
-    assert report.broken.seq == (1 if what == "time" else 7)
+    assert not report and report.broken is not None and report.root is None
+    assert report.broken.seq == (1 if what == "time" else 7) and "not what was appended" in report.broken.reason
     checked = topic.check(receipts[6])
-    assert not checked and checked.reason
+    assert not checked and ("another event" if what == "time" else "not what was appended") in checked.reason
 
 
 @on("memory")
-def test_a_removed_event_breaks_its_entitys_chain(journal: Journal, topic: Topic) -> None:
+@pytest.mark.parametrize("removed", [5, 10])
+def test_a_removed_event_is_named(journal: Journal, topic: Topic, removed: int) -> None:
     receipts = topic.append_many([Draft("e", number, key=f"k{number % 2}") for number in range(10)])
     with journal._engine.write() as tx:
         for key, value in list(tx.scan(*keys.block_range(1))):
             block = read_block(value, "orders")
-            tx.put(key, select(block, [0, 1, 2, 3, 5, 6, 7, 8, 9]))
+            tx.put(key, select(block, [row for row in range(10) if row != removed - 1]))
     report = topic.verify()
-    assert report.broken is not None and report.broken.seq == 7 and report.broken.key == "k0"
-    checked = topic.check(receipts[4])
-    assert not checked and "event 5 is missing" in checked.reason
+    assert report.broken is not None and report.broken.seq == removed and "missing" in report.broken.reason
+    assert not topic.check(receipts[removed - 1])
 
 
 @on("memory")
-def test_an_exchanged_history_is_found_by_receipts(journal: Journal, topic: Topic) -> None:
-    receipts = [topic.append("e", number, key="k") for number in range(5)]
-    rewritten = journal.topic("rewritten")
-    rewritten.configure(chained=True)
-    for number in range(5):
-        rewritten.append("e", 100 + number, key="k")
-    with journal._engine.write() as tx:
-        for key, value in list(tx.scan(*keys.block_range(2))):
-            tx.put(keys.block_key(1, keys.block_first(key)), value)
-    assert topic.verify(), "a whole history made anew holds together"
-    assert not any(topic.check(receipt) for receipt in receipts), "but nobody has receipts for it"
-
-
-def test_after_compaction_chains_begin_at_what_is_left(journal: Journal, topic: Topic) -> None:
-    receipts = fill(topic)
-    topic.compact(20)
-    report = topic.verify()
-    assert report and report.events == 23 and report.anchored == 4
-    assert topic.check(receipts[-1]) and topic.check(receipts[21])
-    assert "compaction" in topic.check(receipts[3]).reason
-    topic.append("more", key="k1")
-    assert topic.verify().events == 24
-
-
-def test_events_from_before_the_chain_are_counted_apart(journal: Journal) -> None:
-    topic = journal.topic("orders")
-    plain = [topic.append("e", number, key="k") for number in range(5)]
-    topic.append("e")
-    topic.configure(chained=True)
-    topic.append("e", 5, key="k")
-    topic.append("e")
-    report = topic.verify()
-    assert report and (report.unlinked, report.events) == (6, 2)
-    assert plain[0].link is None and topic.check(plain[0])
-    assert journal.topic("nothing").verify().events == 0
-
-
-@on("memory")
-def test_an_event_slipped_in_without_a_link_is_named(journal: Journal, topic: Topic) -> None:
+def test_an_event_slipped_in_is_named(journal: Journal, topic: Topic) -> None:
     topic.append("e", 1, key="k")
     with journal._engine.write() as tx:
         columns = Columns(["e"], [b"2"])
         columns.key = ["k"]
-        from penstock.journal.storage.block import build_block
-
         tx.put(keys.block_key(1, 2), build_block(columns, 2, journal.clock.now_ms(), 1 << 90))
     report = topic.verify()
-    assert report.broken is not None and report.broken.seq == 2 and "no link" in report.broken.reason
+    assert report.broken is not None and report.broken.seq == 2 and "never appended" in report.broken.reason
 
 
 @on("memory")
-def test_chains_are_kept_for_good_and_not_with_compaction_by_key(journal: Journal, topic: Topic) -> None:
+def test_a_whole_history_made_anew_is_found_by_receipts_and_roots(journal: Journal, topic: Topic) -> None:
+    receipts = [topic.append("e", number, key="k") for number in range(5)]
+    root = topic.verify().root
+    rewritten = journal.topic("rewritten")
+    rewritten.configure(verified=True)
+    for number in range(5):
+        rewritten.append("e", 100 + number, key="k")
+    with journal._engine.write() as tx:
+        for low, high in (keys.block_range(2), keys.topic_range(keys.LEAVES, 2)):
+            for key, value in list(tx.scan(low, high)):
+                tx.put(key[:1] + (1).to_bytes(4) + key[5:], value)
+    report = topic.verify()
+    assert report and report.root is not None, "a history whose hashes were made anew, too, holds together"
+    assert root is not None and (report.root.through, report.root.hash == root.hash) == (5, False)
+    assert not any(topic.check(receipt) for receipt in receipts), "but nobody has receipts for it"
+
+
+def test_after_compaction_what_is_left_is_verified(journal: Journal, topic: Topic) -> None:
+    receipts = fill(topic)
+    topic.compact(20)
+    topic.compact(41)  # in the middle of a commit's events
+    report = topic.verify()
+    assert report and (report.events, report.unhashed) == (2, 0)
+    assert topic.check(receipts[-1]) and topic.check(receipts[-2])
+    assert "compaction" in topic.check(receipts[3]).reason
+    topic.append("more", key="k1")
+    assert topic.verify().events == 3
+    with journal._engine.read() as snap:
+        assert len(list(snap.scan(*keys.topic_range(keys.LEAVES, 1)))) == 2, "hashes go with their events"
+    topic.compact(44)
+    with journal._engine.read() as snap:
+        assert not list(snap.scan(*keys.topic_range(keys.LEAVES, 1)))
+    assert topic.verify() and topic.append("more").seq == 45 and topic.verify().events == 1
+
+
+def test_events_from_before_are_counted_apart(journal: Journal) -> None:
+    topic = journal.topic("orders")
+    plain = [topic.append("e", number, key="k") for number in range(5)]
+    topic.append("e")
+    topic.configure(verified=True)
+    topic.append("e", 5, key="k")
+    topic.append("e")
+    report = topic.verify()
+    assert report and (report.unhashed, report.events) == (6, 2)
+    assert "cannot be checked" in topic.check(plain[0]).reason and topic.check(plain[0])
+    assert journal.topic("nothing").verify().events == 0
+
+
+@on("memory")
+def test_a_topic_is_verified_for_good_and_not_compacted_by_key(journal: Journal, topic: Topic) -> None:
     with pytest.raises(ConfigError, match="for good"):
-        topic.configure(chained=False)
+        topic.configure(verified=False)
     with pytest.raises(ConfigError, match="by key"):
         topic.configure(by_key=True)
     with pytest.raises(ConfigError, match="by key"):
-        journal.topic("other").configure(by_key=True, chained=True)
+        journal.topic("other").configure(by_key=True, verified=True)
 
 
 @on("memory")
@@ -221,8 +231,33 @@ def test_verify_reports_progress_and_corruption(journal: Journal, topic: Topic) 
     topic.verify(progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (43, 43)
     with journal._engine.write() as tx:
-        key, value = list(tx.scan(*keys.block_range(1)))[30]
+        key, value = list(tx.scan(*keys.block_range(1)))[-1]
         tx.put(key, value[:-1] + bytes([value[-1] ^ 1]))
     report = topic.verify()
-    assert report.broken is not None and report.broken.seq == 31 and "checksum" in report.broken.reason
-    assert isinstance(read_block(value, "orders"), Block)
+    assert report.broken is not None and report.broken.seq == keys.block_first(key)
+    assert "checksum" in report.broken.reason
+    with journal._engine.write() as tx:
+        tx.put(key, value)
+        place, hashes = list(tx.scan(*keys.topic_range(keys.LEAVES, 1)))[-1]
+        tx.put(place, hashes[:-1])
+    report = topic.verify()
+    assert report.broken is not None and report.broken.seq == 43
+
+
+@on("sqlite")
+def test_a_store_with_hash_chains_of_an_earlier_version_goes_on(journal: Journal, reopen: Reopen) -> None:
+    """Its blocks have links as one more column, and its topic a setting `chained`: both are ignored."""
+    journal.topic("orders").append_many([Draft("e", number, key=f"k{number % 2}") for number in range(10)])
+    with journal._engine.write() as tx:
+        ((key, value),) = tx.scan(*keys.block_range(1))
+        fields = msgspec.msgpack.decode(value[:-4])
+        body = msgspec.msgpack.encode([*fields, bytes(320)])
+        assert len(fields) == 19
+        tx.put(key, body + zlib.crc32(body).to_bytes(4))
+        tx.put(keys.topic_key("orders"), msgspec.msgpack.encode([1, {"chained": True}]))
+    topic = reopen(journal).topic("orders")
+    assert [event.payload for event in topic.read(key="k1")] == [1, 3, 5, 7, 9]
+    topic.configure(verified=True)
+    topic.append("e", 10, key="k0")
+    report = topic.verify()
+    assert report and (report.unhashed, report.events) == (10, 1)
