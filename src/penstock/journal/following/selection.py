@@ -45,7 +45,7 @@ def event_filter(
     return EventFilter(key, frozenset(kinds), scope, key_prefix or None)
 
 
-class Reading(msgspec.Struct, frozen=True):
+class EventQuery(msgspec.Struct, frozen=True):
     """What a reader wants of a topic: which events, between which positions, how many."""
 
     after: int
@@ -81,14 +81,14 @@ def reading(
     scope: str | None = None,
     since: datetime | None = None,
     where: Where | str | None = None,
-) -> Reading:
+) -> EventQuery:
     """A reader's wishes, checked."""
     check_position(after, "after")
     check_limit(limit)
     if through is not None:
         check_position(through, "through")
     wanted = event_filter(key, kind, scope, key_prefix)
-    return Reading(after, limit, through, wanted, None if since is None else to_ms(since, "since"), condition(where))
+    return EventQuery(after, limit, through, wanted, None if since is None else to_ms(since, "since"), condition(where))
 
 
 def condition(where: Where | str | None) -> Where | None:

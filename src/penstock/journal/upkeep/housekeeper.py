@@ -139,7 +139,7 @@ class Housekeeper:
                 state = load_state(commit.tx, head.number, topic)
                 save_state(commit.tx, head.number, replace(state, unreadable=why))
 
-        with suppress(Corrupt):  # a topic whose own record is damaged is found by whoever looks at it
+        with suppress(Corrupt):  # a damaged record of a topic is found by the reader that wants it
             with self._engine.read() as snap:
                 record = load_record(snap, topic)
                 known = why if record is None else load_state(snap, record.number, topic).unreadable

@@ -20,10 +20,8 @@ TOLERATED_MS = 1000
 
 
 def follow_clock(commit: Commit, group: Group) -> None:
-    """Sets what a group keeps as times back with the clock, when that was set back."""
+    """Sets what a group keeps as times back with the clock; for callers that found it more than tolerably behind."""
     record, now = group.record, commit.now_ms
-    if record.seen_ms - now < TOLERATED_MS:
-        return
     commit.touch(group)
     record.seen_ms = now
     _set_leases_back(commit, group, now)

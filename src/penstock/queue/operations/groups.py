@@ -14,7 +14,7 @@ from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.queue.flow.merging import debounced_until
 from penstock.queue.flow.rows import flow_of_group
-from penstock.queue.flow.set_back import follow_clock
+from penstock.queue.flow.set_back import TOLERATED_MS, follow_clock
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
@@ -90,7 +90,8 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
         group = add_group(commit, queue, name, 0)
     else:
         group = queue.group(commit.tx, number if fanout and number is not None else WORK)
-    follow_clock(commit, group)
+    if group.record.seen_ms - commit.now_ms >= TOLERATED_MS:
+        follow_clock(commit, group)
     return group
 
 
