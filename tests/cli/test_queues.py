@@ -382,7 +382,7 @@ def test_messages_and_run_now(cli: Cli, emails: str) -> None:
     assert "--after 2" in shown.err and "ready" in shown.out
     assert [row["event"]["seq"] for row in cli("messages", "emails", "--state", "delayed", "--json").documents] == [4]
     assert "no message is in flight" in cli("messages", "emails", "--state", "in_flight").err
-    assert cli("run-now", "emails", "4", "3", "--json").document["hastened"] == 1
+    assert cli("run-now", "emails", "4", "3", "--json").document["made_ready"] == 1
     assert cli("messages", "emails", "--state", "delayed", "--json").documents == []
 
 

@@ -185,7 +185,7 @@ class Model:
                     self.dead.append((self.messages[seq].payload, name or None))
                     self.tell(seq, ("failure", "retention"))
 
-    def hasten(self, seq: int) -> None:
+    def run_now(self, seq: int) -> None:
         """What waits for its time is ready now."""
         for view in self.views.values():
             if seq in view and view[seq].state == "ready":

@@ -550,7 +550,7 @@ class QueueMachine(RuleBasedStateMachine):
         chosen = [waiting[pick % len(waiting)] for pick in picks] if waiting else []
         self.queue(which).run_now(chosen)
         for seq in dict.fromkeys(chosen):
-            self.model.hasten(seq)
+            self.model.run_now(seq)
 
     @rule(which=which, picks=st.lists(st.integers(0, 10_000), min_size=1, max_size=3))
     def discard(self, which: int, picks: list[int]) -> None:

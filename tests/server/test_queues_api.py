@@ -160,7 +160,7 @@ def test_looking_into_a_queue(served: Served, queue: penstock.Queue) -> None:
         "in_flight"
     ] * 2
     assert served.get("/v1/queues/q/messages", state="gone").status == 400
-    assert served.post("/v1/queues/q/run-now", {"seqs": [1, 6]}).json == {"hastened": 1}
+    assert served.post("/v1/queues/q/run-now", {"seqs": [1, 6]}).json == {"made_ready": 1}
     assert served.get("/v1/queues/q/messages/3").json["payload"] == 2
     assert served.get("/v1/queues/q/messages/99").status == 404
     assert [one["name"] for one in served.get("/v1/queues/q/consumers").json["consumers"]] == ["me"]

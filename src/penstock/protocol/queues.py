@@ -136,10 +136,10 @@ class RunNowRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     group: str | None = None
 
 
-class Hastened(msgspec.Struct):
+class RunNowResult(msgspec.Struct):
     """How many of them became ready."""
 
-    hastened: int
+    made_ready: int
 
 
 class Discarded(msgspec.Struct):
@@ -283,7 +283,7 @@ RUN_NOW = Operation(
     "Makes delayed messages ready at once, by their positions",
     role="admin",
     body=RunNowRequest,
-    answer=Hastened,
+    answer=RunNowResult,
     errors=(UnknownQueue,),
 )
 PURGE_QUEUE = Operation(

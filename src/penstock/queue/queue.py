@@ -17,8 +17,8 @@ from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
 from penstock.observe.spans import sending
 from penstock.queue.control import configuring, pausing
-from penstock.queue.control.hastening import run_now
 from penstock.queue.control.pausing import Pause
+from penstock.queue.control.run_now import run_now
 from penstock.queue.delivery import LocalDelivery
 from penstock.queue.inspect import listing, messages, positions, stats
 from penstock.queue.inspect.failures import dead_letters, failures, find_delivery

@@ -9,7 +9,7 @@ from journals import Place, only, payloads
 from penstock import Event, Journal, ManualClock, Queue
 from penstock.errors import ConfigError, TopicDropped, UnknownQueue
 from penstock.local.topic import LocalTopic
-from penstock.queue.control.hastening import run_now
+from penstock.queue.control.run_now import run_now
 from penstock.queue.inspect.failures import failures, placed_letters
 from penstock.queue.inspect.messages import messages
 from penstock.queue.inspect.positions import number_of
@@ -84,7 +84,7 @@ def test_only_dead_letters_that_were_chosen_are_redriven(journal: Journal) -> No
     assert jobs.redrive() == 1 and payloads(jobs) == ["poison"]
 
 
-def test_positions_of_another_topic_are_not_discarded_nor_hastened(journal: Journal) -> None:
+def test_positions_of_another_topic_are_not_discarded_nor_run_now(journal: Journal) -> None:
     queue = local(journal.queue("emails"))
     queue.push("old", delay=60)
     number = number_of(queue)

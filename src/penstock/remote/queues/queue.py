@@ -298,7 +298,7 @@ class RemoteQueue(Queue):
         """Makes delayed messages ready at once, also those that wait for their retry; returns how many did."""
         name = None if group is None else check_consumer(group, "group")
         request = RunNowRequest([check_position(seq, "seq") for seq in seqs], name)
-        return self._change(operations.RUN_NOW, body=request).hastened
+        return self._change(operations.RUN_NOW, body=request).made_ready
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many."""

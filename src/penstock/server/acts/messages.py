@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
-from penstock.queue.control import hastening
+from penstock.queue.control import run_now as running
 from penstock.queue.inspect.letters import origin
 from penstock.queue.inspect.positions import number_of
 from penstock.queue.operations.moving import replace
@@ -155,7 +155,7 @@ def run_now(call: ActCall) -> str:
         if not waiting:
             raise ConfigError(f"no message of {queue.name} waits for its time")
         return "" if seq is not None else f"Run {counted(len(waiting), 'delayed message')} of {queue.name} now?"
-    return happened(queue._change(hastening.run_now, waiting, group, number), "message", "made ready")
+    return happened(queue._change(running.run_now, waiting, group, number), "message", "made ready")
 
 
 def _delayed(queue: LocalQueue, group: str | None) -> Iterator[int]:

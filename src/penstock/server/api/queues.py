@@ -17,7 +17,6 @@ from penstock.protocol.queues import (
     DiscardRequest,
     GroupNames,
     GroupQuery,
-    Hastened,
     Moved,
     MoveRequest,
     NewGroup,
@@ -30,6 +29,7 @@ from penstock.protocol.queues import (
     RedriveRequest,
     Removed,
     RunNowRequest,
+    RunNowResult,
     ScheduleList,
     WasRemoved,
 )
@@ -184,8 +184,8 @@ def discard_messages(call: Call[None, DiscardRequest]) -> Discarded:
 
 
 @serves(operations.RUN_NOW)
-def run_now(call: Call[None, RunNowRequest]) -> Hastened:
-    return Hastened(called(call).run_now(call.body.seqs, group=call.body.group))
+def run_now(call: Call[None, RunNowRequest]) -> RunNowResult:
+    return RunNowResult(called(call).run_now(call.body.seqs, group=call.body.group))
 
 
 @serves(operations.PURGE_QUEUE)

@@ -181,7 +181,7 @@ def run_now(context: CommandContext, queue: str, positions: tuple[int, ...], gro
     """Makes delayed messages ready at once, also those that wait for their retry."""
     with context.journal() as journal:
         count = context.existing_queue(journal, queue).run_now(positions, group=group)
-    context.record({"queue": queue, "hastened": count})
+    context.record({"queue": queue, "made_ready": count})
 
 
 @command("move", "penstock move emails emails.later --where 'payload.total > 100'", "penstock move emails slow -n 50")

@@ -22,11 +22,11 @@ def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None
     count = 0
     for seq in dict.fromkeys(seqs):
         if seq <= latest:
-            count += max([_hasten(commit, queue, group, seq) for group in groups], default=False)
+            count += max([_make_ready(commit, queue, group, seq) for group in groups], default=False)
     return count
 
 
-def _hasten(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
+def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
     message = group.message(commit.tx, seq)
     if message is not None:
         if message.state != WAITING:
