@@ -81,7 +81,7 @@ class Hub:
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may stop a worker while its thread holds it
         self._waiting = 0
         self._wanted = threading.Event()
         self._watcher: threading.Thread | None = None
