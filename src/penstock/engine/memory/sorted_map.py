@@ -76,7 +76,7 @@ class SortedMap(Generic[V]):
         self._now = 1
         self._list_stamp = 1
         self._open: set[int] = set()
-        # Stamps of closed snapshots, dropped at the next change: closing one needs no lock, so a collector may do it.
+        # Stamps of closed snapshots, dropped at a later call: closing one needs no lock, so a collector may do it.
         self._released: list[int] = []
         self._shared = 0  # the newest stamp some open snapshot can see; what is stamped later is ours alone
 
@@ -93,6 +93,8 @@ class SortedMap(Generic[V]):
 
     def snapshot(self) -> Frozen[V]:
         """The map as it is now, unmoved by later changes."""
+        if len(self._released) >= CHUNK:  # a map that is only read forgets them, too
+            self._forget_closed()
         stamp = self._now
         self._open.add(stamp)
         self._shared = stamp
