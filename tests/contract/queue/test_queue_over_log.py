@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from journals import on, payloads
 
-from penstock import Draft, Journal
+from penstock import Draft, Journal, QueuePolicy
 from penstock.errors import InvalidName
+from penstock.queue.state import keys
+from penstock.queue.state.records import read_queue
 
 Reopen = Callable[[Journal], Journal]
 ENTRIES = list(range(30_000))
@@ -76,3 +79,10 @@ def test_topics_of_penstock_s_own_take_no_queue(journal: Journal) -> None:
     with pytest.raises(InvalidName, match="penstock's own"):
         journal.queue("jobs", dead_letter="penstock.audit")
     assert journal.queues() == [] and len(journal.topic("penstock.audit")) == 1
+
+
+def test_rows_of_queues_from_before_this_was_stored_are_read() -> None:
+    """They go on as they were: what is settled may go."""
+    old = read_queue(msgspec.msgpack.encode([QueuePolicy(), 1, 0, {}, 1, {}]), "jobs")
+    assert old.topic == 1 and not old.over_log
+    assert keys.unpack_dropped(keys.pack_seq(7)) == (7, False) and keys.unpack_dropped(keys.pack_dropped(7, True))[1]
