@@ -15,14 +15,17 @@ from pyspark.sql.types import MapType, StringType, StructType
 
 import penstock
 from penstock import Projection, on
-from penstock.errors import ConfigError, QueueFull
+from penstock.errors import ConfigError, QueueFull, StorageError
 from penstock.events import Event
 from penstock.journal.storage.from_arrow import blocks
 from penstock.spark.projection.fold import Folded, fold_sorted
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows, result_schema
+from penstock.spark.sink.objects import ObjectStaging
 from penstock.spark.sink.staging import StagingFolder
+from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.source import PenstockSource
+from penstock.transfer.objects import StagingArea
 from server.serving import serving
 
 WIDE = pa.large_string()
@@ -229,3 +232,26 @@ def test_a_task_makes_its_folder_again_that_another_query_removed(
     rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
     share = folder.stage(blocks(rows), None, "0")
     assert not left and sum(wire.count for _, wire in share.wires()) == 2
+
+
+def test_what_was_changed_after_its_task_left_it_is_not_taken(tmp_path: Path) -> None:
+    rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
+    share = StagingFolder(str(tmp_path / "shop.db"), str(tmp_path / "staging"), "job").stage(blocks(rows), None, "0")
+    assert share.file is not None
+    _change(Path(share.file))
+    with pytest.raises(StorageError, match="not as its task left it"):
+        list(share.wires())
+    area = StagingArea(f"file://{tmp_path}/area")
+    staging = ObjectStaging(JournalPlace(str(tmp_path / "shop.db")), area, "job")
+    carried = staging.stage(blocks(rows), None, "0")
+    assert sum(wire.count for _, wire in staging._wires([carried])) == 2
+    _change(tmp_path / "area" / carried.objects[0][0])
+    with pytest.raises(StorageError, match="not as its task left it"):
+        list(staging._wires([carried]))
+
+
+def _change(path: Path) -> None:
+    """Replaces a character of a payload: the block is as sound as before, and another."""
+    staged = bytearray(path.read_bytes())
+    staged[len(staged) // 2] = ord("y")
+    path.write_bytes(staged)

@@ -1,6 +1,6 @@
 """Blocks that came from elsewhere: what no append could have made is found before it is stored, not when it is read.
 
-Every block that another process encoded goes through `checked_wire`. Types and signs are the decoder's to judge; here
+Every block that a client sends goes through `checked_wire`. Types and signs are the decoder's to judge; here
 each column is looked at as a whole: that it has a value for every event, packed as this journal packs it, and that each
 value is one that an append takes. An error says which column and which event of the block.
 """

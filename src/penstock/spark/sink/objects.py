@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from penstock.errors import PenstockError
-from penstock.journal.bulk.checking import checked_wire
+from penstock.errors import PenstockError, StorageError
+from penstock.journal.storage.pending import decode_pending
 from penstock.journal.storage.wire import Wire
 from penstock.protocol.bulk import (
     COMMIT_STAGED,
@@ -30,7 +30,7 @@ from penstock.protocol.bulk import (
     StageQuery,
 )
 from penstock.spark.served.connection import client_of, patiently
-from penstock.spark.sink.staging import Publication, StagedShare, pieces_of
+from penstock.spark.sink.staging import Publication, StagedShare, hash_of, pieces_of
 from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.stores import writing
 from penstock.transfer.objects import StagingArea, decode_piece
@@ -50,15 +50,15 @@ class ObjectShare(StagedShare):
 
     batch: str = ""
     """The name of what it staged."""
-    objects: list[tuple[str, int]] = field(default_factory=list)
-    """Paths and sizes of its pieces, in order."""
+    objects: list[tuple[str, int, bytes]] = field(default_factory=list)
+    """Paths, sizes and hashes of its pieces, in order."""
     carried: bytes = b""
     """Its only piece, when that is small."""
 
     @property
     def size(self) -> int:
         """Bytes staged."""
-        return len(self.carried) + sum(size for _, size in self.objects)
+        return len(self.carried) + sum(size for _, size, _ in self.objects)
 
 
 class ObjectStaging:
@@ -89,7 +89,7 @@ class ObjectStaging:
 
     def _put(self, share: ObjectShare, batch: str, body: bytes) -> None:
         put = partial(self.area.put, self.job, int(batch), share.batch, len(share.objects), body)
-        share.objects.append((patiently(put), len(body)))
+        share.objects.append((patiently(put), len(body), hash_of(body)))
 
     def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
         """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
@@ -118,23 +118,28 @@ class ObjectStaging:
         client, query = client_of(self.place.server), StageQuery(self.job)
         if share.carried:
             patiently(partial(client.call, STAGE_BLOCKS, share.batch, "0", query=query, body=share.carried))
-        for number, (path, size) in enumerate(share.objects):
+        for number, (path, size, _) in enumerate(share.objects):
             wanted = ObjectRequest(self.area.url, path, size)
             patiently(partial(client.call, STAGE_OBJECT, share.batch, str(number), query=query, body=wanted))
 
     def _wires(self, shares: Sequence[ObjectShare]) -> Iterator[tuple[str, Wire]]:
         """The topics and blocks of shares, in order; the next objects are fetched meanwhile."""
-        wanted = (piece for share in shares for piece in (share.objects or (("", share.carried),)))
+        wanted = (piece for share in shares for piece in (share.objects or (("", share.carried, b""),)))
         with ThreadPoolExecutor(_FETCHING, thread_name_prefix="penstock-fetch") as pool:
             coming = deque(pool.submit(self._fetch, *piece) for piece in islice(wanted, _FETCHING))
             while coming:
                 body = coming.popleft().result()
                 coming.extend(pool.submit(self._fetch, *piece) for piece in islice(wanted, 1))
                 for topic, block in decode_piece(body):
-                    yield topic, checked_wire(topic, block)
+                    yield topic, decode_pending(block)
 
-    def _fetch(self, path: str, held: int | bytes) -> bytes:
-        return held if isinstance(held, bytes) else patiently(partial(self.area.get, path, held))
+    def _fetch(self, path: str, held: int | bytes, made: bytes) -> bytes:
+        if isinstance(held, bytes):
+            return held
+        found = patiently(partial(self.area.get, path, held))
+        if hash_of(found) != made:
+            raise StorageError(f"the staged object {path} is not as its task left it: run the query again")
+        return found
 
     def sweep(self, through: int) -> None:
         """Removes what batches up to and including one have left."""

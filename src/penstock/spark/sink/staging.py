@@ -3,10 +3,14 @@
 A small share travels inside the task's commit message. A larger one lies in a file, in a folder next to the journal
 (or where option("staging", …) says): one folder per query or job, file names that begin with the batch. A task that is
 tried twice leaves two files; only the one whose message reaches the commit counts, the rest are swept away.
+
+Tasks make blocks of rows that they have checked, and the message says which bytes they were: what lies in the file by
+then must be the same, so that the commit need not check them again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -23,7 +27,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.engine.url import parse_url
 from penstock.errors import StorageError
-from penstock.journal.bulk.checking import checked_wire
+from penstock.journal.storage.pending import decode_pending
 from penstock.journal.storage.wire import Wire, encode_wire
 from penstock.spark.source.stores import writing
 from penstock.transfer.objects import encode_piece
@@ -95,34 +99,39 @@ class StagedBlocks(StagedShare):
     blocks: list[tuple[str, bytes]] = field(default_factory=list)
     """Topics and blocks, when they are small."""
     file: str | None = None
-    pieces: list[tuple[str, int]] = field(default_factory=list)
-    """Topics and lengths of the blocks in the file, in order."""
+    pieces: list[tuple[str, int, bytes]] = field(default_factory=list)
+    """Topics, lengths and hashes of the blocks in the file, in order."""
     host: str = ""
 
     @property
     def size(self) -> int:
         """Bytes staged."""
-        return sum(len(block) for _, block in self.blocks) + sum(length for _, length in self.pieces)
+        return sum(len(block) for _, block in self.blocks) + sum(length for _, length, _ in self.pieces)
 
     def wires(self) -> Iterator[tuple[str, Wire]]:
         """The topics and blocks, in order."""
         for topic, block in self.blocks:
-            yield topic, checked_wire(topic, block)
+            yield topic, decode_pending(block)
         if self.file is None:
             return
         try:
             with Path(self.file).open("rb") as file:
-                for topic, length in self.pieces:
+                for topic, length, made in self.pieces:
                     block = file.read(length)
-                    if len(block) != length:
-                        raise StorageError(f"the staged file {self.file} is shorter than its task left it: run again")
-                    yield topic, checked_wire(topic, block)
+                    if hash_of(block) != made:
+                        raise StorageError(f"the staged file {self.file} is not as its task left it: run again")
+                    yield topic, decode_pending(block)
         except FileNotFoundError as error:
             raise StorageError(
                 f"what a task on {self.host} staged in {self.file} is not there for the commit on "
                 f"{os.uname().nodename}: a journal lies on one machine. Use a master on this machine, a staging folder "
                 "that all machines share, or write to a buffer"
             ) from error
+
+
+def hash_of(staged: bytes) -> bytes:
+    """Tells what a task has staged from everything else."""
+    return hashlib.sha256(staged).digest()
 
 
 def pieces_of(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[bytes]:
@@ -240,7 +249,7 @@ def _is_forgotten(folder: Path) -> bool:
 
 def _add(file: BinaryIO, message: StagedBlocks, topic: str, encoded: bytes) -> None:
     file.write(encoded)
-    message.pieces.append((topic, len(encoded)))
+    message.pieces.append((topic, len(encoded), hash_of(encoded)))
 
 
 def staging_root(url: str, given: str | None) -> str:
