@@ -1,6 +1,6 @@
 """Blocks with one thing wrong inside, in a frame that is right: what a client could send that means harm.
 
-    python -m torture.crafted [--seed 1] [--most 100000]
+    python -m torture.crafted [--seed 1] [--minutes 10]
 
 A whole block is taken apart, one of its fields is replaced (another type, range, count, width, length or dictionary),
 and it is encoded again. It must be refused with an error that says what is wrong where, or be stored and then be
@@ -10,8 +10,10 @@ readable by everything that reads events. Prints how many were which; ends with 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -210,11 +212,14 @@ class Counts(msgspec.Struct):
     broken: list[str] = []
 
 
-def try_crafted(most: int, seed: str) -> Counts:
+def try_crafted(seed: object, *, most: int | None = None, seconds: float = math.inf) -> Counts:
     """Tries crafted blocks, all or some of them by chance; equal ones that are stored are read once."""
     every = [one for wire in whole_blocks() for one in crafted(wire)]
-    found, known = Counts(), set()
-    for place, data in every if len(every) <= most else random.Random(seed).sample(every, most):
+    random.Random(f"crafted {seed}").shuffle(every)
+    found, known, ends = Counts(), set(), time.monotonic() + seconds
+    for place, data in every[:most]:
+        if time.monotonic() > ends:
+            break
         found.crafted += 1
         try:
             said = refused(data)
@@ -234,13 +239,14 @@ def try_crafted(most: int, seed: str) -> Counts:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="torture.crafted", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", default="1")
-    parser.add_argument("--most", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--minutes", type=float, default=10)
     options = parser.parse_args()
-    found = try_crafted(options.most, options.seed)
+    found = try_crafted(options.seed, seconds=options.minutes * 60)
     for one in found.broken:
         print(one)
-    print(f"{found.crafted} crafted: {found.refused} refused, {found.stored} stored, {len(found.broken)} broken")
+    said = f"{found.refused} refused, {found.stored} stored and read, {len(found.broken)} broken"
+    print(f"{found.crafted} crafted blocks: {said}, seed {options.seed}")
     return 1 if found.broken else 0
 
 

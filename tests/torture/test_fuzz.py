@@ -110,6 +110,6 @@ def test_no_body_and_no_query_makes_the_server_fail() -> None:
 
 
 def test_a_crafted_block_is_refused_with_its_place_or_is_readable_by_everything() -> None:
-    found = try_crafted(EXAMPLES * 2, "fuzz crafted")
+    found = try_crafted(1, most=EXAMPLES)
     assert not found.broken
-    assert found.refused and found.stored and found.refused + found.stored == EXAMPLES * 2
+    assert found.refused and found.stored and found.refused + found.stored == EXAMPLES
