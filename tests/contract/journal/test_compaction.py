@@ -170,6 +170,33 @@ def test_retention_by_count(topic: Topic, journal: Journal) -> None:
     assert len(topic) == 10
 
 
+def test_retention_by_age_beside_a_clock_that_was_set_back(topic: Topic, journal: Journal, clock: ManualClock) -> None:
+    """What was there when that was found out goes a `max_age` later; nothing goes earlier, nor a day later."""
+    topic.configure(max_age=60)
+    fill(topic, 5)
+    clock.advance(-86_400)
+    journal.maintain()
+    clock.advance(30)
+    fill(topic, 5)
+    journal.maintain()
+    clock.advance(-10)
+    journal.maintain()
+    clock.advance(40)
+    journal.maintain()
+    assert len(topic) == 10
+    clock.advance(0.001)
+    journal.maintain()
+    assert payloads(topic.read()) == [6, 7, 8, 9, 10]
+    clock.advance(60)
+    journal.maintain()
+    assert len(topic) == 0
+    fill(topic, 1)
+    clock.advance(86_400)
+    fill(topic, 1)
+    journal.maintain()
+    assert payloads(topic.read()) == [12], "the clock has caught up: the recording time counts again"
+
+
 def test_retention_by_age(topic: Topic, journal: Journal, clock: ManualClock) -> None:
     topic.configure(max_age=60)
     fill(topic, 5)

@@ -135,6 +135,15 @@ def test_a_message_that_was_moved_waits_no_longer_because_the_clock_went_back(
     assert other.take() is not None
 
 
+def test_a_group_added_after_the_clock_went_back_waits_no_longer(journal: Journal, clock: ManualClock) -> None:
+    queue = delayed_in_fanout(journal)
+    assert queue.take(group="early") is None
+    clock.advance(-DAY)
+    queue.add_group("late")
+    clock.advance(WHILE)
+    assert queue.take(group="late") is not None
+
+
 def test_a_throttle_lets_the_next_one_through_after_its_window(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("q", throttle=WHILE)
     queue.push(1, key="k")

@@ -71,6 +71,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(TopicRecord).decode
 _decode_state = msgspec.msgpack.Decoder(TopicState).decode
+_decode_looks = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
 def load_record(snap: Snapshot, name: str) -> TopicRecord | None:
@@ -93,11 +94,18 @@ def _record_check(name: str, value: bytes) -> bytes:
 
 
 def mark_aged(tx: WriteTx, name: str, settings: Settings) -> None:
-    """Notes whether a topic has a `max_age`: such topics need a look also when no process appends to them."""
+    """Notes whether a topic has a `max_age`: such topics need a look also when no process appends to them. The row has
+    a value while the clock is behind the topic's recording time; see `retention_bound`."""
     if settings.max_age is not None:
         tx.put(keys.aged_key(name), b"")
     else:
         tx.delete(keys.aged_key(name))
+
+
+def load_looks(snap: Snapshot, name: str) -> list[tuple[int, int]]:
+    """When retention looked at a topic while the clock was behind its recording time, and the newest position then."""
+    value = snap.get(keys.aged_key(name))
+    return _checked(_decode_looks, value, name) if value else []
 
 
 def load_state(snap: Snapshot, number: int, name: str) -> TopicState:

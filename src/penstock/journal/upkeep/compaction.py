@@ -7,8 +7,9 @@ from functools import partial
 
 import msgspec
 
+from penstock.clock import set_back_ms
 from penstock.engine.contract import Engine, Snapshot
-from penstock.journal.commit.catalog import Settings, TopicState, load_state, open_block, save_state
+from penstock.journal.commit.catalog import Settings, TopicState, load_looks, load_state, open_block, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.commit.writer import Writer
@@ -28,6 +29,9 @@ _TRIES = 100
 """How often blocks that have changed are read again before compaction by key leaves the rest to the next time."""
 SCAN_BYTES = 4 << 20
 """How much is read in one snapshot."""
+
+_LOOKS_NOTED = 8
+"""How many looks of one `max_age` are noted while the clock is behind: it is kept to that part of itself."""
 
 Trim = Callable[[Commit, str, int], None]
 """Hears that a topic's history is about to be removed through a position, needed or not."""
@@ -139,9 +143,29 @@ def retention_bound(commit: Commit, topic: str, settings: Settings, now_ms: int)
     if settings.max_events is not None:
         bound = max(bound, latest - settings.max_events)
     if settings.max_age is not None:
-        bound = max(bound, view.position_before(now_ms - int(settings.max_age * 1000)))
+        age_ms = int(settings.max_age * 1000)
+        bound = max(bound, view.position_before(now_ms - age_ms), _seen_bound(commit, topic, age_ms))
     if settings.max_bytes is not None:
         bound = max(bound, _bytes_bound(view, settings.max_bytes))
+    return bound
+
+
+def _seen_bound(commit: Commit, topic: str, age_ms: int) -> int:
+    """While the clock is behind a topic's recording time, which does not go back with it: through which position events
+    were there a `max_age` ago, as noted by earlier looks."""
+    now_ms, row, head = commit.now_ms, keys.aged_key(topic), commit.head(topic)
+    noted = load_looks(commit.tx, topic)
+    if head is None or head.recorded_ms <= now_ms:
+        if noted:
+            commit.tx.put(row, b"")
+        return 0
+    looks = [(at - set_back_ms(at, now_ms), last) for at, last in noted]
+    bound = max([last for at, last in looks if at < now_ms - age_ms], default=0)
+    kept = [one for one in looks if one[1] > bound]
+    if not kept or kept[-1][0] <= now_ms - age_ms // _LOOKS_NOTED:
+        kept.append((now_ms, head.latest))
+    if kept != noted:
+        commit.tx.put(row, msgspec.msgpack.encode(kept))
     return bound
 
 

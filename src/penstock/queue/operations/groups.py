@@ -97,6 +97,7 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
 
 # ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def image_of(commit: Commit, group: Group) -> GroupImage:
+    follow_clock(commit, group)  # a group that gets its waits has none from later than now
     record = group.record
     messages = {message.seq: message for message in group.messages(commit.tx)}
     for message in messages.values():
