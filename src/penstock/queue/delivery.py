@@ -21,6 +21,7 @@ from penstock.surface.failure import NackOptions
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
+    from penstock.queue.state.group import Group
 
 
 class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
@@ -29,14 +30,17 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
     queue: LocalQueue
     label: str
     consumer: str | None = None
+    topic: int = 0
     group: int = 0
     number: int = 0
     secret: bytes = b""
     deadline: int = 0
 
-    def under(self, group: int, number: int, lease: Lease) -> LeaseHandle:
+    def under(self, group: Group, number: int, lease: Lease) -> LeaseHandle:
         """The same taker's hold on a lease it was given."""
-        return LeaseHandle(self.queue, self.label, self.consumer, group, number, lease.secret, lease.deadline)
+        return LeaseHandle(
+            self.queue, self.label, self.consumer, group.topic, group.number, number, lease.secret, lease.deadline
+        )
 
 
 class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
@@ -58,7 +62,7 @@ class LocalDelivery(Delivery, msgspec.Struct, eq=False, weakref=True):
     def token(self) -> str:
         """The delivery's name: 24 characters of a-z and 2-7, new for every delivery."""
         hold = self._hold
-        return make_token(hold.queue._number, hold.group, hold.number, self._index, hold.secret)
+        return make_token(hold.topic, hold.group, hold.number, self._index, hold.secret)
 
     @property
     def group(self) -> str:

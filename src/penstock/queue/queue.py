@@ -54,13 +54,12 @@ T = TypeVar("T")
 class LocalQueue(Queue):
     """A queue of a journal in this process; `Queue` says what each method does."""
 
-    def __init__(self, registry: QueueRegistry, name: str, topic: int) -> None:
+    def __init__(self, registry: QueueRegistry, name: str) -> None:
         core = self._core = registry.core
         self.journal = core.journal
         self.name = name
         self._registry = registry
         self._cache = registry.cache
-        self._number = topic
         self._writer = core.writer
         self._signal = core.hub.signal(name)
         self._counters = QueueCounters(name)

@@ -53,7 +53,6 @@ class QueueRegistry:
         core.housekeeper.holds.append(self.upkeep.holds_in_passing)
         core.housekeeper.before_retention.append(self.upkeep.give_way)
         core.housekeeper.chores.append(self.upkeep.maintain)
-        self.cache.found = self._renumber
         rules = core.housekeeper.drop_rules
         rules.users.append(self._users)
         rules.hooks.append(self._drop)
@@ -87,14 +86,14 @@ class QueueRegistry:
                 raise unknown_queue(name, self.names())
             record = self.core.run(lambda commit: self._make(commit, name, wanted))
         refuse_mismatch(name, record.policy, wanted)
-        return self.handle(name, record.topic)
+        return self.handle(name)
 
     def existing(self, name: str) -> LocalQueue:
         """The handle of a queue that must be there."""
         record = self.record(check_name(name, "queue"))
         if record is None:
             raise unknown_queue(name, self.names())
-        return self.handle(name, record.topic)
+        return self.handle(name)
 
     def record(self, name: str) -> QueueRecord | None:
         """What is stored of a queue, or None when there is none."""
@@ -122,26 +121,17 @@ class QueueRegistry:
 
         return Scheduler(self)
 
-    def handle(self, name: str, topic: int) -> LocalQueue:
-        """The one handle of a queue, which a snapshot has over this topic."""
+    def handle(self, name: str) -> LocalQueue:
+        """The one handle of a queue."""
         from penstock.queue.queue import LocalQueue
 
         with self._lock:
             handle = self._handles.get(name)
             if handle is None:
-                handle = self._handles[name] = LocalQueue(self, name, topic)
+                handle = self._handles[name] = LocalQueue(self, name)
                 if not self._closed:
                     self.scheduler.watch(name)
-            else:
-                # Another process may have made it anew; but a snapshot may be older than what the writer has found.
-                handle._number = max(handle._number, topic)
         return handle
-
-    def _renumber(self, name: str, topic: int) -> None:
-        """A handle may be older than the topic that its queue now is over, as the writer knows it."""
-        handle = self._handles.get(name)
-        if handle is not None:
-            handle._number = topic
 
     # ── a topic that is dropped ──────────────────────────────────────────────────────────────────────────────────────
     def _users(self, commit: Commit, topic: str) -> list[str]:

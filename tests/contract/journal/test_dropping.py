@@ -406,8 +406,9 @@ def test_deliveries_and_schedules_of_a_dropped_queue_are_over(journal: Journal) 
     again.push(4)
     fresh = again.take()
     assert fresh is not None and fresh.payload == 4 and fresh.token != token
-    with pytest.raises(StaleDelivery):
+    with pytest.raises(StaleDelivery) as stale:
         delivery.ack()
+    assert delivery.token == stale.value.token == token, "a delivery keeps its name"
     assert again.ack_many([fresh.token]) == 1
     again.every(3600, "tick", name="daily")
     assert [one.name for one in queue.schedules()] == ["daily"]

@@ -31,7 +31,7 @@ def fail_once(queue: Queue) -> None:
 
 def trail_rows(journal: Journal, queue: Queue) -> int:
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
-        return sum(1 for _ in snap.scan(*keys.rows(queue._number, 0, b"t")))  # type: ignore[attr-defined]
+        return sum(1 for _ in snap.scan(*keys.rows(queue._registry.record(queue.name).topic, 0, b"t")))  # type: ignore[attr-defined]
 
 
 # ── how long it waits ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -323,7 +323,8 @@ def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Jo
     fail_once(queue)
 
     def as_before(commit: Commit) -> None:
-        commit.tx.put(keys.trail_key(queue._number, 0, 1), b"Traceback (most recent call last): \xc3\xa9")  # type: ignore[attr-defined]
+        topic = queue._registry.record(queue.name).topic  # type: ignore[attr-defined]
+        commit.tx.put(keys.trail_key(topic, 0, 1), b"Traceback (most recent call last): \xc3\xa9")
 
     journal._writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
     [failure] = queue.failures()

@@ -224,7 +224,7 @@ def test_what_is_remembered_of_pushes_is_forgotten(journal: Journal, clock: Manu
 
     def rows(queue: Queue) -> int:
         with journal._engine.read() as snap:
-            return sum(1 for _ in snap.scan(*flow_of_queue(queue._number)))
+            return sum(1 for _ in snap.scan(*flow_of_queue(queue._registry.record(queue.name).topic)))
 
     assert (rows(throttled), rows(debounced)) == (3, 3)
     clock.advance(5)

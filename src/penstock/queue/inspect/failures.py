@@ -46,8 +46,7 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
         event = BlockCache(queue.name, state.topic).event(snap, message.seq)
         if event is None:
             raise stale(token, queue.name)
-        queue._registry.handle(queue.name, state.topic)  # another process may have made it anew: tokens have its number
-        hold = LeaseHandle(queue, lease.label, lease.consumer).under(address.group, address.number, lease)
+        hold = LeaseHandle(queue, lease.label, lease.consumer).under(group, address.number, lease)
         return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 

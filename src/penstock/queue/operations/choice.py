@@ -262,7 +262,7 @@ class Choice:
         lease = self._lease(start, count, None)
         number = self.group.add_lease(self.commit, lease)
         self.group.advance(self.commit, start + count - 1)
-        hold = self.hold.under(self.group.number, number, lease)
+        hold = self.hold.under(self.group, number, lease)
         self.deliveries.extend([LocalDelivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
@@ -341,7 +341,7 @@ class Choice:
                 message.first_ms = message.first_ms or self.now
             lease = self._lease(part[0][0].seq, len(part), [message for message, _ in part])
             number = self.group.add_lease(self.commit, lease)
-            hold = self.hold.under(self.group.number, number, lease)
+            hold = self.hold.under(self.group, number, lease)
             self.deliveries.extend(
                 [LocalDelivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
             )

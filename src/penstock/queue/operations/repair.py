@@ -77,7 +77,7 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
             messages=[message for message, _ in part],
             owner=None if lease_ms else request.owner,
         )
-        under = hold.under(group.number, group.add_lease(commit, taken), taken)
+        under = hold.under(group, group.add_lease(commit, taken), taken)
         deliveries.extend(
             [LocalDelivery(under, index, event, message.attempts) for index, (message, event) in enumerate(part)]
         )

@@ -6,7 +6,7 @@ has committed, the writer's epoch changes and everything here is read again; not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -156,8 +156,6 @@ class QueueCache:
         self._states: dict[str, QueueState] = {}
         self._lasting: dict[int, ProcessMemory] = {}
         self._epoch = -1
-        self.found: Callable[[str, int], None] = lambda name, topic: None
-        """Told of the topic's number when a queue was read: another one, after the topic was dropped and made anew."""
 
     def find(self, commit: Commit, name: str) -> QueueState | None:
         """A queue, or None when there is none of that name."""
@@ -169,7 +167,6 @@ class QueueCache:
             state = self.load(commit.tx, name)
             if state is not None:
                 self._states[name] = state
-                self.found(name, state.topic)
         return state
 
     def state(self, commit: Commit, name: str) -> QueueState:
@@ -202,7 +199,6 @@ class QueueCache:
         record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms, over_log=over_log)
         lasting = self._lasting[head.number] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
-        self.found(name, head.number)
         state.save(commit)
         state.apply_window(commit)
         if dropped is not None:
