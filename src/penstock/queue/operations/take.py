@@ -87,7 +87,9 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
         owner=None if lease_ms else request.owner,
     )
     number = group.add_lease(commit, lease)
-    under = hold.under(group, number, lease)
+    under = LeaseHandle(  # as `hold.under` makes it, without the call
+        hold.queue, hold.label, hold.consumer, group.topic, group.number, number, lease.secret, lease.deadline
+    )
     record.frontier += count
     if count == 1:
         return Taken([LocalDelivery(under, 0, Event(rows, row), 1)], False, 0)
