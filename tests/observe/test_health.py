@@ -11,7 +11,7 @@ import penstock
 from penstock.clock import ManualClock
 from penstock.observe.collect import take_sample
 from penstock.observe.gauges import gauges
-from penstock.observe.health import examine, growing
+from penstock.observe.health import KINDS, examine, growing
 from penstock.observe.pipelines import FlowStatus, report
 from penstock.observe.sample import QueueSample, Sample
 from penstock.observe.workers import forget, say_gave_up
@@ -152,7 +152,7 @@ def exposed(sample: Sample) -> dict[str, int]:
     """How many things `/metrics` says want attention, by kind, without the kinds that have none."""
     lines = gauges(sample).prometheus_text().splitlines()
     said = [line.split() for line in lines if line.startswith("penstock_findings{")]
-    assert len(said) == 8
+    assert len(said) == len(KINDS)
     return {name.split('"')[1]: int(float(number)) for name, number in said if float(number)}
 
 
