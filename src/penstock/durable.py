@@ -95,7 +95,7 @@ def _readable(store: Path) -> int:
     """Who may read and write a store: a folder's files say it, unless the folder itself lets fewer in."""
     mode = stat.S_IMODE(store.stat().st_mode) & 0o666
     if store.is_dir():
-        for name in ("data", "data.mdb", "CURRENT"):
+        for name in ("data", "CURRENT"):
             with suppress(FileNotFoundError):
                 mode &= stat.S_IMODE((store / name).stat().st_mode)
     return mode
