@@ -26,6 +26,24 @@ def as_storage_error(doing: str) -> Iterator[None]:
         raise StorageError(f"cannot {doing}: {error}", retryable=not isinstance(error, PermissionError)) from error
 
 
+def lock_file(path: str | os.PathLike[str], how: int) -> int:
+    """Opens a lock file, made if it is not there, and locks it with flock; BlockingIOError as flock raises it.
+
+    Who has the lock has it on the file of that name: one that was removed meanwhile would keep nobody out.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, how)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116 - as fast as can be
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
 def sync_file(descriptor: int) -> None:
     """Puts a file's bytes on disk, past the disk's own cache where the system makes that a separate wish."""
     if sys.platform == "darwin":

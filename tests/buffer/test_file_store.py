@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.buffer.store import open_store
+from penstock.durable import lock_file
 from penstock.errors import ConfigError, StorageError
 
 
@@ -206,3 +208,21 @@ def test_a_failed_sync_of_the_directory_is_nobody_elses_success(tmp_path: Path, 
     for thread in threads:
         thread.join(30)
     assert sorted(outcomes) == ["done", "done", "done", "refused"]
+
+
+def test_a_lock_file_that_is_removed_between_opening_and_locking_it_locks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, removed = tmp_path / "lock", fcntl.flock, []
+
+    def flock(file: int, how: int) -> None:
+        if not removed:
+            removed.append(True)
+            path.unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(BlockingIOError):
+        lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(held)

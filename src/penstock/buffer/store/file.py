@@ -20,6 +20,7 @@ from pathlib import Path
 
 from penstock.buffer.produce.slabs import Slabs
 from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, check_path, too_large
+from penstock.durable import lock_file
 from penstock.errors import StorageError
 
 _TEMPORARY = ".tmp"
@@ -196,12 +197,11 @@ def _read_fresh(file: int, size: int) -> bytes:
 def _locked(place: Path, how: int) -> Iterator[None]:
     name = place.parent / f".{place.name}.lock"
     try:
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = lock_file(name, how)
     except FileNotFoundError:
         _make_directories(place.parent)
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = lock_file(name, how)
     try:
-        fcntl.flock(file, how)
         yield
     finally:
         os.close(file)

@@ -6,6 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from penstock.durable import lock_file
 from penstock.errors import Locked
 
 _held: set[int] = set()
@@ -16,12 +17,12 @@ class FolderLock:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._descriptor = -1
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path = folder / "lock"
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
+            descriptor = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = path.read_bytes()[:32].decode(errors="replace").strip() if path.exists() else ""
+            holder = holder or "another process"
             who = "this process" if holder == str(os.getpid()) else f"process {holder}"
             raise Locked(
                 f"{name} is open for writing in {who}, and its engine allows one writer: "
