@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -120,3 +121,21 @@ def test_an_interrupt_inside_a_transactions_body_rolls_it_back() -> None:
             tx.append("t", "k")
             signal.raise_signal(signal.SIGINT)
         assert journal.topics() == [] and journal.topic("t").append("k").seq == 1
+
+
+SUBINTERPRETER = """
+import _xxsubinterpreters as interpreters
+interpreters.run_string(interpreters.create(), '''
+import penstock
+try:
+    penstock.open("memory:")
+except penstock.errors.ConfigError as error:
+    print(error, flush=True)
+''')
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, msgspec cannot be imported there")
+def test_a_journal_in_a_subinterpreter_is_refused_with_a_sentence() -> None:
+    done = subprocess.run([sys.executable, "-c", SUBINTERPRETER], capture_output=True, text=True, timeout=60)
+    assert "main interpreter" in done.stdout, done.stderr

@@ -22,6 +22,8 @@ from collections.abc import Callable, Collection
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 
+from penstock.errors import ConfigError
+
 SIGINT, SIGTERM = int(signal.SIGINT), int(signal.SIGTERM)
 main_thread = threading.main_thread().ident
 """The thread that signal handlers run in."""
@@ -41,10 +43,16 @@ class _Handlers:
 
     def install(self) -> None:
         self.interrupt, self.terminate = getsignal(SIGINT), getsignal(SIGTERM)
-        if callable(self.interrupt):
-            set_handler(SIGINT, receive)
-        if callable(self.terminate):
-            set_handler(SIGTERM, receive)
+        try:
+            if callable(self.interrupt):
+                set_handler(SIGINT, receive)
+            if callable(self.terminate):
+                set_handler(SIGTERM, receive)
+        except ValueError as error:
+            raise ConfigError(
+                "a journal is written in the main interpreter of a process, where signals can be kept out of a commit, "
+                "and this is a subinterpreter: use a thread of the main one, or a process of its own"
+            ) from error
 
     def remove(self) -> None:
         try:
