@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-LEFT_BEHIND = ("lock", "lock.mdb", "LOCK", "store-shm", "penstock")
+LEFT_BEHIND = ("lock", "LOCK", "store-shm", "penstock")
 """Locks, leases and shared memory: they mean nothing to the process that opens a dead one's store."""
 
 

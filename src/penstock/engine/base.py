@@ -1,14 +1,17 @@
-"""What every engine does the same way: refusing use after close, after a fork, or for writing when read-only."""
+"""What every engine does the same way: refusing use after close, after a fork, for writing when read-only, or when its
+files have lost their names."""
 
 from __future__ import annotations
 
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Snapshot
-from penstock.errors import Closed, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.engine.open_files import OpenFiles
+from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
 
 END = b"\xff" * 600
@@ -30,6 +33,11 @@ class BaseEngine(Engine):
         self._pid = os.getpid()
         self._turn = threading.Lock()
         self._turn_owner = 0
+        self._foreign = True
+        self._files: OpenFiles | None = None
+        """What must keep its name while the store is open, for what is acknowledged to be found again."""
+        self._lost = False
+        """Whether, at the last look, something of that had lost its name."""
 
     @property
     def _name(self) -> str:
@@ -47,6 +55,63 @@ class BaseEngine(Engine):
                 f"{self._name} was opened by process {self._pid} and this one was forked from it; "
                 "open the store again in the child"
             )
+        if self._lost:
+            self._check_files()
+
+    def _check_files(self) -> None:
+        """StorageError when the store is not where it was opened any more."""
+        lost = self._lost_files()
+        if lost is None:
+            return
+        if self._closed:  # by another thread: its last connection may remove what it needs no more
+            raise Closed(f"{self._name} is closed")
+        raise StorageError(f"{lost}; close it and open it again")
+
+    def _acknowledge(self) -> None:
+        """The last step of every commit: OutcomeUnknown when the store is not where it was opened any more."""
+        if self._files is None or self._files.missing() is None:
+            return
+        self._foreign = True  # the caller forgets the commit, and has to read it should the files come back
+        raise OutcomeUnknown(
+            f"{self._lost_files()}: this commit is in what had the name before, if that is anywhere; close it and open "
+            "it again"
+        )
+
+    def _lost_files(self) -> str | None:
+        missing = self._files.missing() if self._files is not None else None
+        self._lost = missing is not None
+        if missing is None:
+            return None
+        return f"{self._name} was deleted, moved or replaced while it was open ({missing} is not what was opened)"
+
+    def usable(self) -> bool:
+        return self._files is None or self._closed or self._files.missing() is None
+
+    def flush(self) -> None:
+        self._check_usable()
+        if not self.read_only:
+            self._flush()
+            self._check_files()
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Puts everything committed so far on disk."""
+
+    def close(self) -> None:
+        """Lets go of the store; StorageError when it has lost its name since the last commit, and nobody was told."""
+        told = self._closed or self._lost or self.read_only or self.is_foreign_process()
+        lost = None if told else self._lost_files()
+        try:
+            self._close()
+        finally:
+            if self._files is not None:
+                self._files.close()
+        if lost is not None:
+            raise StorageError(f"{lost}; what it acknowledged may be gone with it: open it again and look")
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Lets go of the store; a second call does nothing. Writes nothing beside the store's files when `_lost`."""
 
     def _check_writable(self) -> None:
         self._check_usable()
@@ -95,6 +160,14 @@ def other_format(where: object, found: bytes, wanted: bytes) -> ConfigError:
         f"{where} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
         f"{wanted.decode()!r}; use the version that made it, or copy its events over"
     )
+
+
+def check_folder_name(folder: Path, store: str) -> None:
+    """ConfigError when a store's folder cannot be made or used because something else has its name."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; a {store} store is a folder: give it a name of its own")
+    if folder.is_symlink() and not folder.exists():
+        raise ConfigError(f"{folder} is a link to {folder.readlink()}, which is not there: make that, or name another")
 
 
 def check_only_own(folder: Path, store: str, is_own: Callable[[str], bool]) -> None:

@@ -159,7 +159,8 @@ class Engine(ABC):
         return 0.0
 
     def usable(self) -> bool:
-        """Whether it will ever do anything again: a writer that another one has replaced will not. Asks no store."""
+        """Whether it will ever do anything again: a writer that another one has replaced will not, nor one whose files
+        were deleted or replaced. Asks no object store."""
         return True
 
     @abstractmethod
@@ -168,4 +169,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of the store; a second call does nothing. Later calls raise `Closed`."""
+        """Lets go of the store; a second call does nothing. Later calls raise `Closed`.
+
+        StorageError when something of it may be lost: it is closed all the same.
+        """

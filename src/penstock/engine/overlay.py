@@ -141,6 +141,10 @@ class BatchEngine(Protocol):
         """Makes the changes part of the store, all or none."""
         ...
 
+    def _acknowledge(self) -> None:
+        """Raises unless the store is where it was opened."""
+        ...
+
     def _end_turn(self) -> None: ...
 
 
@@ -174,6 +178,7 @@ class OverlayWrite(Overlay):
         try:
             if kind is None:
                 self._engine._commit(self)
+                self._engine._acknowledge()
         finally:
             self.base = _NOTHING
             self._engine._end_turn()

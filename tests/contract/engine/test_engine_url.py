@@ -71,6 +71,13 @@ def test_an_lmdb_url_says_which_version_still_opens_it_and_how_to_move_it() -> N
         open_engine("lmdb:/var/shop")
 
 
+@pytest.mark.parametrize("scheme", ["file", "rocksdb", "slatedb"])
+def test_a_folder_behind_a_link_that_leads_nowhere_is_refused(scheme: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"a link to .*nowhere, which is not there"):
+        open_engine(f"{scheme}:{tmp_path / 'link'}")
+
+
 def test_a_missing_package_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     # Its modules, not the package: that one would be imported anew, and stay in its parent with nothing inside.

@@ -220,5 +220,5 @@ def test_a_bit_flipped_on_disk_is_found_and_nothing_is_altered(scheme: str, tmp_
 
 def _forget_side_files(path: Path) -> None:
     """What an engine keeps beside its data to open faster, or to hold its locks."""
-    for name in ("index", "lock.mdb"):
+    for name in ("index",):
         (path.parent / name).unlink(missing_ok=True)

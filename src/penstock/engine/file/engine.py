@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from penstock.durable import like
-from penstock.engine.base import BaseEngine, check_backup_target, check_only_own
+from penstock.engine.base import BaseEngine, check_backup_target, check_folder_name, check_only_own
 from penstock.engine.contract import Durability, Snapshot
 from penstock.engine.file.copy import Cancelled, Copy, create_data_file
 from penstock.engine.file.disk import Disk
@@ -30,8 +30,9 @@ from penstock.engine.file.log import HEAD, START, DataFile, Operation, encode
 from penstock.engine.file.recovery import LogPosition, check_end, follow
 from penstock.engine.file.snapshot import FileRead, FileSnapshot
 from penstock.engine.file.upkeep import Upkeep
+from penstock.engine.open_files import OpenFiles
 from penstock.engine.overlay import OverlayWrite
-from penstock.errors import ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 RESERVE_BYTES = 4 << 20, 64 << 20
 """The least and the most space reserved ahead of the end, an eighth of the file in between."""
@@ -55,11 +56,9 @@ class FileEngine(BaseEngine):
         self._disk = disk or Disk()
         self._path = self._folder / "data"
         self._lock = threading.RLock()  # guards what a snapshot is made of: index, data, position
-        self._foreign = True
         self._broken: PenstockError | None = None
         self._folder_lock: FolderLock | None = None
-        if self._folder.exists() and not self._folder.is_dir():
-            raise ConfigError(f"{self._folder} is a file; a file store is a folder: give it a name of its own")
+        check_folder_name(self._folder, "file")
         try:
             if read_only:
                 self._open_to_read()
@@ -74,6 +73,7 @@ class FileEngine(BaseEngine):
     def _open_to_read(self) -> None:
         if not self._path.exists():
             raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
+        self._files = OpenFiles(str(self._folder))
         self._load()
 
     def _open_to_write(self) -> None:
@@ -90,14 +90,20 @@ class FileEngine(BaseEngine):
                 self._disk.sync_folder(self._folder)
                 self._disk.sync_folder(self._folder.parent)
             unsure = self._load()
+            self._files = OpenFiles(str(self._folder / "lock"), str(self._path))
             self._repair(unsure)
         except BaseException:
             self._folder_lock.release()
             raise
 
-    def _load(self) -> int:
-        """Reads the index, saved or made anew, and what was written after it."""
+    def _load(self, after: int = 0) -> int:
+        """Reads the index, saved or made anew, and what was written after it, of a file of a later generation."""
         data = DataFile(self._disk, self._path, writable=not self.read_only)
+        if data.generation <= after:
+            raise StorageError(
+                f"{self._name} was replaced while it was open ({self._path} is another store, or an earlier state); "
+                "close it and open it again"
+            )
         saved = load_index(self._folder, salt=data.salt, generation=data.generation)
         if saved is None:
             index, position = Index(), LogPosition(START, data.base, data.base)
@@ -138,7 +144,7 @@ class FileEngine(BaseEngine):
         """Takes in what a writer in another process has done since; also when it has changed to a new file."""
         try:
             if os.stat(self._path).st_ino != self._data.inode:  # noqa: PTH116 - several times faster than Path.stat
-                self._load()
+                self._load(after=self._data.generation)
                 return
             if self._data.read(self._position.end, HEAD.size).strip(b"\0"):
                 try:
@@ -263,10 +269,7 @@ class FileEngine(BaseEngine):
                 self._refresh()
         return self._position.seq
 
-    def flush(self) -> None:
-        self._check_usable()
-        if self.read_only:
-            return
+    def _flush(self) -> None:
         self._take_turn()
         try:
             if self._broken is not None:
@@ -314,7 +317,7 @@ class FileEngine(BaseEngine):
                 (partial / "data").unlink(missing_ok=True)
                 partial.rmdir()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._closed:
             return
         if os.getpid() != self._pid or self.read_only:
@@ -327,7 +330,7 @@ class FileEngine(BaseEngine):
             self._end_turn()
         self._upkeep.wait()
         try:
-            if self._broken is None:
+            if self._broken is None and not self._lost:
                 self._disk.truncate(self._data.descriptor, self._position.end)
                 self._upkeep.save_index()
         except (OSError, StorageError) as error:

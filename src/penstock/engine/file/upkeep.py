@@ -94,6 +94,7 @@ class Upkeep:
             end, seq = engine._position.end, engine._position.seq
         with keys:
             engine._sync(data)
+            engine._check_files()  # what is beside the data is written by its name
             save_index(
                 engine._disk,
                 engine._folder,
@@ -147,8 +148,11 @@ class Upkeep:
             engine._end_turn()
 
     def _exchange(self, copy: Copy, target: Path) -> None:
-        engine = self._engine
-        engine._disk.rename(target, engine._path)
+        engine, files = self._engine, self._engine._files
+        assert files is not None  # it is open for writing
+        engine._check_files()
+        with files.replacing(str(engine._path), str(target)):
+            engine._disk.rename(target, engine._path)
         try:
             engine._disk.sync_folder(engine._folder)
         except OSError as error:

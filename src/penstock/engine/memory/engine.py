@@ -94,8 +94,8 @@ class MemoryEngine(BaseEngine):
         self._check_usable()
         return self._store.commits
 
-    def flush(self) -> None:
-        self._check_usable()
+    def _flush(self) -> None:
+        return
 
     def reclaim(self) -> None:
         self._check_writable()
@@ -120,5 +120,5 @@ class MemoryEngine(BaseEngine):
                 raise ConfigError(f"memory:{name} exists already; a backup never overwrites: give it a new name")
             _named[name] = copy
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._closed = True

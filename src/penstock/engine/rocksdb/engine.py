@@ -15,17 +15,27 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
 import rocksdict
 
 from penstock.durable import like, move_into_place, sync_folder
-from penstock.engine.base import END, BaseEngine, check_backup_target, check_only_own, copy_rows, other_format
+from penstock.engine.base import (
+    END,
+    BaseEngine,
+    check_backup_target,
+    check_folder_name,
+    check_only_own,
+    copy_rows,
+    other_format,
+)
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
+from penstock.engine.open_files import OpenFiles
 from penstock.engine.overlay import OverlayWrite
 from penstock.engine.rocksdb import forks
-from penstock.engine.rocksdb.files import Secondary, open_database
+from penstock.engine.rocksdb.files import DatabaseFiles, Secondary, newest_log, open_database
 from penstock.engine.rocksdb.log import EMPTY_KEY, Voucher
 from penstock.engine.rocksdb.transaction import RocksdbRead
 from penstock.engine.rocksdb.view import PinnedRocksdbView, RocksdbView, explain
@@ -53,7 +63,6 @@ class RocksdbEngine(BaseEngine):
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
         self._folder = Path(path).absolute()
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
-        self._foreign = True
         self._unflushed = False
         self._is_closed = True
         """Whether the database itself is closed, as it is when it could not be opened again."""
@@ -70,8 +79,7 @@ class RocksdbEngine(BaseEngine):
         self._synced = rocksdict.WriteOptions()
         self._synced.sync = True
         self._unsynced = rocksdict.WriteOptions()
-        if self._folder.exists() and not self._folder.is_dir():
-            raise ConfigError(f"{self._folder} is a file; a rocksdb store is a folder: give it a name of its own")
+        check_folder_name(self._folder, "rocksdb")
         new = not (self._folder / "CURRENT").exists()
         if new and read_only:
             raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
@@ -80,6 +88,7 @@ class RocksdbEngine(BaseEngine):
         forks.note(self)
         try:
             if read_only:
+                self._files = OpenFiles(str(self._folder))
                 secondary = self._open_secondary()
                 self._idle.append(secondary)
                 self._check_format(RocksdbView(secondary.db, self._name))
@@ -90,12 +99,16 @@ class RocksdbEngine(BaseEngine):
         except PenstockError:
             self._abandon()
             raise
+        except OSError as error:
+            self._abandon()
+            raise StorageError(f"{self._name} cannot be opened: {error}") from error
         except Exception as error:
             self._abandon()
             raise explain(error, self._name) from error
 
     def _open_database(self) -> None:
         self._db = open_database(self._folder)
+        self._files = DatabaseFiles(self._folder)
         self._voucher = Voucher(self._folder)
         # What was in the log is in a file of its own and synced before the database is open.
         self._synced_sequence = self._db.latest_sequence_number()
@@ -130,8 +143,15 @@ class RocksdbEngine(BaseEngine):
             )
 
     def _close_database(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not isinstance(self._files, DatabaseFiles) or self._files.has_lock():
+            self._db.close()
+            return
+        # RocksDB flushes when it is closed, into files that it makes by name, and these may be another writer's now.
+        self._db.cancel_all_background(True)
+        with suppress(Exception):  # that it could not flush
             self._db.close()
 
     # transactions
@@ -140,17 +160,19 @@ class RocksdbEngine(BaseEngine):
         self._check_usable()
         try:
             if self.read_only:
+                self._check_files()
                 instance = self._take_secondary()
                 reading = RocksdbRead(self, RocksdbView(instance.db, self._name), instance)
+                self._reads.add(reading)
             else:
-                with self._swap:
+                with self._swap:  # and noted before it can be closed
                     self._check_database()
                     reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
+                    self._reads.add(reading)
         except PenstockError:
             raise
         except Exception as error:
             raise explain(error, self._name) from error
-        self._reads.add(reading)
         return reading
 
     def _take_secondary(self) -> Secondary:
@@ -203,6 +225,7 @@ class RocksdbEngine(BaseEngine):
                     "as no snapshot of it is open in this process: try again",
                     retryable=True,
                 )
+            self._check_files()
             try:
                 self._close_database()
                 self._open_database()
@@ -250,6 +273,7 @@ class RocksdbEngine(BaseEngine):
             with self._swap:
                 self._check_database()
                 return self._db.latest_sequence_number()
+        self._check_files()
         with self._watch:
             facts = self._file_facts()
             if facts != self._facts:
@@ -262,7 +286,7 @@ class RocksdbEngine(BaseEngine):
         try:
             folder = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - several times faster than Path.stat
             if self._log is None or not self._facts or folder != self._facts[0]:
-                self._log = max(self._folder.glob("[0-9]*.log"), default=None)
+                self._log = newest_log(self._folder)
             if self._log is None:
                 return (folder,)
             log = os.stat(self._log)  # noqa: PTH116
@@ -273,10 +297,7 @@ class RocksdbEngine(BaseEngine):
             raise StorageError(f"{self._name} cannot be read: {error}") from error
         return folder, log.st_ino, log.st_size
 
-    def flush(self) -> None:
-        self._check_usable()
-        if self.read_only:
-            return
+    def _flush(self) -> None:
         self._take_turn()
         try:
             if self._refused:
@@ -354,18 +375,20 @@ class RocksdbEngine(BaseEngine):
             finally:
                 copy.close()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if not self._shut():
             return
-        for reading in list(self._reads):
-            reading.close()
-        try:
-            if not self._is_closed:
-                self._db.flush_wal(True)
-        except Exception as error:
-            raise explain(error, self._name) from error
-        finally:
-            self._abandon()
+        with self._swap:
+            for reading in list(self._reads):
+                reading.close()
+            try:
+                try:
+                    if not self._is_closed:
+                        self._db.flush_wal(True)
+                finally:
+                    self._abandon()
+            except Exception as error:
+                raise explain(error, self._name) from error
 
 
 def _is_rocksdbs(name: str) -> bool:

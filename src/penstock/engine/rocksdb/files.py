@@ -10,6 +10,7 @@ from pathlib import Path
 
 import rocksdict
 
+from penstock.engine.open_files import OpenFiles
 from penstock.engine.rocksdb.log import Voucher, check_types
 from penstock.engine.rocksdb.manifest import check_end, cut_torn_end
 from penstock.errors import Corrupt
@@ -84,6 +85,36 @@ class Secondary:
 
     def close(self) -> None:
         self.db.close()
+
+
+class DatabaseFiles(OpenFiles):
+    """The lock of a database that is open for writing, and the log that its commits go to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder / "LOCK"))
+        self._database = folder
+        self._log = newest_log(folder)
+
+    def _look(self) -> str | None:
+        if self._log is not None and not self._log.exists():
+            newest = newest_log(self._database)  # RocksDB makes the next one before it removes one
+            if newest is None or _number(newest) < _number(self._log):
+                return str(self._log)
+            self._log = newest
+        return super()._look()
+
+    def has_lock(self) -> bool:
+        """Whether no other process can have the folder: else no file may be made in it by name."""
+        return super()._look() is None
+
+
+def newest_log(folder: Path) -> Path | None:
+    """The log that commits go to now; None when there is none."""
+    return max(folder.glob("[0-9]*.log"), key=_number, default=None)
+
+
+def _number(log: Path) -> int:
+    return int(log.stem) if log.stem.isdecimal() else -1
 
 
 def list_files(folder: Path) -> dict[str, int]:

@@ -39,8 +39,8 @@ class RocksdbView:
         if start >= stop:
             return
         try:
-            iterator, name = self._iterator(start, stop, reverse)
-            yield from self._walk(iterator, name, start, stop, reverse)
+            # No name for the iterator: the frame of an error that is kept would keep it, and the database open.
+            yield from self._walk(*self._iterator(start, stop, reverse), start, stop, reverse)
         except PenstockError:
             raise
         except Exception as error:
@@ -48,6 +48,7 @@ class RocksdbView:
 
     def _explained(self, error: Exception) -> PenstockError:
         """What an exception of a read means: the store may have been closed by another thread in the middle of it."""
+        error.__traceback__ = None  # its frames would keep iterators, and they the database, as long as it is kept
         return transaction_is_over() if self._db is None else explain(error, self._name)
 
     def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
@@ -63,6 +64,8 @@ class RocksdbView:
             iterator.seek(start)
         name = id(iterator)
         self._iterators[name] = iterator
+        if self._db is None:  # dropped meanwhile
+            self._iterators.clear()
         return iterator, name
 
     def _walk(

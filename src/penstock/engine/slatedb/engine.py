@@ -23,6 +23,7 @@ import slatedb.uniffi as sl
 
 from penstock.engine.base import BaseEngine, copy_rows
 from penstock.engine.contract import Durability, Snapshot
+from penstock.engine.open_files import OpenFiles
 from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call
 from penstock.engine.slatedb.database import flush_log, flush_tables, make_batch, make_cache, open_database
@@ -74,7 +75,6 @@ class SlatedbEngine(BaseEngine):
         self.durability = "disk"
         self.linger = self.options.linger
         self._timeout = self.options.timeout
-        self._foreign = True
         self._unflushed = False
         self._in_doubt = False
         self._broken: PenstockError | None = None
@@ -95,6 +95,8 @@ class SlatedbEngine(BaseEngine):
                 self._open_to_read()
             else:
                 self._open_to_write()
+            if not remote:
+                self._files = OpenFiles(url)
         except BaseException as error:
             self._closed = True
             self._let_go(patient=False)
@@ -162,6 +164,8 @@ class SlatedbEngine(BaseEngine):
 
     def read(self) -> SlatedbRead:
         self._check_usable()
+        if self.read_only:
+            self._check_files()
         return SlatedbRead(self, self._view if self._follower is None else self._follower.view())
 
     def write(self, *, sync: bool = True) -> OverlayWrite:
@@ -180,6 +184,7 @@ class SlatedbEngine(BaseEngine):
 
     def _check_writer(self) -> None:
         """Raises what ended this writer, if anything has."""
+        self._check_files()  # else what is put into a folder that was removed would make it again
         if self._broken is None and self._lease is not None:
             try:
                 self._lease.check()
@@ -269,6 +274,7 @@ class SlatedbEngine(BaseEngine):
     def changes(self) -> int:
         self._check_usable()
         if self._follower is not None:
+            self._check_files()
             self._follower.refresh()
             return self._follower.version
         return self._version
@@ -278,10 +284,7 @@ class SlatedbEngine(BaseEngine):
         if self._follower is not None:
             self._follower.refresh(at_once=True)
 
-    def flush(self) -> None:
-        self._check_usable()
-        if self.read_only:
-            return
+    def _flush(self) -> None:
         with self.write():
             pass  # an empty transaction takes along what relaxed ones left behind
 
@@ -335,7 +338,7 @@ class SlatedbEngine(BaseEngine):
     def usable(self) -> bool:
         if self._follower is not None and self._follower.replaced is not None:
             return False
-        return self._broken is None and (self._lease is None or not self._lease.lost)
+        return self._broken is None and (self._lease is None or not self._lease.lost) and super().usable()
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         """Writes a copy into a folder; or, given a url in the same bucket, makes a store there.
@@ -373,7 +376,7 @@ class SlatedbEngine(BaseEngine):
             clone(self._place, target, self._timeout)
             release_deleted(self._place, self.options, self._timeout)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if not self._shut():
             return
         self._let_go(patient=True)

@@ -47,9 +47,9 @@ class FolderStore:
         number = 1 if version is None else version + 1
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
             if (_newest(place) or 0) != number - 1:
                 raise VersionConflict(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
             try:
                 _file(place, number).hardlink_to(temporary)

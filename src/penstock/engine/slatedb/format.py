@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import slatedb.uniffi as sl
 
-from penstock.engine.base import END, check_only_own, other_format
+from penstock.engine.base import END, check_folder_name, check_only_own, other_format
 from penstock.engine.contract import Snapshot
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.database import flush_log
@@ -25,8 +25,7 @@ def check_folder(place: Place, read_only: bool) -> None:
     folder = place.folder
     if folder is None:
         return
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; a slatedb store is a folder: give it a name of its own")
+    check_folder_name(folder, "slatedb")
     if (folder / "manifest").is_dir():
         return
     check_only_own(folder, "slatedb", "penstock".__eq__)

@@ -20,6 +20,7 @@ import apsw
 from penstock.durable import like, move_into_place, sync_folder
 from penstock.engine.base import BaseEngine, check_backup_target
 from penstock.engine.contract import Durability
+from penstock.engine.open_files import OpenFiles
 from penstock.engine.sqlite.checkpoints import (
     BEGIN_WRITE,
     CHECKPOINT_COMMITS,
@@ -67,14 +68,15 @@ class SqliteEngine(BaseEngine):
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk", vfs: str = "") -> None:
         self._path = Path(path).absolute()
         self._file = str(self._path)
-        self._log = Path(self._file + "-wal")
-        self._doubt = LogDoubt(self._file)
+        # Where SQLite has its log: beside the file, not beside a link to it.
+        beside = os.path.realpath(self._file) if self._path.is_symlink() else self._file
+        self._log, self._index = Path(beside + "-wal"), beside + "-shm"
+        self._doubt = LogDoubt(beside)
         super().__init__(self._file, read_only=read_only, durability=durability)
         self._vfs = vfs
         self._idle: list[apsw.Connection] = []
         self._reading: set[apsw.Connection] = set()
         self._watch = threading.Lock()
-        self._foreign = True
         self._version = -1
         self._immutable = False
         if read_only:
@@ -90,6 +92,7 @@ class SqliteEngine(BaseEngine):
             name = self._path.as_uri() + "?immutable=1"
             flags |= apsw.SQLITE_OPEN_URI
         connection = apsw.Connection(name, flags=flags, vfs=self._vfs or None)
+        self._check_files()  # this one was opened by the name
         connection.set_busy_handler(wait_a_little)
         return connection
 
@@ -118,6 +121,7 @@ class SqliteEngine(BaseEngine):
         if not made:
             self._watcher.close()
             raise ConfigError(f"{self._file} is empty, not a store; open it for writing once to make it one")
+        self._files = OpenFiles(self._file)
 
     def _open_to_write(self) -> None:
         if self._path.is_dir():
@@ -127,6 +131,7 @@ class SqliteEngine(BaseEngine):
             self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
             try:
                 self._prepare_writer()
+                self._files = OpenFiles(self._file, str(self._log), self._index)
                 self._watcher = self._connect_reader()
             except BaseException:
                 self._writer.close(True)
@@ -159,8 +164,10 @@ class SqliteEngine(BaseEngine):
     # reading
 
     def read(self) -> SqliteRead:
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self._lost or os.getpid() != self._pid:
             self._check_usable()
+        if self.read_only:
+            self._check_files()
         try:
             try:
                 connection = self._idle.pop()
@@ -217,7 +224,7 @@ class SqliteEngine(BaseEngine):
     # says what is wrong is called only where something is.
 
     def write(self, *, sync: bool = True) -> SqliteWrite:
-        if self._closed or self.read_only or os.getpid() != self._pid:
+        if self._closed or self._lost or self.read_only or os.getpid() != self._pid:
             self._check_writable()
         return SqliteWrite(self, sync)
 
@@ -295,17 +302,16 @@ class SqliteEngine(BaseEngine):
     def changes(self) -> int:
         if self._closed or os.getpid() != self._pid:
             self._check_usable()
+        self._check_files()
         try:
             with self._watch:
                 return self._watcher.execute(DATA_VERSION).get  # type: ignore[no-any-return]
         except apsw.Error as error:
             raise self._explain(error) from error
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Syncs the log; what left the log for the database was synced on the way."""
-        self._check_usable()
-        if not self.read_only:
-            self._wal.sync()
+        self._wal.sync()
 
     def reclaim(self) -> None:
         """Moves pages from the end of the file into free ones, a few at a time, cuts the file and empties the log."""
@@ -375,7 +381,7 @@ class SqliteEngine(BaseEngine):
         finally:
             partial.unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._closed:
             return
         if os.getpid() != self._pid:

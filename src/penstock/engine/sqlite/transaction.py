@@ -141,6 +141,7 @@ class SqliteWrite(_SqliteTransaction):
                 self._end_scans()
             if kind is None:
                 engine._commit()
+                engine._acknowledge()
             else:
                 engine._rollback()
         finally:

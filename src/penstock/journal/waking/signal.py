@@ -135,7 +135,7 @@ class Hub:
 
     def _watch(self, files: FileWatch) -> None:
         assert self._changes is not None
-        seen = None
+        seen: int | None = -1  # a first look that fails is something new, too
         while not self.closed:
             self._wanted.wait()
             try:

@@ -87,7 +87,8 @@ def maintain_journal(call: Call[None, None]) -> Maintained:
 
 
 async def health(request: Request) -> Response:
-    """Whether the journal is open, and no other writer has replaced this one; nothing else, so it needs no token."""
+    """Whether the journal is open, and neither another writer nor other files have replaced it; nothing else, so it
+    needs no token."""
     journal = request.app.state.service.journal
     status = "closed" if journal.closed else "ok" if journal._engine.usable() else "replaced"
     return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
