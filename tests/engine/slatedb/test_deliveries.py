@@ -127,6 +127,22 @@ def test_a_take_whose_outcome_was_unknown_costs_its_message_no_attempt(behind: H
     assert found is not None and found.attempt == 1
 
 
+def test_a_take_is_one_put_and_one_that_finds_nothing_is_none(emulator: Emulator) -> None:
+    with Home(f"{emulator.bucket()}/shop", emulator.options).open() as journal:
+        mail = journal.queue("mail")
+        mail.push_many([{"n": number} for number in range(110)])
+
+        def puts(take: Callable[[], object]) -> int:
+            before = journal.describe().requests["log"]["put"]
+            for _ in range(10):
+                take()
+            return journal.describe().requests["log"]["put"] - before
+
+        assert 10 <= puts(mail.take) <= 12  # a commit that nobody waits for may have one of its own
+        assert 10 <= puts(lambda: mail.take_many(10)) <= 12
+        assert puts(mail.take) <= 2
+
+
 def eventually(take: Callable[[], Delivery | None]) -> Delivery | None:
     """What a take gives at last."""
     deadline = time.monotonic() + DEADLINE
