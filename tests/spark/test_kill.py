@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,15 +40,14 @@ class Program:
         (folder / "where").write_text(homes)
         self.flows = [kind(folder / kind.__name__.lower()) for kind in kinds]
         self._servers: dict[Flow, ServerProcess] = {}
+        self._running = ExitStack()
         for flow in self.flows:
             if isinstance(flow, Copying) and flow.served:
-                self._servers[flow] = server = ServerProcess(flow.url)
-                server.start()
+                self._servers[flow] = server = self._running.enter_context(ServerProcess(flow.url))
                 (flow.folder / "server").write_text(server.url)
 
     def stop(self) -> None:
-        for server in self._servers.values():
-            server.kill()
+        self._running.close()
 
     def feed(self) -> None:
         for flow in self.flows:
