@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from itertools import count
 from pathlib import Path
@@ -399,8 +400,10 @@ def test_deliveries_and_schedules_of_a_dropped_queue_are_over(journal: Journal) 
     journal.drop_topic("jobs", force=True)
     with pytest.raises((UnknownQueue, StaleDelivery)):
         delivery.ack()
-    with pytest.raises(UnknownQueue):
-        queue.push(3)
+    calls: list[Callable[[], object]] = [lambda: queue.push(3), queue.schedules, lambda: queue.unschedule("hourly")]
+    for call in calls:
+        with pytest.raises(UnknownQueue):
+            call()
     again = journal.queue("jobs")
     assert (len(again), again.schedules(), again.take()) == (0, [], None)
     again.push(4)

@@ -22,6 +22,7 @@ from penstock.journal.commit.request import WriteRequest
 from penstock.journal.storage.wire import Columns
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
+from penstock.queue.inspect.positions import inspecting
 from penstock.queue.operations.dead import as_batch
 from penstock.queue.operations.push import push
 from penstock.queue.options import DeliveryOptions, read_delivery_options
@@ -147,8 +148,7 @@ def add(
 
 
 def listed(queue: LocalQueue) -> list[Schedule]:
-    queue._core.check_open()
-    with queue._core.engine.read() as snap:
+    with inspecting(queue) as (snap, _):
         return [_shown(queue.name, name, record) for name, record in _stored(snap, queue.name)]
 
 
@@ -165,9 +165,8 @@ def push_now(queue: LocalQueue, name: str) -> Receipt:
 
 def remove(queue: LocalQueue, name: str) -> bool:
     def apply(commit: Commit) -> bool:
-        state = queue._cache.find(commit, queue.name)
-        row = b"" if state is None else keys.schedule_key(state.topic, name)
-        if state is None or commit.tx.get(row) is None:
+        row = keys.schedule_key(queue._cache.state(commit, queue.name).topic, name)
+        if commit.tx.get(row) is None:
             return False
         commit.tx.delete(row)
         return True
