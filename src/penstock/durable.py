@@ -29,7 +29,7 @@ def as_storage_error(doing: str) -> Iterator[None]:
 def lock_file(path: str | os.PathLike[str], how: int) -> int:
     """Opens a lock file, made if it is not there, and locks it with flock; BlockingIOError as flock raises it.
 
-    Who has the lock has it on the file of that name: one that was removed meanwhile would keep nobody out.
+    Who has the lock has it on the file of that name: one that was removed meanwhile would keep no other process out.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

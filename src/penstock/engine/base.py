@@ -98,7 +98,7 @@ class BaseEngine(Engine):
         """Puts everything committed so far on disk."""
 
     def close(self) -> None:
-        """Lets go of the store; StorageError when it has lost its name since the last commit, and nobody was told."""
+        """Lets go of the store; StorageError when it has lost its name and no caller was told yet."""
         told = self._closed or self._lost or self.read_only or self.is_foreign_process()
         lost = None if told else self._lost_files()
         try:

@@ -1,7 +1,7 @@
 """Whether the files of an open store still have the names they were opened under.
 
-A file that is deleted, moved or replaced while it is open takes writes as before, and nobody finds them afterwards. A
-lock on a file that has lost its name keeps nobody out.
+A file that is deleted, moved or replaced while it is open takes writes as before, and no reader finds them later. A
+lock on a file that has lost its name keeps no process out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUIET_NS = 3_000_000_000
 class OpenFiles:
     """The files of an open store that must keep their names; those with one folder are looked at through it.
 
-    A folder's ctime changes with every name in it, and nobody can set it: while it stays, one look is enough.
+    A folder's ctime changes with every name in it, and no program can set it: while it stays, one look is enough.
     """
 
     def __init__(self, *paths: str) -> None:

@@ -302,7 +302,8 @@ class SqliteEngine(BaseEngine):
     def changes(self) -> int:
         if self._closed or os.getpid() != self._pid:
             self._check_usable()
-        self._check_files()
+        if self._files is None or self._files.missing() is not None:
+            self._check_files()
         try:
             with self._watch:
                 return self._watcher.execute(DATA_VERSION).get  # type: ignore[no-any-return]

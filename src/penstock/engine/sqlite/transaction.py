@@ -141,7 +141,8 @@ class SqliteWrite(_SqliteTransaction):
                 self._end_scans()
             if kind is None:
                 engine._commit()
-                engine._acknowledge()
+                if engine._files is None or engine._files.missing() is not None:
+                    engine._acknowledge()  # only when it has something to say: every commit pays for this call
             else:
                 engine._rollback()
         finally:
