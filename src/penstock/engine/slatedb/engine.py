@@ -164,9 +164,11 @@ class SlatedbEngine(BaseEngine):
 
     def read(self) -> SlatedbRead:
         self._check_usable()
-        if self.read_only:
-            self._check_files()
-        return SlatedbRead(self, self._view if self._follower is None else self._follower.view())
+        if self._follower is None:
+            return SlatedbRead(self, self._view)
+        reading = SlatedbRead(self, self._follower.view())  # which finds another store in the place of this one
+        self._check_files()
+        return reading
 
     def write(self, *, sync: bool = True) -> OverlayWrite:
         self._check_writable()
@@ -274,8 +276,8 @@ class SlatedbEngine(BaseEngine):
     def changes(self) -> int:
         self._check_usable()
         if self._follower is not None:
-            self._check_files()
             self._follower.refresh()
+            self._check_files()
             return self._follower.version
         return self._version
 
