@@ -50,6 +50,31 @@ def test_work_runs_the_tasks_of_all_queues(cli: Cli, jobs: Path) -> None:
     assert sorted((jobs / "followed").read_text().splitlines()) == ["ada 3", "bob 3"]
 
 
+BOUND = """
+import penstock
+
+tasks = penstock.Tasks(penstock.open("proj.db"))
+
+
+@tasks.task(queue="mail")
+def send(to: str) -> None:
+    with open("sent", "a") as file:
+        file.write(to + "\\n")
+"""
+
+
+def test_work_uses_the_journal_that_its_tasks_were_made_with(cli: Cli, jobs: Path) -> None:
+    """`penstock.open` in a module of tasks names the journal; another one is an error, not a second store."""
+    for module in ("cli_bound", "cli_bound_again"):
+        (jobs / f"{module}.py").write_text(BOUND)
+    cli("push", "mail", '{"kwargs": {"to": "ada"}}', "--kind", "send", "--url", "proj.db")
+    said = cli("work", "cli_bound:tasks", "--until-empty")
+    assert (jobs / "sent").read_text() == "ada\n" and "proj.db" in said.err
+    said = cli("work", "cli_bound_again:tasks", "--until-empty", "--url", "other.db", code=2)
+    assert "--url names another" in said.err and not (jobs / "other.db").exists()
+    cli("work", "cli_bound_again:tasks", "--until-empty", "--url", "proj.db")
+
+
 @pytest.mark.parametrize("path", ["mail", "cli_jobs:send", "cli_jobs:empty", "cli_jobs:nothing", "nowhere:tasks"])
 def test_what_are_no_tasks_is_a_sentence(cli: Cli, jobs: Path, path: str) -> None:
     said = cli("work", path, code=2)

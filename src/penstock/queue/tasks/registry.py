@@ -46,6 +46,11 @@ class Tasks:
 
         return current()
 
+    @property
+    def bound(self) -> Journal | None:
+        """The journal that these tasks were made with, or bound to; None: the one that `penstock.use` names."""
+        return self._journal
+
     def bind(self, journal: Journal | None) -> None:
         """Says where tasks are pushed to from now on; None: to the journal that `penstock.use` names."""
         self._journal = journal

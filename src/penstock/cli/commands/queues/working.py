@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ from penstock.cli.values import choice, count, duration, number, queue_names, wi
 
 if TYPE_CHECKING:
     from penstock.queue.tasks.registry import Tasks
+    from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
 
 
@@ -50,16 +52,15 @@ def work(
     The module is looked for in the current folder first. A function that returns acknowledges its message; one that
     raises gives it back, and it comes again after about 5 s, 30 s, 3 min, 10 min, unless the queue's policy says when.
     SIGINT and SIGTERM let the messages in hand finish. With the name of a penstock.Tasks alone it runs the tasks of all
-    its queues, and makes those that are not there.
+    its queues, in the journal they were made with, and makes the queues that are not there.
     """
     import logging
 
     tasks = None if handler is not None else _tasks(queue)
     function: Any = None if handler is None else load_named(handler)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with context.journal() as journal:
+    with _journal_of(tasks, context) as journal:
         if tasks is not None:
-            tasks.bind(journal)
             handles = [journal.queue(name) for name in tasks.queues()]
             workers = tasks.workers(**given)
         else:
@@ -70,7 +71,8 @@ def work(
                 worker.start()
             named = ", ".join(handle.name for handle in handles)
             context.note(
-                f"working on {named} with {handler or queue}, {given['concurrency']} at a time; Ctrl-C ends it"
+                f"working on {named} of {journal.describe().location} with {handler or queue}, "
+                f"{given['concurrency']} at a time; Ctrl-C ends it"
             )
             while all(worker.alive for worker in workers) and not stop.wait(0.1):
                 if until_empty and all(_is_empty(handle, given["group"]) for handle in handles):
@@ -78,6 +80,41 @@ def work(
             for worker in workers:
                 worker.stop()
     context.note("ended")
+
+
+@contextmanager
+def _journal_of(tasks: Tasks | None, context: CommandContext) -> Iterator[Journal]:
+    """The journal that tasks were made with, else the command's; UsageError when --url names another one."""
+    bound = None if tasks is None else tasks.bound
+    if bound is None:
+        with context.journal() as journal:
+            if tasks is not None:
+                tasks.bind(journal)
+            try:
+                yield journal
+            finally:
+                if tasks is not None:
+                    tasks.bind(None)
+        return
+    if context.url is not None and not _is_at(bound, context):
+        raise click.UsageError(
+            f"these tasks were made with the journal at {bound.describe().location}, and --url names another: leave "
+            "--url out, or make them without a journal, Tasks()"
+        )
+    with bound:
+        yield bound
+
+
+def _is_at(journal: Journal, context: CommandContext) -> bool:
+    from penstock.errors import Locked, NoStore
+
+    try:
+        with context.journal(read_only=True) as named:
+            return named.id == journal.id
+    except NoStore:
+        return False
+    except Locked:  # an engine of one process: only this one can have it open
+        return True
 
 
 def _tasks(path: str) -> Tasks:
