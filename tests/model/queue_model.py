@@ -6,16 +6,25 @@ times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock import Delivery
+from penstock import Retry
 
 FRONT = (1 << 31) - 1
 RATE = (3, 10_000)
 """What "3/10s" says."""
 BREAKER = (2, 20_000)
 BREAKER_PAUSE = 8_000
+WAITS: dict[Retry | None, Callable[[int], float]] = {
+    None: lambda attempts: 0,
+    Retry.immediate(): lambda attempts: 0,
+    Retry.fixed(5): lambda attempts: 5,
+    Retry.linear(3): lambda attempts: 3 * attempts,
+    Retry.schedule(0, 7): lambda attempts: 0 if attempts == 1 else 7,
+}
+"""How long a message waits after so many attempts."""
 Outcome = tuple[str, Any]
 
 
@@ -138,6 +147,33 @@ class Model:
                 debounced = untried and any(one.debounced for one in known)
                 fresh[seq] = Status(due=max(one.due for one in known) if untried else 0, debounced=debounced)
         self.views[group] = fresh | wanted
+
+    def remove_group(self, group: str) -> bool:
+        """What only the last group had not settled waits for the next one, as if it had not been tried."""
+        if group not in self.begins:
+            return False
+        held = {one.seq for one in self.held.values() if one.view == group}
+        view = self.views.pop(group)
+        if len(self.begins) == 1:
+            for seq in sorted(held | view.keys()):
+                one = view.get(seq, Status())
+                untried = seq not in held and one.attempts == 0 and one.state == "ready"
+                self.views[""][seq] = Status(due=one.due if untried else 0, debounced=untried and one.debounced)
+        self.held = {token: one for token, one in self.held.items() if one.view != group}
+        del self.begins[group]
+        self.paused.discard(group)
+        self.delivered.pop(group, None)
+        self.breakers.pop(group, None)
+        return True
+
+    def clear(self) -> None:
+        """The queue is gone, and made anew."""
+        for forgotten in (self.held, self.begins, self.paused, self.delivered, self.by_key, self.breakers):
+            forgotten.clear()
+        for forgotten in (self.throttled, self.debounced, self.lanes):
+            forgotten.clear()
+        self.views = {"": {}}
+        self.present = 0
 
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, message: Message, due: int, group: str | None = None) -> int:
@@ -314,13 +350,14 @@ class Model:
         self.by_key[name, key] = [*begun, self.now]
         return 0
 
-    def hold(self, name: str, seq: int, delivery: Delivery, lease: float, label: str) -> None:
+    def hold(self, name: str, seq: int, token: str, lease: float, label: str) -> None:
         status = self.views[name].pop(seq)
-        deadline = self.now + round(lease * 1000)
-        self.held[delivery.token] = Holding(name, seq, status.attempts + 1, deadline, self.now, label, turn=status.turn)
+        self.held[token] = Holding(
+            name, seq, status.attempts + 1, self.now + round(lease * 1000), self.now, label, turn=status.turn
+        )
         breaker = self.breakers.get(name)
         if breaker is not None and breaker.open_until:
-            breaker.probe = seq, delivery.token
+            breaker.probe = seq, token
 
     def fail(self, token: str, since: int, delay: float | None, *, dead: bool) -> None:
         one = self.held.pop(token)
@@ -333,8 +370,7 @@ class Model:
             else:
                 self.views[one.view][one.seq] = Status("failed", 0, one.attempts)
             return
-        retry = self.policy["retry"]
-        wait = delay if delay is not None else 0 if retry is None else retry.delay(one.attempts)
+        wait = WAITS[self.policy["retry"]](one.attempts) if delay is None else delay
         due = since + round(wait * 1000)
         due = due if due > self.now else 0
         self.views[one.view][one.seq] = Status("ready", due, one.attempts, turn=one.turn)
@@ -409,6 +445,11 @@ class Model:
         delayed = sum(one.state == "ready" and one.due > self.now for one in view)
         flying = sum(one.view == name for one in self.held.values())
         return ready, flying, delayed, sum(one.state == "failed" for one in view)
+
+    def length(self) -> int:
+        """What the group with most left has left, and what no group wanted."""
+        most = max(sum(self.counts(name)[:3]) for name in self.current())
+        return most + (sum(self.counts("")[:3]) if "" not in self.current() else 0)
 
     def unsettled(self) -> list[int]:
         seqs = {seq for view in self.views.values() for seq in view}

@@ -1,8 +1,10 @@
-"""The journal as a few dictionaries: what the state machine compares the real one with."""
+"""Topics as a few dictionaries: what the state machine compares every home with."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -10,15 +12,39 @@ from typing import Any
 from penstock import Draft
 
 
+class Positions:
+    """What becomes of a name's positions when its topic is dropped: they begin at 1 again. Nothing else here knows."""
+
+    def __init__(self) -> None:
+        self._drops: Counter[str] = Counter()
+
+    def dropped(self, topic: str, latest: int) -> None:
+        self._drops[topic] += 1
+
+    def newest(self, topic: str) -> int:
+        """The position after which a topic begins that is made now."""
+        return 0
+
+    def id_of(self, topic: str, seq: int) -> str:
+        """What stands for the id of an event."""
+        return f"{topic}.{self._drops[topic]}#{seq}"
+
+
 class Refused(Exception):
     """The model expects a Conflict."""
+
+    def __init__(self, expected: int, actual: int) -> None:
+        self.expected = expected
+        self.actual = actual
 
 
 @dataclass
 class Known:
     """An event the model knows: everything a reader sees of it."""
 
+    topic: str
     seq: int
+    id: str
     kind: str
     payload: Any
     key: str | None
@@ -28,12 +54,11 @@ class Known:
     recorded_ms: int
     correlation: str | None
     causation: str | None
-    id: str = ""
 
-    def as_dict(self, topic: str) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "seq": self.seq,
-            "topic": topic,
+            "topic": self.topic,
             "kind": self.kind,
             "payload": self.payload,
             "key": self.key,
@@ -46,13 +71,22 @@ class Known:
             "causation_id": self.causation,
         }
 
+    def receipt(self, duplicate: bool) -> list[Any]:
+        return [self.topic, self.seq, self.id, self.correlation, duplicate]
+
+
+Made = list[tuple[Known, bool]]
+"""What each draft became, and whether it is a duplicate."""
+
 
 @dataclass
 class TopicModel:
     """One topic."""
 
-    events: dict[int, Known] = field(default_factory=dict)
+    name: str
+    id_of: Callable[[str, int], str]
     latest: int = 0
+    events: dict[int, Known] = field(default_factory=dict)
     recorded_ms: int = 0
     trimmed: int = 0
     trimmed_ms: int = 0
@@ -72,8 +106,8 @@ class TopicModel:
     def stored(self) -> list[Known]:
         return [self.events[seq] for seq in sorted(self.events)]
 
-    def append(self, drafts: list[Draft], now_ms: int, causes: dict[str, Known]) -> list[tuple[Known, bool]]:
-        """What each draft becomes, and whether it is a duplicate; `Refused` when an expectation fails."""
+    def append(self, drafts: list[Draft], now_ms: int, find: Callable[[str], Known | None]) -> Made:
+        """What each draft becomes; `Refused` when an expectation fails."""
         fresh_dedups: dict[str, int] = {}
         for row, draft in enumerate(drafts):
             if draft.dedup is not None:
@@ -83,9 +117,10 @@ class TopicModel:
             duplicate = draft.dedup is not None and (
                 (old is not None and self.counts(old, now_ms)) or fresh_dedups[draft.dedup] != row
             )
-            if draft.expect is not None and not duplicate and self.newest.get(draft.key or "", 0) != draft.expect:
-                raise Refused
-        made: list[tuple[Known, bool]] = []
+            newest = self.newest.get(draft.key or "", 0)
+            if draft.expect is not None and not duplicate and newest != draft.expect:
+                raise Refused(draft.expect, newest)
+        made: Made = []
         by_dedup: dict[str, Known] = {}
         recorded = max(now_ms, self.recorded_ms)
         for draft in drafts:
@@ -98,8 +133,11 @@ class TopicModel:
                     by_dedup[draft.dedup] = before
                     made.append((before, True))
                     continue
+            self.latest += 1
             known = Known(
-                self.latest + 1,
+                self.name,
+                self.latest,
+                self.id_of(self.name, self.latest),
                 draft.kind,
                 draft.payload,
                 draft.key,
@@ -110,14 +148,11 @@ class TopicModel:
                 draft.correlation,
                 None,
             )
-            # Ids are the journal's to give: a cause within the batch is linked when they are known.
-            cause = draft.cause
-            if isinstance(cause, int):
-                known.causation, known.correlation = f"row {cause}", draft.correlation or f"row {cause}"
-            elif isinstance(cause, str):
-                inherited = causes[cause].correlation if cause in causes else None
-                known.causation, known.correlation = cause, draft.correlation or inherited or cause
-            self.latest += 1
+            if draft.cause is not None:
+                cause = made[draft.cause][0] if isinstance(draft.cause, int) else find(str(draft.cause))
+                known.causation = cause.id if cause else str(draft.cause)
+                inherited = cause.correlation if cause else None
+                known.correlation = draft.correlation or inherited or known.causation
             self.events[known.seq] = known
             if known.key is not None:
                 self.newest[known.key] = known.seq
@@ -170,4 +205,5 @@ class TopicModel:
         return self.trimmed if self.trimmed_ms and self.trimmed_ms < ms else 0
 
     def copy(self) -> TopicModel:
-        return copy.deepcopy(self)
+        dicts = ("events", "newest", "cursors", "dedups")
+        return dataclasses.replace(self, **{name: dict(getattr(self, name)) for name in dicts})
