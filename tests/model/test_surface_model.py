@@ -156,6 +156,8 @@ class Surface(QueueRules):
         then, because what it answered to the step itself was compared already."""
         if self.jobs is not None:
             self.jobs.expire()
+            for name in self.jobs.current():
+                self.jobs.eligible(name)  # whose turn it is, and whose key, is settled as messages become ready
         self.steps += 1
         if self.steps % 4:
             return
