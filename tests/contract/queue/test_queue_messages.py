@@ -169,3 +169,13 @@ def test_a_traceback_is_listed_with_the_error(journal: Journal) -> None:
         [found] = queue.messages()
         assert (found.state, found.error) == (state, "ValueError: no such mailbox")
         assert found.traceback is not None and "test_a_traceback_is_listed" in found.traceback
+
+
+def test_a_message_past_its_ttl_is_shown_nowhere(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("brief", ttl=25)
+    queue.push(1)
+    held = queue.push_many([2])[0].seq
+    assert queue.take() is not None and queue.get(1) is not None
+    clock.advance(31)
+    assert queue.get(1) is not None, "one that is held is shown as long as it is held"
+    assert queue.get(held) is None and [event.seq for event in queue] == [1]

@@ -49,14 +49,10 @@ def number_of(queue: LocalQueue, number: int | None = None) -> int:
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
     with inspecting(queue) as (snap, state):
-        if seq and any(is_unsettled(snap, group, seq) for group in state.all_groups(snap)):
+        now_ms = queue.journal.clock.now_ms()
+        if seq and next(unsettled_positions(snap, state, now_ms, seq - 1), None) == seq:
             return BlockCache(queue.name, state.topic).event(snap, seq)
         return None
-
-
-def is_unsettled(snap: Snapshot, group: Group, seq: int) -> bool:
-    """Whether a group has not settled a position; positions never written count as unsettled, events say more."""
-    return group.wants(snap, seq) or group.message(snap, seq) is not None or is_in_flight(snap, group, seq)
 
 
 def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
