@@ -58,8 +58,8 @@ FRAME = 24 + 4096
 """A page in sqlite's log."""
 BYTES = {
     "sqlite": {"append": 2 * FRAME, "push": 2 * FRAME},
-    "file": {"append": 226, "batch": 102_133, "push": 136},
-    "rocksdb": {"append": 209, "batch": 102_138, "push": 118},
+    "file": {"append": 225, "batch": 102_132, "push": 135},
+    "rocksdb": {"append": 208, "batch": 102_137, "push": 117},
 }
 """What an operation writes: an event of 100 bytes, a thousand of them, a message of 7 bytes. How many pages a batch
 takes in sqlite is its to say; what takes and acks write holds the names of a machine and a process."""
