@@ -30,13 +30,11 @@ if TYPE_CHECKING:
 def inspecting(queue: LocalQueue, number: int | None = None) -> Iterator[tuple[Snapshot, QueueState]]:
     """A snapshot and the queue in it; TopicDropped when that is not the one over the topic of this number."""
     queue._core.check_open()
-    with queue._core.engine.read() as snap:
-        state = queue._cache.load(snap, queue.name)
+    with queue._core.engine.read() as snap, queue._cache.beside(snap, queue.name) as state:
         if state is None:
             raise unknown_queue(queue.name)
         if number not in (None, state.topic):
             raise TopicDropped(f"queue {queue.name!r} was dropped with its topic, and is another one now")
-        state.blocks = BlockCache(queue.name, state.topic)  # the other one is the writer's
         yield snap, state
 
 

@@ -161,8 +161,7 @@ class QueueUpkeep:
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
     def _find_standing(self, topic: str) -> Standing:
         """How far a queue is settled, found beside the writer: there may be very many leases."""
-        with self._core.engine.read() as snap:
-            queue = self._cache.beside(snap, topic)
+        with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             standing = Standing(b"", 0)
             if queue is not None:
                 standing = Standing(encode(queue.record), settled_through(snap, queue))
@@ -209,8 +208,7 @@ class QueueUpkeep:
     # ── what is settled behind an unsettled message ──────────────────────────────────────────────────────────────────
     def _thin(self, topic: str) -> bool:
         """Removes settled blocks behind an unsettled message that is in the way: a failed one may stay for years."""
-        with self._core.engine.read() as snap:
-            queue = self._cache.beside(snap, topic)
+        with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             if queue is None or queue.record.over_log:
                 return False
             record, number = encode(queue.record), queue.topic
@@ -241,8 +239,7 @@ class QueueUpkeep:
     # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _forget_consumers(self, topic: str) -> None:
         """Consumers that have not been seen for a day."""
-        with self._core.engine.read() as snap:
-            queue = self._cache.beside(snap, topic)
+        with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             rows = [] if queue is None else presences(snap, queue.topic)
             bound = self._core.clock.now_ms() - FORGET_CONSUMER_MS
             gone = [(key, value) for key, value, presence in rows if presence.seen_ms < bound]

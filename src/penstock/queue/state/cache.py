@@ -6,7 +6,8 @@ has committed, the writer's epoch changes and everything here is read again; not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -225,12 +226,19 @@ class QueueCache:
             lasting = self._lasting[record.topic] = ProcessMemory(name, record)
         return QueueState(self, name, record, traits, lasting)
 
-    def beside(self, snap: Snapshot, name: str) -> QueueState | None:
+    @contextmanager
+    def beside(self, snap: Snapshot, name: str) -> Iterator[QueueState | None]:
         """A queue as a snapshot has it, with blocks of its own: for a thread that does not lead the writer."""
         state = self.load(snap, name)
-        if state is not None:
-            state.blocks = BlockCache(name, state.topic)
-        return state
+        if state is None:
+            yield None
+            return
+        state.blocks = BlockCache(name, state.topic)
+        try:
+            yield state
+        finally:
+            # A queue and its groups name each other: the blocks would stay until Python's collector comes by.
+            state._groups.clear()
 
     def drop(self, name: str) -> None:
         """A queue was dropped: one that is made anew over its topic is another."""
