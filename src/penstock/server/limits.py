@@ -30,6 +30,10 @@ BLOCKS_BYTES: Final = 4 << 20
 """Bytes of stored blocks after which an answer ends; the reader asks again."""
 SEND_BYTES: Final = 64 << 10
 """Bytes handed to a connection at a time: what a slow reader's connection holds beside what is shared."""
+LARGE_BLOCK: Final = 256 << 10
+"""Bytes from which a block of memory goes back to the system when it is freed, under `penstock serve` on glibc."""
+HEAPS: Final = 2
+"""Heaps of `malloc` that the threads of such a server share."""
 PING_SECONDS: Final = 15.0
 """A live stream with nothing to say says at least this often that it is there."""
 LIVE_BUFFER: Final = 4096

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.observe.sample import Sample
 from penstock.protocol import journal as operations
@@ -18,7 +18,7 @@ from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.live import STREAM_HEADERS
 from penstock.server.limits import PING_SECONDS
-from penstock.server.memory import sliced
+from penstock.server.memory import StreamedResponse
 from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 
@@ -145,7 +145,7 @@ def sse(service: Service, render: Callable[[Sample], object]) -> Response:
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
 
-    async def counted() -> AsyncIterator[bytes]:
+    async def counted() -> AsyncGenerator[bytes, None]:
         service.live.listeners += 1
         try:
             async for frame in stream_of(service, render):
@@ -153,4 +153,4 @@ def sse(service: Service, render: Callable[[Sample], object]) -> Response:
         finally:
             service.live.listeners -= 1
 
-    return StreamingResponse(sliced(counted()), media_type=SSE, headers=STREAM_HEADERS)
+    return StreamedResponse(counted(), media_type=SSE, headers=STREAM_HEADERS)

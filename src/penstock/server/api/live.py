@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, TopicDropped
@@ -32,7 +32,7 @@ from penstock.server.api.binding import Call, serves
 from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
-from penstock.server.memory import sliced
+from penstock.server.memory import StreamedResponse
 from penstock.server.problems import Refused
 from penstock.server.service import Service
 
@@ -90,6 +90,7 @@ class LiveTopic:
         except Exception as error:
             self.failure = error
         finally:
+            self._seqs, self._events, self._frames = [], [], []
             self._wake()
 
     def _read(self) -> bool:
@@ -245,7 +246,7 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
         )
     frames = follow(service, topic.name, after, None if selection.everything else selection, number)
     named = {} if number is None else {TOPIC_NUMBER: str(number)}
-    return StreamingResponse(sliced(frames), media_type=SSE, headers=STREAM_HEADERS | named)
+    return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS | named)
 
 
 def _start(request: Request, query: LiveQuery) -> tuple[int | None, int | None]:
@@ -261,7 +262,7 @@ def _start(request: Request, query: LiveQuery) -> tuple[int | None, int | None]:
 
 async def follow(
     service: Service, name: str, position: int, selection: ReadFilter | None, number: int | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The frames of a topic after a position, for as long as they are read and it is the topic with that number."""
     try:
         live = service.live.join(name)
@@ -285,6 +286,7 @@ async def follow(
             if data:
                 told = position
                 yield data
+                data = b""  # a listener that waits holds nothing
             elif position >= live.position:
                 await live.wait(PING_SECONDS if told == position else PASS_SECONDS)
                 if position >= live.position and not service.closing.is_set():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.documents.cloudevents import BATCH, to_json
 from penstock.documents.events import event_document, event_json
@@ -27,7 +27,7 @@ from penstock.server.limits import (
     STREAM_EVENTS,
     STREAM_ROWS,
 )
-from penstock.server.memory import HeldResponse, sliced
+from penstock.server.memory import HeldResponse, StreamedResponse
 from penstock.server.problems import error_answer
 
 if TYPE_CHECKING:
@@ -193,12 +193,13 @@ async def _streamed(
     `failed` says what went wrong once the status is sent already; without it the stream breaks off.
     """
 
-    async def stream(data: bytes, position: int, left: int | None) -> AsyncIterator[bytes]:
+    async def stream(data: bytes, position: int, left: int | None) -> AsyncGenerator[bytes, None]:
         if first:
             yield first
         while True:
             if data:
                 yield data
+                data = b""  # before the next piece is read
             if position >= end or left == 0:
                 break
             try:
@@ -217,4 +218,4 @@ async def _streamed(
     data, position, count = (b"", end, 0) if nothing else await run_in_threadpool(piece, after, limit)
     left = None if limit is None else limit - count
     headers = {"X-Penstock-Latest": str(end)}
-    return StreamingResponse(sliced(stream(data, position, left)), media_type=media, headers=headers)
+    return StreamedResponse(stream(data, position, left), media_type=media, headers=headers)

@@ -64,8 +64,10 @@ def serve(
     from penstock.api import local
     from penstock.entity.staging.declared import add_gates, load_gates, with_installed
     from penstock.server.limits import Limits
+    from penstock.server.memory import return_large_blocks
     from penstock.server.running import bind, make_server
 
+    return_large_blocks()
     tokens = _tokens(token_file)
     if "" not in sys.path:
         sys.path.insert(0, "")  # gates may be in this folder, as handlers may
