@@ -75,6 +75,7 @@ PARTS = {
     "simulation": Part("buffers and queues hold under seeded schedules", _torture("simulation", 10), "tests"),
     "fuzzing": Part("decoders raise errors of the tree and nothing else", _torture("fuzzing", 20), "tests"),
     "overload": Part("memory, descriptors and threads do not grow", _torture("overload", 30), "tests"),
+    "serving": Part("a server under mixed load does not grow in two hours", _torture("serving", 120), "tests"),
     "crashes": Part("more kills, signals and damage than the short forms by day have"),
     "random": Part("the models hold for new programs", ("-m", "pytest", "--hypothesis-profile=random", "tests/model")),
     "late": Part("no contract test depends on when a thread begins", _late("contract", "journal")),

@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 
-PARTS = ["cuts", "failing", "kills", "damage", "simulation", "histories", "overload", "fuzzing", "crafted"]
+PARTS = ["cuts", "failing", "kills", "damage", "simulation", "histories", "overload", "serving", "fuzzing", "crafted"]
 WITH_ENGINES = ("cuts", "failing", "kills", "histories", "overload")
 
 

@@ -30,7 +30,7 @@ BLOCKS_BYTES: Final = 4 << 20
 """Bytes of stored blocks after which an answer ends; the reader asks again."""
 SEND_BYTES: Final = 64 << 10
 """Bytes handed to a connection at a time: what a slow reader's connection holds beside what is shared."""
-LARGE_BLOCK: Final = 256 << 10
+LARGE_BLOCK: Final = 2 << 20
 """Bytes from which a block of memory goes back to the system when it is freed, under `penstock serve` on glibc."""
 HEAPS: Final = 2
 """Heaps of `malloc` that the threads of such a server share."""
