@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, TopicDropped
+from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
 
@@ -54,13 +54,8 @@ def _consumer(name: str, value: bytes, latest: int) -> TopicConsumer:
     return TopicConsumer(name, seq, latest - seq, from_ms(keys.unpack_seq(moved)) if moved else None)
 
 
-def move_cursor(
-    commit: Commit, topic: str, consumer: str, seq: int, back: bool = False, number: int | None = None
-) -> None:
-    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused, as
-    is one of another topic than that with the `number`."""
-    if number is not None and not commit.is_current(topic, number):
-        raise TopicDropped(f"cursor {consumer!r} was not moved: the topic {topic!r} of its position was dropped")
+def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool = False) -> None:
+    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused."""
     latest = commit.latest(topic)
     if seq > latest:
         raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")

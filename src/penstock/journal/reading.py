@@ -126,6 +126,10 @@ class TopicView:
         """The position through which everything was removed, or is too old to be seen."""
         return max(self.hidden, load_state(self.snap, self.number, self.name).trimmed)
 
+    def began(self) -> int:
+        """The position after which the topic began: those up to it were of topics of this name that were dropped."""
+        return load_state(self.snap, self.number, self.name).began
+
     def count_between(self, after: int, through: int) -> int:
         """How many events are stored in after < position ≤ through."""
         return self._count_stored(after, through, load_state(self.snap, self.number, self.name).compacted)
@@ -141,8 +145,8 @@ class TopicView:
         trimmed = self.trimmed() if after else 0
         if 0 < after < trimmed:
             raise PositionTrimmed(
-                f"topic {self.name!r} was compacted through {trimmed}; nothing after position {after} can be read from "
-                f"there: start again at {trimmed} (or at 0 for the oldest)",
+                f"topic {self.name!r} holds nothing up to {trimmed} any more, and cannot be read on after {after}: "
+                f"start again at {trimmed} (or at 0 for the oldest)",
                 oldest=self.oldest() or trimmed + 1,
             )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from sys import modules
 from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds, seconds
-from penstock.errors import TopicDropped
 from penstock.events import Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
@@ -111,8 +110,6 @@ class TopicWorker(BatchWorker):
         )
         self._log = log
         self._committed = self._passed = -1
-        self._number = 0
-        """Which topic the batch is of: one of the same name may be made anew while the handler works."""
         self._moved = 0.0
 
     def _work(self) -> None:
@@ -135,43 +132,36 @@ class TopicWorker(BatchWorker):
     def _next_events(self) -> list[Event]:
         """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
         log, selection = self._log, self._selection
-        events: list[Event] = []
-        number, start, events = log.ask(self._cursor_and_events, (0, 0, events))
-        if number != self._number:
-            self._number = number
-            self._committed = self._passed = -1
-        if selection is None or not number:
+        nothing: list[Event] = []
+        start, events = log.ask(self._cursor_and_events, (0, nothing))
+        if selection is None:
             return events
         if start == self._committed:
             start = max(start, self._passed)
         else:
             self._committed = self._passed = start
-        with suppress(TopicDropped):  # the next look finds the other one, and its cursor
-            while not events and not self._stopping.is_set():
-                events, through = selection.select(log, start, self._batch, self._begin)
-                if through == start:
-                    break
-                start = self._passed = through
+        while not events and not self._stopping.is_set():
+            events, through = selection.select(log, start, self._batch, _beginning)
+            if through == start:
+                break
+            start = self._passed = through
         return events
 
-    def _begin(self, view: TopicView | None) -> int:
-        if view is None or view.number != self._number:
-            raise TopicDropped(f"topic {self._topic!r} was dropped while it was worked on")
-        return 0
+    def _cursor_and_events(self, view: TopicView) -> tuple[int, list[Event]]:
+        """The cursor, and without a selection what follows it, of one moment.
 
-    def _cursor_and_events(self, view: TopicView) -> tuple[int, int, list[Event]]:
-        """Which topic it is, the cursor, and without a selection what follows: of one moment, so of one topic."""
-        start = read_cursor(view.snap, view.number, self._consumer) or 0
+        A cursor that a drop left behind the topic's beginning goes on there: what it had not read is gone.
+        """
+        start = max(read_cursor(view.snap, view.number, self._consumer) or 0, view.began())
         if self._selection is not None:
-            return view.number, start, []
-        found = read_view(view, start, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False)
-        return view.number, start, list(found)
+            return start, []
+        return start, list(read_view(view, start, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False))
 
     def _move_cursor(self, seq: int) -> None:
-        name, number = self._topic, self._number
+        name = self._topic
 
         def apply(commit: Commit) -> None:
-            if commit.is_current(name, number):  # else the position is of a topic that was dropped
+            if commit.head(name) is not None:  # else it was dropped while the handler worked
                 move_cursor(commit, name, self._consumer, seq, back=False)
 
         self._log.core.run(apply)
@@ -187,3 +177,8 @@ class TopicWorker(BatchWorker):
 
     def _check_may_wait(self) -> None:
         self._log.core.writer.check_idle_here()
+
+
+def _beginning(view: TopicView | None) -> int:
+    """Where a worker begins with a topic: what came before was of one that was dropped."""
+    return 0 if view is None else view.began()

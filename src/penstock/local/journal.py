@@ -176,16 +176,18 @@ class LocalJournal(Journal):
         *,
         topics: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        start_over: bool = False,
     ) -> ImportReport:
         """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
 
         A file's events go to the one topic that is named, which may have another name.
-        Events that are there already, from an import that was interrupted, are skipped.
+        Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
+        topic was dropped gets its positions from the export, though they were given out before.
         """
         from penstock.entity.copying.importing import import_
 
         self._core.check_open()
-        return import_(self._core, path, topics=topics, progress=progress)
+        return import_(self._core, path, topics=topics, progress=progress, start_over=start_over)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:

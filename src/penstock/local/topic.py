@@ -215,12 +215,11 @@ class LocalTopic(Topic):
     def seek(self, consumer: str, seq: int) -> None:
         self._move_cursor(consumer, seq, back=True)
 
-    def _move_cursor(self, consumer: str, seq: int, *, back: bool, number: int | None = None) -> None:
-        """`number`: of which topic the position is; TopicDropped when that is gone."""
+    def _move_cursor(self, consumer: str, seq: int, *, back: bool) -> None:
         check_consumer(consumer)
         check_position(seq, "seq")
         name = self.name
-        self._writer.run(WriteRequest(lambda commit: move_cursor(commit, name, consumer, seq, back, number)))
+        self._writer.run(WriteRequest(lambda commit: move_cursor(commit, name, consumer, seq, back)))
 
     def forget(self, consumer: str) -> bool:
         check_consumer(consumer)

@@ -60,6 +60,7 @@ class JournalElsewhere(Journal):
         *,
         topics: Iterable[str] | None = None,
         progress: Progress | None = None,
+        start_over: bool = False,
     ) -> NoReturn:
         """Refused: positions and ids are written into the store itself."""
         raise refused("an import", "run `penstock import` where the store is")

@@ -148,10 +148,12 @@ class Journal(ABC):
         *,
         topics: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        start_over: bool = False,
     ) -> ImportReport:
         """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
 
-        Events that are there already, from an import that was interrupted, are skipped. In this process only.
+        Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
+        topic was dropped gets its positions from the export, though they were given out before. In this process only.
         """
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────

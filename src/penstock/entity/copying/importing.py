@@ -27,7 +27,7 @@ from penstock.entity.copying.exporting import (
 from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
-from penstock.journal.commit.catalog import load_state
+from penstock.journal.commit.catalog import ended_topic, load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
@@ -60,6 +60,7 @@ def import_(
     *,
     topics: Iterable[str] | None,
     progress: Progress | None,
+    start_over: bool,
 ) -> ImportReport:
     """Reads an export's folder into topics of the same names, or one file into a topic."""
     folder = Path(path)
@@ -68,7 +69,7 @@ def import_(
         if len(names) != 1:
             raise ConfigError(f"{folder} is a file: name the one topic its events go to")
         with folder.open("rb") as source:
-            return import_file(core, source, names[0], file_format(folder), name=str(folder))
+            return import_file(core, source, names[0], file_format(folder), name=str(folder), start_over=start_over)
     manifest = load_manifest(folder)
     if manifest is None:
         raise ConfigError(f"{folder} holds no export: there is no {folder / 'export.json'}")
@@ -80,7 +81,7 @@ def import_(
     imported = present = 0
     for name in wanted:
         check_name(name)
-        copying = _Import(core, name, manifest.topics[name])
+        copying = _Import(core, name, manifest.topics[name], start_over)
         for batch in _batches(_rows(folder, manifest, name)):
             copying.add(batch)
             if progress is not None:
@@ -91,14 +92,14 @@ def import_(
 
 
 def import_file(
-    core: JournalCore, source: BinaryIO, topic: str, format: CopyFormat | None, *, name: str
+    core: JournalCore, source: BinaryIO, topic: str, format: CopyFormat | None, *, name: str, start_over: bool = False
 ) -> ImportReport:
     """Reads one topic's file into a topic, which may have another name; `name` is the file's, for errors."""
     if format is None or format == "csv":
         what = "CSV does not say what of an event was missing or bytes" if format else f"{name} says no format"
         raise ConfigError(f"{what}: import .jsonl, .parquet or .arrow")
     rows = _line_rows(source, name, None) if format == "jsonl" else _arrow_rows(source, format, name, None)
-    copying = _Import(core, check_name(topic), None)
+    copying = _Import(core, check_name(topic), None, start_over)
     for batch in _batches(rows):
         copying.add(batch)
     return ImportReport(1, copying.imported, copying.present)
@@ -107,18 +108,27 @@ def import_file(
 class _Import:
     """One topic being filled."""
 
-    def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None) -> None:
+    def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None, start_over: bool) -> None:
         self._log = TopicLog(core, name)
         self._name = name
         self.imported = self.present = 0
-        if entry is None:  # a file says nothing of settings: those that the topic has stay
-            self._run(lambda commit: commit.ensure(name))
-        else:
-            settings = entry.settings
-            self._run(lambda commit: adopt_topic(commit, name, settings))
-        self._latest = self._log.latest
+        with core.engine.read() as snap:
+            ended = None if start_over else ended_topic(snap, name)
+        if ended is not None:
+            raise ConfigError(
+                f"a topic {name!r} was dropped at position {ended.last}, and one of its name begins after it: import "
+                "with start_over=True (--start-over) to give its positions out again, or under another name"
+            )
+        # A file says nothing of settings: those that the topic has stay.
+        self._run(lambda commit: adopt_topic(commit, name, None if entry is None else entry.settings, start_over))
+        self._began, self._latest = self._log.ask(lambda view: (view.began(), view.latest()), (0, 0))
 
     def add(self, rows: Copies) -> None:
+        if rows.seqs[0] <= self._began:
+            raise ConfigError(
+                f"topic {self._name!r} begins after {self._began}, where one of this name was dropped, and the import "
+                f"has position {rows.seqs[0]}: import into a topic of another name, or drop this one and start over"
+            )
         known = sum(1 for seq in rows.seqs if seq <= self._latest)
         if known:
             self._compare(rows, known)

@@ -66,6 +66,8 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     """Positions up to this one lie in Parquet files of a lake; see `penstock.journal.sealed.files`."""
     unreadable: str = ""
     """Why housekeeping could not read the topic when it last tried; empty when it could."""
+    began: keys.StoredPosition = 0
+    """The topic began after this position: those up to it were of topics of this name that were dropped."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -240,10 +242,43 @@ def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:
 
 
 def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> Head:
-    """Gives a new topic its number."""
+    """Gives a new topic its number, and its beginning: after every position that its name has ever had.
+
+    So a position says by itself which event it means. One of a topic that was dropped is trimmed in the next one.
+    """
     value = tx.get(keys.NEXT_TOPIC)
     number = keys.unpack_seq(value) if value else 1
     tx.put(keys.NEXT_TOPIC, keys.pack_seq(number + 1))
     record = TopicRecord(number, settings or Settings())
     save_record(tx, name, record)
-    return Head(name, number, record.settings, 0, 0, 0)
+    ended = ended_topic(tx, name)
+    if ended is None:
+        return Head(name, number, record.settings, 0, 0, 0)
+    tx.delete(keys.ended_key(name))
+    last, recorded_ms, last_id = ended.last, ended.recorded_ms, ended.last_id
+    save_state(tx, number, TopicState(last, last, last, recorded_ms, last_id, began=last))
+    return Head(name, number, record.settings, last, recorded_ms, int.from_bytes(last_id))
+
+
+class EndedTopic(msgspec.Struct, frozen=True, array_like=True):
+    """Where a topic ended that was dropped."""
+
+    last: keys.StoredPosition
+    recorded_ms: int
+    last_id: bytes
+
+
+_decode_ended = msgspec.msgpack.Decoder(EndedTopic).decode
+
+
+def ended_topic(snap: Snapshot, name: str) -> EndedTopic | None:
+    """Where a topic of this name ended that was dropped; None for a name that never had an event, or has a topic."""
+    value = snap.get(keys.ended_key(name))
+    return None if value is None else _checked(_decode_ended, value, name)
+
+
+def save_end(tx: WriteTx, head: Head) -> None:
+    """Keeps where a topic ends that is being dropped."""
+    if head.latest:
+        ended = EndedTopic(head.latest, head.recorded_ms, head.last_id.to_bytes(16))
+        tx.put(keys.ended_key(head.name), _encode(ended))

@@ -61,14 +61,20 @@ class Copies:
         self.columns = self.columns.slice(count, len(self.columns))
 
 
-def adopt_topic(commit: Commit, name: str, settings: Settings) -> None:
-    """Creates a topic with another one's settings, unless it is there; one that is empty takes them over."""
+def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over: bool = False) -> None:
+    """Creates a topic with another one's settings, unless it is there; one that is empty takes them over.
+
+    `start_over`: positions of a topic of this name that was dropped are given out again.
+    """
     commit.flush()
     head = commit.head(name)
     if head is None:
+        if start_over:
+            commit.tx.delete(keys.ended_key(name))
         commit._new_heads[name] = create_topic(commit.tx, name, settings)
-        mark_aged(commit.tx, name, settings)
-    elif not head.latest and head.settings != settings:
+        if settings is not None:
+            mark_aged(commit.tx, name, settings)
+    elif settings is not None and not head.latest and head.settings != settings:
         save_record(commit.tx, name, TopicRecord(head.number, settings))
         mark_aged(commit.tx, name, settings)
         head.settings = settings

@@ -1,7 +1,9 @@
 """Subscriptions: a topic's history, then what comes, by reading the log whenever something new was signalled.
 
 A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
-slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once.
+slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once. A topic that is
+dropped is waited for, as one that is not there yet: when it is made anew, whoever had read all of it goes on, and a
+subscriber that was behind gets PositionTrimmed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from penstock.errors import Closed, ConfigError, Lagged, TopicDropped
+from penstock.errors import Closed, ConfigError, Lagged
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.journal.reading import TopicView
@@ -47,9 +49,7 @@ class LocalSubscription(Subscription):
         self._on_lag: OnLag = on_lag
         self._ahead: deque[Event] = deque()
         self._live = after == "latest"
-        self._number, latest = log.number_and_latest() if after == "latest" else (log.number, 0)
-        """Which topic it follows, once there is one of this name; and its end, of the same moment."""
-        self._position = latest if after == "latest" else after
+        self._position = log.latest if after == "latest" else after
         self._selection = selection
         self._read_through = self._position
         """How far the topic was read; events in between that were not chosen are behind."""
@@ -114,7 +114,6 @@ class LocalSubscription(Subscription):
 
     def _begin(self, view: TopicView | None) -> int:
         """Where a search goes on: later when the subscriber may lag no further."""
-        self._check_same(view)
         if view is not None and self._on_lag != "catch_up" and self._live:
             self._mind_the_lag(view)
         return self._position
@@ -122,7 +121,6 @@ class LocalSubscription(Subscription):
     def _refill_all(self) -> bool:
         with self._core.engine.read() as snap:
             view = TopicView.open(snap, self._log.name, self._core.clock.now_ms())
-            self._check_same(view)
             if view is None:
                 self._live = True
                 return False
@@ -136,16 +134,6 @@ class LocalSubscription(Subscription):
         if len(self._ahead) < max(self._buffer, _READ_AHEAD):
             self._live = True
         return True
-
-    def _check_same(self, view: TopicView | None) -> None:
-        """TopicDropped when the topic is not the one that was followed: positions of another one mean other events."""
-        if self._number is None:
-            self._number = None if view is None else view.number
-        elif view is None or view.number != self._number:
-            raise TopicDropped(
-                f"topic {self._log.name!r} was dropped while it was followed, after position {self._position}; "
-                "subscribe again to follow one of this name that is made later"
-            )
 
     def _mind_the_lag(self, view: TopicView) -> None:
         behind = view.latest() - self._position

@@ -15,6 +15,7 @@
     w batch                   a large batch that is being staged (journal.bulk.staging, msgpack)
     v batch                   one that is published, with blocks that are stored apart (msgpack)
     x batch piece index       a block that is stored apart
+    e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.staging.holders)
     u                         an unfinished copy: the id of the journal it is made from
@@ -57,6 +58,7 @@ STAGED = b"w"
 PUBLISHED = b"v"
 APART = b"x"
 DROPPED = b"g"
+ENDED = b"e"
 FENCE = b"f"
 
 _block = struct.Struct(">cIQ")
@@ -122,6 +124,10 @@ def dropped_number(key: bytes) -> int:
 
 def topic_key(name: str) -> bytes:
     return TOPIC + name.encode()
+
+
+def ended_key(name: str) -> bytes:
+    return ENDED + name.encode()
 
 
 def aged_key(name: str) -> bytes:

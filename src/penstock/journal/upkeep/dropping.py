@@ -4,7 +4,8 @@
 
 The commit removes the topic's name and writes down its number; the rows of that number are then what no reader and no
 writer can reach. A process that is killed in the middle leaves the number, and the next one that opens the journal goes
-on. Numbers are never given out again, so that nothing of a topic can turn up in one of the same name made later.
+on. Numbers are never given out again, so that nothing of a topic can turn up in one of that name made later. Nor are
+positions: where the topic ended is kept under its name, and the next one begins after it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import TopicInUse, UnknownTopic
-from penstock.journal.commit.catalog import TopicRecord
+from penstock.journal.commit.catalog import TopicRecord, save_end
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.commit.writer import Writer
@@ -110,6 +111,7 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
     commit.tx.delete(keys.topic_key(topic))
     commit.tx.delete(keys.aged_key(topic))
     commit.tx.put(keys.dropped_key(head.number), _encode(DroppedTopic(topic, commit.now_ms)))
+    save_end(commit.tx, head)
     commit.forget_topic(topic)
     return report
 

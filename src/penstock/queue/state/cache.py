@@ -182,7 +182,7 @@ class QueueCache:
     def create(self, commit: Commit, name: str, fields: dict[str, Any]) -> QueueState:
         """Makes a queue, and the topic under it where there is none; a topic that is there keeps its dedup window.
 
-        It begins with the topic's first event, unless a queue of this name was dropped: then after its last message.
+        It begins with the topic's first event that is stored, unless a queue over it was dropped: then after its last.
         A topic that has events which were not messages of a queue is a log, and stays one: see `QueueRecord.over_log`.
         """
         self.find(commit, name)  # drops what an earlier epoch left
@@ -192,20 +192,22 @@ class QueueCache:
         if known is not None and "dedup_window" not in fields:
             fields = {**fields, "dedup_window": known.settings.dedup_window}
         head = known or commit.ensure(name)
+        stored = load_state(commit.tx, head.number, name)
         dropped = commit.tx.get(keys.dropped_key(head.number))
         last, was_over_log = (0, False) if dropped is None else keys.unpack_dropped(dropped)
-        stored = load_state(commit.tx, head.number, name)
-        _refuse_sealed(name, stored, last)
-        over_log = commit.latest(name) > max(stored.trimmed, 0 if was_over_log else last)
+        begin = max(stored.trimmed, last)
+        _refuse_sealed(name, stored, begin)
+        over_log = commit.latest(name) > (stored.trimmed if was_over_log else begin)
         record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms, over_log=over_log)
         lasting = self._lasting[head.number] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)
         state.apply_window(commit)
+        if begin:
+            shared = Group(state, WORK, "", GroupRecord(frontier=begin, absorbed=begin))
+            state.adopt(shared)
+            commit.touch(shared)
         if dropped is not None:
-            begin = Group(state, WORK, "", GroupRecord(frontier=last, absorbed=last))
-            state.adopt(begin)
-            commit.touch(begin)
             commit.tx.delete(keys.dropped_key(head.number))
         return state
 
@@ -253,7 +255,7 @@ class QueueCache:
 
 def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
     """A queue hands out what the store itself holds: events in Parquet files would never be delivered."""
-    if stored.sealed > max(stored.trimmed, begin):
+    if stored.sealed > begin:
         raise ConfigError(
             f"topic {name!r} cannot become a queue: its history through {stored.sealed} is sealed in Parquet "
             f"files, which a queue does not hand out; push to a queue of another name, or remove that history with "

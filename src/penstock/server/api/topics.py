@@ -258,7 +258,7 @@ def move_cursor(call: Call[None, CursorChange]) -> CursorDocument:
     if position is None:
         number, latest = same_topic(topic, number)
         position = latest if change.to == "end" else 0 if time is None else topic.position_at(time)
-    topic._move_cursor(consumer, position, back=change.seek, number=number)
+    topic._move_cursor(consumer, position, back=change.seek)
     return _cursor(topic, consumer)
 
 

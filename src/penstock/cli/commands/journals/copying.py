@@ -99,7 +99,10 @@ def _export_folder(context: CommandContext, topics: tuple[str, ...], place: str,
 @some_topics("[TOPIC]...", help="all, if none is named")
 @click.argument("place", type=click.Path(), help="the file or folder that `export` wrote; - for standard input")
 @format_option
-def import_(context: CommandContext, topics: tuple[str, ...], place: str, format: CopyFormat | None) -> None:
+@click.option("--start-over", is_flag=True, help="give out again the positions of a name whose topic was dropped")
+def import_(
+    context: CommandContext, topics: tuple[str, ...], place: str, format: CopyFormat | None, start_over: bool
+) -> None:
     """Reads what `export` wrote, with all positions, ids, times and causes.
 
     A file goes to the topic you name, a folder to topics of the same names. Events that are there already are skipped,
@@ -119,12 +122,12 @@ def import_(context: CommandContext, topics: tuple[str, ...], place: str, format
         journal = local(opened, "importing")
         core = journal._core
         if place == "-":
-            report = import_file(
-                journal._core, context.input.buffer, topics[0], format or "jsonl", name="standard input"
-            )
+            source, named = context.input.buffer, "standard input"
+            report = import_file(core, source, topics[0], format or "jsonl", name=named, start_over=start_over)
         elif path.is_file():
             with path.open("rb") as source:
-                report = import_file(core, source, topics[0], format or file_format(path), name=place)
+                kind = format or file_format(path)
+                report = import_file(core, source, topics[0], kind, name=place, start_over=start_over)
         else:
-            report = journal.import_(place, topics=topics or None, progress=progress)
+            report = journal.import_(place, topics=topics or None, progress=progress, start_over=start_over)
     context.record({"topics": report.topics, "imported": report.imported, "known_before": report.present})
