@@ -26,7 +26,6 @@ from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.observe.workers import WorkerFailure, gave_up
-from penstock.queue.inspect.positions import number_of
 from penstock.queue.inspect.stats import settle_times
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class _CountedLetters(msgspec.Struct):
     """Where the letters of a dead-letter queue came from, as long as its numbers are these."""
 
     numbers: list[tuple[int | None, int, int, int]]
-    end: TopicEnd
+    end: int
     counts: dict[tuple[str, str], int]
 
 
@@ -179,7 +178,7 @@ def _count_dead(journal: LocalJournal, target: str, groups: list[QueueSample], o
     # Several share it: the letters' headers say where they came from. They are read again only when something changed.
     numbers = [(one.letters, one.in_flight, one.delayed, one.failed) for one in groups]
     queue = journal.queue(target, create=False)
-    end = number_of(queue), journal.topic(target).latest
+    end = journal.topic(target).latest
     known = _memory(journal).letters.get(target)
     if known is None or known.numbers != numbers or known.end != end:
         counts: dict[tuple[str, str], int] = {}

@@ -1,5 +1,5 @@
-"""A queue is dropped, alone or with its topic, and one of its name is made: nothing that was meant for the one is done
-to the other."""
+"""A queue is dropped, alone or with its topic, and one of its name is made: its positions go on, so that whatever was
+meant for a message of the one finds none in the other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import pytest
 from journals import Place, only, payloads
 
 from penstock import Event, Journal, ManualClock, Queue
-from penstock.errors import ConfigError, TopicDropped, UnknownQueue
-from penstock.local.topic import LocalTopic
-from penstock.queue.control.run_now import run_now
-from penstock.queue.inspect.failures import failures, placed_letters
-from penstock.queue.inspect.messages import messages
-from penstock.queue.inspect.positions import number_of
-from penstock.queue.operations.repair import discard_many
+from penstock.errors import StaleDelivery
+from penstock.queue.inspect.failures import dead_letters, failures
+from penstock.queue.inspect.letters import LetterPlace
+from penstock.queue.operations.moving import replace
 from penstock.queue.queue import LocalQueue
 
 
@@ -35,111 +32,117 @@ def local(queue: Queue) -> LocalQueue:
     return queue
 
 
-# ── chosen by position ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_only_messages_that_were_chosen_are_moved(journal: Journal) -> None:
-    queue, aside = journal.queue("emails"), journal.queue("quarantine")
-    queue.push_many(["poison", "good"])
-
-    def wanted(event: Event) -> bool:
-        if event.seq == 2:
-            anew(journal, "precious", "also precious")
-        return bool(event.payload == "poison")
-
-    assert queue.move(aside, where=wanted) == 0
-    assert payloads(aside) == [] and payloads(queue) == ["precious", "also precious"]
-    assert queue.move(aside, where=lambda event: event.seq == 2) == 1, "of one queue, it works as ever"
-    assert payloads(aside) == ["also precious"]
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_only_failed_messages_that_were_chosen_are_redriven(journal: Journal, elsewhere: bool) -> None:
-    queue, other = journal.queue("emails", max_attempts=1), journal.queue("other")
-    queue.push("mended")
+# ── from the first moment ────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+def test_a_queue_over_a_topic_made_anew_has_only_its_own_messages(journal: Journal, mode: str) -> None:
+    """Groups, schedules, pauses, leases and what keys and dedups remember were the other one's."""
+    policy = {"mode": mode, "max_attempts": 1, "ttl": 60, "priority": True}
+    queue = journal.queue("emails", **policy, dedup_window=60)
+    queue.add_group("default")
+    queue.push_many(["failed", "held", "waits"])
     give_up(queue)
+    queue.take()
+    queue.push("once", dedup="a", priority=3)
+    queue.every(60, "tick", name="nightly")
+    queue.pause()
 
-    def wanted(event: Event) -> bool:
-        give_up(anew(journal, "poison", max_attempts=1))
-        return bool(event.payload == "mended")
-
-    assert queue.redrive(where=wanted, to=other if elsewhere else None) == 0
-    assert payloads(queue.failed()) == ["poison"] and payloads(other) == []
-    assert queue.redrive() == 1 and queue.stats().ready == 1
-
-
-def test_only_dead_letters_that_were_chosen_are_redriven(journal: Journal) -> None:
-    jobs = journal.queue("jobs", max_attempts=1, dead_letter="emails")
-    jobs.push("mended")
-    give_up(jobs)
-
-    def wanted(event: Event) -> bool:
-        found = event.payload == "mended"
-        if found:
-            anew(journal)
-            jobs.push("poison")
-            give_up(jobs)
-        return found
-
-    assert jobs.redrive(where=wanted) == 0
-    assert payloads(journal.queue("emails")) == ["poison"] and len(jobs) == 0
-    assert jobs.redrive() == 1 and payloads(jobs) == ["poison"]
-
-
-def test_positions_of_another_topic_are_not_discarded_nor_run_now(journal: Journal) -> None:
-    queue = local(journal.queue("emails"))
-    queue.push("old", delay=60)
-    number = number_of(queue)
-    anew(journal).push("new", delay=60)
-    assert discard_many(queue, [1], number) == 0 and payloads(queue) == ["new"]
-    assert queue._change(run_now, [1], None, number) == 0 and queue.stats().delayed == 1
-    assert number_of(queue) != number
-    with pytest.raises(TopicDropped, match="'emails' was dropped"):
-        number_of(queue, number)
-    assert queue._change(run_now, [1], None, number_of(queue)) == 1 and queue.stats().ready == 1
-    assert discard_many(queue, [1], number_of(queue)) == 1 and payloads(queue) == []
+    journal.drop_topic("emails", force=True)
+    queue = journal.queue("emails", **policy)
+    assert len(queue) == 0 and queue.messages() == queue.peek() == list(queue) == queue.pending() == []
+    found = queue.stats()
+    assert (found.ready, found.in_flight, found.delayed, found.failed, found.oldest_age) == (0, 0, 0, 0, None)
+    assert not found.paused and queue.schedules() == [] and queue.purge() == 0
+    assert found.groups == (("default",) if mode == "work" else ())
+    assert queue.take() is None and queue.push("once", dedup="a").seq == 5
+    queue.push("urgent", priority=1)
+    queue.push("later", delay=30)
+    queue.add_group("second", after=2)
+    for group in queue.groups():
+        found = queue.stats(group)
+        assert (found.ready, found.delayed) == (2, 1)
+        assert payloads(queue.peek(9, group=group)) == ["urgent", "once"]
+        assert [one.seq for one in queue.messages(group=group)] == [5, 6, 7]
+    assert len(queue) == 3
+    held = queue.take()
+    assert held is not None and (held.payload, held.event.seq) == ("urgent", 6)
+    held.ack()
+    assert len(queue) == (2 if mode == "work" else 3) and queue.drop() == (2 if mode == "work" else 3)
+    assert len(journal.queue("emails", **policy)) == 0 and journal.queue("emails").push("next").seq == 8
 
 
-def test_a_list_goes_on_in_the_queue_it_began_in(journal: Journal) -> None:
+# ── positions of before ──────────────────────────────────────────────────────────────────────────────────────────────
+def test_positions_of_before_name_no_message(journal: Journal) -> None:
     queue = local(journal.queue("emails", max_attempts=1))
+    queue.push_many(["given up", "held"])
+    give_up(queue)
+    held = queue.take()
+    queue.push("old", delay=60)
+    old = queue.get(3)
+    assert held is not None and old is not None
+    fresh = anew(journal, "a", "b", max_attempts=1)
+    fresh.push("new", delay=60)
+    assert queue.get(3) is None and queue.discard([1, 2, 3]) == queue.run_now([1, 2, 3]) == 0
+    assert replace(queue, queue, old, "edited") is None
+    for late in (held.ack, lambda: queue.delivery(held.token)):
+        with pytest.raises(StaleDelivery):
+            late()
+    assert queue.ack_many([held.token]) == 0
+    assert payloads(queue) == ["a", "b", "new"] and queue.stats().delayed == 1
+
+
+def test_a_list_that_began_in_a_queue_of_before_goes_on_in_the_one_there_is(journal: Journal) -> None:
+    queue = local(journal.queue("emails", max_attempts=1))
+    jobs = local(journal.queue("jobs", max_attempts=1, dead_letter="emails"))
     queue.push_many(range(4))
-    give_up(queue, 2)
-    jobs = journal.queue("jobs", max_attempts=1, dead_letter="emails")
+    give_up(queue, 4)
     jobs.push_many(["a", "b"])
     give_up(jobs, 2)
-    number = number_of(queue)
-    (_, first), (_, second) = placed_letters(local(jobs))
-    assert (first.queue, first.seq, first.number) == ("emails", 5, number)
-    assert [place for _, place in placed_letters(local(jobs), first)] == [second]
-    assert [one.seq for one in messages(queue, None, None, 3, number=number)] == [4, 5, 6]
-    assert [one.event.seq for one in failures(queue, after=1, number=number)] == [2]
-    give_up(anew(journal, *range(9), max_attempts=1), 9)
-    for listed in (
-        messages(queue, None, None, 3, number=number),
-        failures(queue, after=1, number=number),
-        placed_letters(local(jobs), first),
-    ):
-        with pytest.raises(TopicDropped):
-            next(listed)
-    journal.drop_topic("emails", force=True)
-    with pytest.raises(UnknownQueue):
-        next(messages(queue, None, None, 3, number=number))
+    first, second = map(LetterPlace.of, (letter.event for letter in dead_letters(jobs)))
+    assert [LetterPlace.of(letter.event) for letter in dead_letters(jobs, first)] == [second]
+    assert LetterPlace.read(str(first)) == first == LetterPlace("emails", 5)
+    anew(journal, "new", max_attempts=1)
+    give_up(queue)
+    jobs.push("c")
+    give_up(jobs)
+    assert [one.seq for one in queue.messages(after=3)] == [7, 8]
+    assert [one.event.payload for one in failures(queue, after=1)] == ["new"]
+    assert [letter.event.payload for letter in dead_letters(jobs, first)] == ["c"]
 
 
-def test_a_push_that_repeats_one_gets_no_other_messages_result(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = journal.queue("emails", dedup_window=60)
-    queue.push("mine", dedup="a", reply=True)
-    get = LocalTopic.get
+# ── chosen in a snapshot, moved in a later commit ────────────────────────────────────────────────────────────────────
+def test_messages_chosen_in_a_queue_of_before_are_neither_moved_nor_redriven(journal: Journal) -> None:
+    queue, other = journal.queue("emails", max_attempts=1), journal.queue("other")
+    jobs = journal.queue("jobs", max_attempts=1, dead_letter="emails")
 
-    def made_anew(topic: LocalTopic, seq: int) -> Event | None:
-        anew(journal).push("not mine", reply=True)
-        return get(topic, seq)
+    def made_anew(event: Event | None = None) -> bool:
+        """All that were there are chosen, and gone before the commit."""
+        give_up(anew(journal, "failed", "ready", max_attempts=1))
+        jobs.push("letter")
+        give_up(jobs)
+        return True
 
-    monkeypatch.setattr(LocalTopic, "get", made_anew)
-    with pytest.raises(ConfigError, match="repeats message 1 of queue 'emails', which wants no reply or is gone"):
-        queue.push("mine", dedup="a", reply=True)
-    monkeypatch.undo()
-    assert queue.push("again", dedup="b", reply=True).receipt == queue.push("again", dedup="b", reply=True).receipt
+    made_anew()
+    assert queue.move(other, where=made_anew) == 0
+    assert queue.redrive(where=made_anew) == queue.redrive(to=other, where=made_anew) == 0
+    assert jobs.redrive(where=made_anew) == 0
+    assert payloads(queue.failed()) == ["failed"] and payloads(queue.peek(9)) == ["ready", "letter"]
+    assert payloads(other) == payloads(jobs) == []
+    assert (queue.redrive(limit=1), jobs.redrive(), queue.move(other)) == (1, 1, 2), "of one queue, it works as ever"
+
+
+def test_letters_of_a_queue_that_was_made_anew_go_back_to_it(journal: Journal) -> None:
+    policy = {"mode": "fanout", "max_attempts": 1, "dead_letter": "dead"}
+    queue = journal.queue("emails", **policy)
+    queue.add_group("default")
+    queue.push("mended")
+    give_up(queue)
+    queue = anew(journal, "new", **policy)
+    assert queue.redrive() == 0 and len(journal.queue("dead")) == 1, "it has no such group yet"
+    queue.add_group("default")
+    queue.add_group("other")
+    assert queue.redrive() == 1 and len(journal.queue("dead")) == 0
+    assert [(one.seq, one.event.payload) for one in queue.messages(group="default")] == [(2, "new"), (3, "mended")]
+    assert payloads(queue.peek(9, group="other")) == ["new"]
 
 
 # ── what a process remembers ─────────────────────────────────────────────────────────────────────────────────────────

@@ -10,13 +10,8 @@ from penstock.queue.state.group import Group
 from penstock.queue.state.records import READY, WAITING, MessageRow, read_special
 
 
-def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None, number: int | None = None) -> int:
-    """Makes those of some messages ready that wait for their time, for one group or for all; returns how many.
-
-    `number`: of which topic the positions are; none of them waits when another has the name meanwhile.
-    """
-    if number not in (None, queue.topic):
-        return 0
+def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None) -> int:
+    """Makes those of some messages ready that wait for their time, for one group or for all; returns how many."""
     latest = queue.latest(commit)
     groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
     count = 0

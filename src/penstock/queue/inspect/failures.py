@@ -50,11 +50,9 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
         return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
-def failures(
-    queue: LocalQueue, group: str = "default", after: int = 0, number: int | None = None
-) -> Iterator[FailedMessage]:
-    """The queue's own failed messages beyond a position, in order; `number`: of which topic the position is."""
-    with inspecting(queue, number) as (snap, state):
+def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
+    """The queue's own failed messages beyond a position, in order."""
+    with inspecting(queue) as (snap, state):
         blocks = BlockCache(queue.name, state.topic)
         chosen = group_named(snap, state, group)
         _, stop = keys.rows(chosen.topic, chosen.number, b"f")
@@ -73,32 +71,24 @@ def failures(
 def dead_letters(queue: LocalQueue, after: LetterPlace | None = None) -> Iterator[FailedMessage]:
     """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. Those
     behind a place cost nothing for what lies before it."""
-    return (found for found, _ in placed_letters(queue, after))
-
-
-def placed_letters(queue: LocalQueue, after: LetterPlace | None = None) -> Iterator[tuple[FailedMessage, LetterPlace]]:
-    """The same, each with its place; TopicDropped when the queue of `after` was dropped and made anew since then."""
     registry = queue._registry
     target = queue.policy.dead_letter
-    own = after is not None and after.queue == queue.name != target
+    place = after or LetterPlace("", 0)
+    own = place.queue == queue.name != target
     if target is not None and not own and target in registry.names():
-        behind = after if after is not None and after.queue == target else None
-        for event, place in _events_behind(registry.existing(target), behind):
+        for event in _events_after(registry.existing(target), place.seq if place.queue == target else 0):
             if letters.origin(event) == queue.name:
-                yield letter(event), place
+                yield letter(event)
     # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
     if queue.name != target and _receives_dead(queue):
-        for event, place in _events_behind(queue, after if own else None):
+        for event in _events_after(queue, place.seq if own else 0):
             if letters.origin(event) is not None:
-                yield letter(event), place
+                yield letter(event)
 
 
-def _events_behind(queue: LocalQueue, after: LetterPlace | None) -> Iterator[tuple[Event, LetterPlace]]:
-    """What is not settled behind a place of a queue, or all of it, each with its own place."""
-    seq, number = (0, None) if after is None else (after.seq, after.number)
-    with inspecting(queue, number) as (snap, state):
-        for event in events_after(snap, state, queue.journal.clock.now_ms(), seq):
-            yield event, LetterPlace(queue.name, event.seq, state.topic)
+def _events_after(queue: LocalQueue, seq: int) -> Iterator[Event]:
+    with inspecting(queue) as (snap, state):
+        yield from events_after(snap, state, queue.journal.clock.now_ms(), seq)
 
 
 def _receives_dead(queue: LocalQueue) -> bool:

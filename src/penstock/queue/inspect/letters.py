@@ -35,7 +35,7 @@ HEADERS: Final = frozenset(
 
 _NUMBER = re.compile("-?[0-9]{1,10}")
 """Headers are text that any producer may have written."""
-_PLACE = re.compile("(.+)#([0-9]{1,18})(?:[.]([0-9]{1,18}))?")
+_PLACE = re.compile("(.+)#([0-9]{1,18})")
 _decode_deaths = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
@@ -44,8 +44,6 @@ class LetterPlace(msgspec.Struct, frozen=True):
 
     queue: str
     seq: int
-    number: int | None = None
-    """Of which topic the position is; None: of whichever has the name."""
 
     @classmethod
     def of(cls, letter: Event) -> LetterPlace:
@@ -56,10 +54,10 @@ class LetterPlace(msgspec.Struct, frozen=True):
     def read(cls, text: str) -> LetterPlace | None:
         """The place that `str` wrote; None when this is none."""
         found = _PLACE.fullmatch(text)
-        return None if found is None else cls(found[1], int(found[2]), int(found[3]) if found[3] else None)
+        return None if found is None else cls(found[1], int(found[2]))
 
     def __str__(self) -> str:
-        return f"{self.queue}#{self.seq}" if self.number is None else f"{self.queue}#{self.seq}.{self.number}"
+        return f"{self.queue}#{self.seq}"
 
 
 def living_headers(headers: Mapping[str, str]) -> dict[str, str]:

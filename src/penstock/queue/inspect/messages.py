@@ -93,18 +93,10 @@ def check_state(state: str | None) -> MessageState | None:
 
 
 def messages(
-    queue: LocalQueue,
-    state: MessageState | None,
-    group: str | None,
-    after: int,
-    limit: int | None = None,
-    number: int | None = None,
+    queue: LocalQueue, state: MessageState | None, group: str | None, after: int, limit: int | None = None
 ) -> Iterator[QueueMessage]:
-    """Entries in order of position, then group, from one snapshot; `limit` counts positions.
-
-    `number`: of which topic the position is; TopicDropped when that is gone.
-    """
-    with inspecting(queue, number) as (snap, found):
+    """Entries in order of position, then group, from one snapshot; `limit` counts positions."""
+    with inspecting(queue) as (snap, found):
         now, previous = queue.journal.clock.now_ms(), 0
         streams = [one.entries(state, group) for one in _listings(snap, found, group, now, after)]
         for entry in heapq.merge(*streams, key=lambda one: (one.event.seq, one.group or "")):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import TopicDropped
 from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
@@ -27,21 +26,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def inspecting(queue: LocalQueue, number: int | None = None) -> Iterator[tuple[Snapshot, QueueState]]:
-    """A snapshot and the queue in it; TopicDropped when that is not the one over the topic of this number."""
+def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
+    """A snapshot and the queue in it."""
     queue._core.check_open()
     with queue._core.engine.read() as snap, queue._cache.beside(snap, queue.name) as state:
         if state is None:
             raise unknown_queue(queue.name)
-        if number not in (None, state.topic):
-            raise TopicDropped(f"queue {queue.name!r} was dropped with its topic, and is another one now")
         yield snap, state
-
-
-def number_of(queue: LocalQueue, number: int | None = None) -> int:
-    """The number of the topic that a queue is over: its positions mean nothing in another one of that name."""
-    with inspecting(queue, number) as (_, state):
-        return state.topic
 
 
 # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,6 @@
 """Messages that go elsewhere: dead letters back to where they come from, others to the end of another queue.
 
-What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there:
-nothing, of a queue that was dropped with its topic and made anew meanwhile. Its positions are messages no one chose.
+What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
 With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget.
 """
 
@@ -66,32 +65,20 @@ def redrive(
 ) -> Redriven:
     picked = _Redrive(to, where)
     failed = picked.choose_failed(queue, limit)
-    rest = None if limit is None else limit - len(failed.seqs)
+    rest = None if limit is None else limit - len(failed)
     letters = picked.choose(queue, None, rest)
     dead_letters = queue.policy.dead_letter
     if dead_letters is not None and queue._registry.record(dead_letters) is not None:
         rest = None if rest is None else rest - letters
         letters += picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
-    if dry_run or not (failed.seqs or letters):
-        return Redriven(len(failed.seqs) + letters, picked.report())
+    if dry_run or not (failed or letters):
+        return Redriven(len(failed) + letters, picked.report())
 
     def apply(commit: Commit) -> int:
-        return _revive(commit, failed, to) + sum([_send_back(commit, chosen, to) for chosen in picked.letters])
+        revived = _revive(commit, queue, failed, to)
+        return revived + sum([_send_back(commit, source, seqs, to) for source, seqs in picked.letters])
 
     return Redriven(queue._writer.run(WriteRequest(apply)), picked.report())
-
-
-class _Chosen(msgspec.Struct):
-    """Messages of a queue, by the positions they have in one topic."""
-
-    queue: LocalQueue
-    topic: int
-    seqs: list[int]
-
-    def still(self, commit: Commit) -> QueueState | None:
-        """The queue they are in; None when it was made anew over another topic."""
-        state = self.queue._cache.state(commit, self.queue.name)
-        return state if state.topic == self.topic else None
 
 
 class _Redrive:
@@ -102,10 +89,10 @@ class _Redrive:
         self._where = where
         self._known: dict[str, QueueState | None] = {}
         self._left: dict[tuple[str, _Refusal], int] = {}
-        self.letters: list[_Chosen] = []
+        self.letters: list[tuple[LocalQueue, list[int]]] = []
         """By the queue that holds them."""
 
-    def choose_failed(self, queue: LocalQueue, limit: int | None) -> _Chosen:
+    def choose_failed(self, queue: LocalQueue, limit: int | None) -> list[int]:
         """Picks messages that a queue keeps as failed."""
         with inspecting(queue) as (snap, state):
             to, cache = None if self._to is None else self._to.name, queue._cache
@@ -114,26 +101,26 @@ class _Redrive:
                 wanted = self._where is None or self._where(event)
                 return wanted and (to is None or self._can_go(snap, cache, event, queue.name, to))
 
-            return _Chosen(queue, state.topic, _choose(_failed_events(snap, state), limit, goes))
+            return _choose(_failed_events(snap, state), limit, goes)
 
     def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> int:
         """Picks letters of one queue, or of all, that are not in flight; returns how many."""
         if limit is not None and limit <= 0:
             return 0
+        chosen: list[int] = []
         with inspecting(source) as (snap, state):
-            chosen = _Chosen(source, state.topic, [])
             for event in available(snap, state, source.journal.clock.now_ms()):
                 name = origin(event)
                 if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
                     continue
                 if not self._can_go(snap, source._cache, event, name, name if self._to is None else self._to.name):
                     continue
-                chosen.seqs.append(event.seq)
-                if len(chosen.seqs) == limit:
+                chosen.append(event.seq)
+                if len(chosen) == limit:
                     break
-        if chosen.seqs:
-            self.letters.append(chosen)
-        return len(chosen.seqs)
+        if chosen:
+            self.letters.append((source, chosen))
+        return len(chosen)
 
     def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str, to: str) -> bool:
         if to not in self._known:
@@ -188,12 +175,10 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
     return chosen
 
 
-def _revive(commit: Commit, failed: _Chosen, to: LocalQueue | None) -> int:
+def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
     """Failed messages become ready again, or go to another queue."""
-    state = failed.still(commit)
-    if state is None:
-        return 0
-    seqs, groups = failed.seqs, state.all_groups(commit.tx)
+    state = queue._cache.state(commit, queue.name)
+    groups = state.all_groups(commit.tx)
     revived: set[int] = set()
     still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
     if to is None and state.policy.max_size is not None:
@@ -226,13 +211,11 @@ def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
     return message is not None and message.state == FAILED
 
 
-def _send_back(commit: Commit, letters: _Chosen, to: LocalQueue | None) -> int:
+def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
     """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
-    state = letters.still(commit)
-    if state is None:
-        return 0
+    state = source._cache.state(commit, source.name)
     targets: dict[str, dict[int, str | None]] = {}
-    for seq in still_free(commit, state, letters.seqs):
+    for seq in still_free(commit, state, seqs):
         event = state.blocks.event(commit.tx, seq)
         name = None if event is None else to.name if to is not None else origin(event)
         if event is not None and name is not None:
@@ -265,24 +248,21 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
     with inspecting(queue) as (snap, state):
         events = available(snap, state, queue.journal.clock.now_ms())
-        chosen = _Chosen(queue, state.topic, _choose(events, limit, where))
+        chosen = _choose(events, limit, where)
 
     def apply(commit: Commit) -> int:
-        state = chosen.still(commit)
-        if state is None:
-            return 0
-        target = queue._cache.state(commit, to.name)
-        still = still_free(commit, state, chosen.seqs)
+        state, target = queue._cache.state(commit, queue.name), queue._cache.state(commit, to.name)
+        still = still_free(commit, state, chosen)
         _copy_over(commit, state, still, target)
         for seq in still:
             discard(commit, state, seq)
         return len(still)
 
-    return queue._writer.run(WriteRequest(apply)) if chosen.seqs else 0
+    return queue._writer.run(WriteRequest(apply)) if chosen else 0
 
 
 # ── edit ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def replace(queue: LocalQueue, to: LocalQueue, event: Event, number: int, payload: object) -> Receipt | None:
+def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) -> Receipt | None:
     """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
     None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
     fields = (event.kind, event.key, 0, 0, None, None, None, living_headers(event.headers), event)
@@ -291,7 +271,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, number: int, payloa
     def apply(commit: Commit) -> Receipt | None:
         state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
         flies = any(seq in flying_in(tx, group) for group in state.all_groups(tx))
-        if state.topic != number or flies or not any(is_open(tx, group, seq) for group in state.all_groups(tx)):
+        if flies or not any(is_open(tx, group, seq) for group in state.all_groups(tx)):
             return None
         target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
         if to.name == queue.name:

@@ -100,13 +100,9 @@ def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     ]
 
 
-def discard_many(queue: LocalQueue, seqs: list[int], number: int | None = None) -> int:
-    """`number`: of which topic the positions are; when another has the name meanwhile, nothing is left to discard."""
-
+def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)
-        if number not in (None, state.topic):
-            return 0
         latest = state.latest(commit)
         groups = state.all_groups(commit.tx)
         flying = {seq for group in groups for seq in flying_in(commit.tx, group)}

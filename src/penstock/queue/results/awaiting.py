@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from penstock.errors import PenstockError, PositionTrimmed, TopicDropped
+from penstock.errors import PenstockError, PositionTrimmed
 from penstock.events import Event
 from penstock.ticket import Ticket, wake
 
@@ -61,7 +61,7 @@ class ResultsFollower:
             while (event := following.next(IDLE)) is not None or not self._is_idle():
                 if event is not None and event.key is not None:
                     self._tell(event.key, event)
-        except (TopicDropped, PositionTrimmed):
+        except PositionTrimmed:
             pass  # those who wait read the topic again, and enlist anew
         except PenstockError as error:
             outcome = error

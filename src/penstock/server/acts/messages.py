@@ -10,7 +10,6 @@ from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
 from penstock.queue.control import run_now as running
 from penstock.queue.inspect.letters import origin
-from penstock.queue.inspect.positions import number_of
 from penstock.queue.operations.moving import replace
 from penstock.queue.operations.repair import discard_many
 from penstock.server.acts.act import ActCall, act, counted, happened
@@ -95,7 +94,7 @@ def _numbers(queue: LocalQueue) -> dict[str, int]:
 def _discard(call: ActCall, name: str, seqs: list[int], numbers: dict[str, int]) -> int:
     """Removes messages of a queue, by the positions they had; none when it was dropped, or made anew, meanwhile."""
     try:
-        return discard_many(call.journal.queue(name, create=False), seqs, numbers[name]) if name in numbers else 0
+        return discard_many(call.journal.queue(name, create=False), seqs) if name in numbers else 0
     except UnknownQueue:
         return 0
 
@@ -113,12 +112,12 @@ def _message(call: ActCall, queue: LocalQueue) -> Event:
 def delete_message(call: ActCall) -> str:
     """Removes one message that is not in flight, whatever its state."""
     queue = call.queue()
-    number, event = number_of(queue), _message(call, queue)
+    event = _message(call, queue)
     if any(held.seq == event.seq for held in queue.pending()):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first, or settle it")
     if call.preview:
         return f"Delete 1 message, {queue.name} #{event.seq:,}? This cannot be undone."
-    return happened(discard_many(queue, [event.seq], number), "message", "deleted")
+    return happened(discard_many(queue, [event.seq]), "message", "deleted")
 
 
 @act("admin", "queue", "seq", "id", "payload")
@@ -129,7 +128,7 @@ def edit(call: ActCall) -> str:
     no throttle or debounce applies to it.
     """
     queue, payload = call.queue(), call.payload()
-    number, event = number_of(queue), _message(call, queue)
+    event = _message(call, queue)
     states = [one for one in queue.messages(after=event.seq - 1, limit=1) if one.event.id == event.id]
     try:
         target = call.journal.queue(origin(event) or queue.name, create=False)
@@ -139,7 +138,7 @@ def edit(call: ActCall) -> str:
         return f"Push 1 edited message to {target.name} and delete {queue.name} #{event.seq:,}?"
     if any(one.state == "in_flight" for one in states):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first")
-    receipt = replace(queue, target, event, number, payload)
+    receipt = replace(queue, target, event, payload)
     if receipt is None:
         raise ConfigError(f"{queue.name} has no message {event.seq}: it was taken or settled meanwhile")
     return f"the edited message is {target.name} #{receipt.seq:,}"
@@ -149,13 +148,12 @@ def edit(call: ActCall) -> str:
 def run_now(call: ActCall) -> str:
     """Makes a delayed message ready at once, or all of them."""
     queue, group, seq = call.queue(), call.optional("group"), call.whole("seq")
-    number = number_of(queue)
     waiting = [_message(call, queue).seq] if seq is not None else list(_delayed(queue, group))
     if call.preview:
         if not waiting:
             raise ConfigError(f"no message of {queue.name} waits for its time")
         return "" if seq is not None else f"Run {counted(len(waiting), 'delayed message')} of {queue.name} now?"
-    return happened(queue._change(running.run_now, waiting, group, number), "message", "made ready")
+    return happened(queue._change(running.run_now, waiting, group), "message", "made ready")
 
 
 def _delayed(queue: LocalQueue, group: str | None) -> Iterator[int]:

@@ -33,10 +33,9 @@ from penstock.protocol.messages import (
     PeekQuery,
     PushRequest,
 )
-from penstock.queue.inspect.failures import failures, placed_letters
+from penstock.queue.inspect.failures import dead_letters, failures
 from penstock.queue.inspect.letters import LetterPlace
 from penstock.queue.inspect.messages import QueueMessage, messages
-from penstock.queue.inspect.positions import number_of
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import page_size
 from penstock.server.api.queues import called
@@ -114,10 +113,10 @@ def peek_messages(call: Call[PeekQuery, None]) -> EventList:
 @serves(operations.LIST_MESSAGES)
 def list_messages(call: Call[MessageQuery, None]) -> MessagePage:
     query, limit, queue = call.query, page_size(call.query.limit), called(call)
-    number = number_of(queue, query.number)
+    number = 0
     documents: list[MessageDocument] = []
     last, positions, size = 0, 0, 0
-    for one in messages(queue, query.state, query.group, query.after, number=number):
+    for one in messages(queue, query.state, query.group, query.after):
         if one.seq != last:
             if positions >= limit or size >= PAGE_BYTES:
                 return MessagePage(documents, number, last)
@@ -157,8 +156,8 @@ def _failures(found: Iterable[tuple[FailedMessage, P]], limit: int) -> tuple[lis
 @serves(operations.LIST_FAILED)
 def list_failed(call: Call[FailedQuery, None]) -> FailedList:
     query, queue = call.query, called(call)
-    number = number_of(queue, query.number)
-    found = failures(queue, check_consumer(query.group, "group"), query.after, number)
+    number = 0
+    found = failures(queue, check_consumer(query.group, "group"), query.after)
     documents, follows = _failures(((one, one.event.seq) for one in found), page_size(query.limit))
     return FailedList(documents, number, follows)
 
@@ -168,5 +167,6 @@ def list_dead_letters(call: Call[DeadLetterQuery, None]) -> DeadLetterList:
     after = LetterPlace.read(call.query.after) if call.query.after else None
     if call.query.after and after is None:
         raise ConfigError(f"after must be the next of the page before, not {call.query.after[:40]!r}")
-    documents, follows = _failures(placed_letters(called(call), after), page_size(call.query.limit))
+    found = ((one, LetterPlace.of(one.event)) for one in dead_letters(called(call), after))
+    documents, follows = _failures(found, page_size(call.query.limit))
     return DeadLetterList(documents, None if follows is None else str(follows))
