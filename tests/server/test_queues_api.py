@@ -188,7 +188,7 @@ def test_dead_letters_are_turned_over_by_their_place(served: Served, queue: pens
     for delivery in queue.take_many(5):
         delivery.nack(dead=True)
     page = served.get("/v1/queues/q/dead", limit=2).json
-    assert page["next"].startswith("q.dead#2.")  # the number of its topic
+    assert page["next"] == "q.dead#2"
     queue.redrive(limit=1)  # what goes meanwhile shifts nothing
     page = served.get("/v1/queues/q/dead", limit=2, after=page["next"]).json
     assert [one["event"]["payload"] for one in page["dead"]] == [2, 3]
