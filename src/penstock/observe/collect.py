@@ -82,7 +82,7 @@ def _sample_topic(snap: Snapshot, name: str, topics: dict[str, TopicSample], unr
     lags = {one.name: one.lag for one in consumers}
     moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
     size = _event_bytes(snap, view.number)
-    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, moved, size, view.number)
+    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, moved, size)
 
 
 def _event_bytes(snap: Snapshot, topic: int) -> int:
@@ -144,14 +144,14 @@ def _sample_queue(queue: LocalQueue, policy: QueuePolicy, topic: TopicSample | N
 
 
 TopicEnd = tuple[int, int]
-"""Which topic it is, and where it ends: one that is dropped and made anew may end at the same position."""
+"""Where a topic ends, and how many events it has: one that is made anew and has none yet ends where it was dropped."""
 
 
 class _CountedLetters(msgspec.Struct):
     """Where the letters of a dead-letter queue came from, as long as its numbers are these."""
 
     numbers: list[tuple[int | None, int, int, int]]
-    end: int
+    latest: int
     counts: dict[tuple[str, str], int]
 
 
@@ -178,14 +178,14 @@ def _count_dead(journal: LocalJournal, target: str, groups: list[QueueSample], o
     # Several share it: the letters' headers say where they came from. They are read again only when something changed.
     numbers = [(one.letters, one.in_flight, one.delayed, one.failed) for one in groups]
     queue = journal.queue(target, create=False)
-    end = journal.topic(target).latest
+    latest = journal.topic(target).latest
     known = _memory(journal).letters.get(target)
-    if known is None or known.numbers != numbers or known.end != end:
+    if known is None or known.numbers != numbers or known.latest != latest:
         counts: dict[tuple[str, str], int] = {}
         for event in islice(iter(queue), COUNTED_LETTERS):
             origin = (event.headers.get("dead-queue", ""), event.headers.get("dead-group", "default"))
             counts[origin] = counts.get(origin, 0) + 1
-        known = _memory(journal).letters[target] = _CountedLetters(numbers, end, counts)
+        known = _memory(journal).letters[target] = _CountedLetters(numbers, latest, counts)
     for one in origins:
         one.dead = known.counts.get((one.name, one.group), 0)
 
@@ -195,7 +195,7 @@ def flows_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[Flow
     reports = topics.get(PIPELINES)
     if reports is None:
         return []
-    memory, end = _memory(journal), (reports.number, reports.latest)
+    memory, end = _memory(journal), (reports.latest, reports.events)
     if memory.flows[0] != end:
         memory.flows = (end, status(journal))
     return memory.flows[1]
@@ -206,7 +206,7 @@ def _workers_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[W
     reports = topics.get(WORKERS)
     if reports is None:
         return []
-    memory, end = _memory(journal), (reports.number, reports.latest)
+    memory, end = _memory(journal), (reports.latest, reports.events)
     if memory.workers[0] != end:
         memory.workers = (end, gave_up(journal))
     return memory.workers[1]

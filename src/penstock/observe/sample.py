@@ -26,8 +26,6 @@ class TopicSample(msgspec.Struct):
     """When each consumer's cursor last moved, in seconds of the epoch: one that is behind and stands still is dead."""
     event_bytes: int = 0
     """Stored bytes of an event: the average of the newest block."""
-    number: int = 0
-    """Tells this topic from others that had its name before, and were dropped."""
 
 
 class QueueSample(msgspec.Struct):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.entity.projection.streamed import FiledStates, StreamedState
-from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, TopicDropped
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
 from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
@@ -30,8 +30,7 @@ class EndsQuery(msgspec.Struct, omit_defaults=True):
 
 
 class TopicEnds(msgspec.Struct):
-    """Through which position a topic's events were removed, and the highest position ever assigned. One that is made
-    again after it was dropped has another number."""
+    """Through which position a topic's events were removed, and the highest position ever assigned."""
 
     trimmed: int
     latest: int
@@ -163,8 +162,8 @@ class StatesRequest(msgspec.Struct, forbid_unknown_fields=True):
 class StatesDocument(msgspec.Struct):
     """States as the query's last batch left them; entities that have none are left out.
 
-    `found` says of how many keys, from the first on: ask again for the others. `number` is the topic's: send it back
-    with the states that are saved. `filed` says of which version of the projection the query's states are.
+    `found` says of how many keys, from the first on: ask again for the others. `filed` says of which version of the
+    projection the query's states are.
     """
 
     journal: str
@@ -175,11 +174,10 @@ class StatesDocument(msgspec.Struct):
 
 
 class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """States to keep. `journal` and `number` say what they were loaded from; `whole`: they were folded from the whole
-    topic, and are the projection's own as well."""
+    """States to keep. `journal` says what they were loaded from; `whole`: they were folded from the whole topic, and
+    are the projection's own as well."""
 
     journal: str
-    number: Count
     name: ProjectionName
     version: ProjectionVersion
     query: QueryName
@@ -194,11 +192,10 @@ class StatesSaved(msgspec.Struct):
 
 
 class FoldedTopic(msgspec.Struct):
-    """What of a topic a rebuild folds, and the journal it is in: send `journal`, `number` and `compacted` back with the
-    states. A topic that is not there has number 0."""
+    """What of a topic a rebuild folds, and the journal it is in: send `journal` and `compacted` back with the states.
+    Of a topic that is not there it is nothing."""
 
     journal: str
-    number: int
     through: int
     events: int
     compacted: int
@@ -211,7 +208,6 @@ class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     """
 
     journal: str
-    number: Count
     compacted: Count
     name: ProjectionName
     version: ProjectionVersion
@@ -230,7 +226,6 @@ READ_CUTS = Operation(
     role="read",
     query=CutsQuery,
     answer=CutsDocument,
-    errors=(TopicDropped,),
 )
 READ_BLOCKS = Operation(
     "read_blocks",
@@ -241,7 +236,7 @@ READ_BLOCKS = Operation(
     query=BlocksQuery,
     answer=bytes,
     media=(BLOCKS,),
-    errors=(PositionTrimmed, TopicDropped),
+    errors=(PositionTrimmed,),
 )
 FIND_CORRELATIONS = Operation(
     "find_correlations",
@@ -304,7 +299,6 @@ SEAL_TOPIC = Operation(
     role="write",
     body=SealRequest,
     answer=SealReport,
-    errors=(TopicDropped,),
 )
 LIST_LAKES = Operation(
     "list_lakes", "GET", "/lakes", "Where sealed history lies", role="read", query=LakesQuery, answer=LakeList
@@ -327,7 +321,7 @@ SAVE_STATES = Operation(
     role="admin",
     body=SaveStatesRequest,
     answer=StatesSaved,
-    errors=(TopicDropped,),
+    errors=(PositionTrimmed, UnknownTopic),
 )
 FOLD_TOPIC = Operation(
     "fold_topic",
@@ -345,7 +339,7 @@ REPLACE_STATES = Operation(
     role="admin",
     body=RebuiltStatesRequest,
     answer=StatesSaved,
-    errors=(TopicDropped,),
+    errors=(PositionTrimmed, UnknownTopic),
 )
 
 OPERATIONS: tuple[Operation[object], ...] = (

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
-from penstock.errors import QueueFull, TopicDropped, UnknownQueue
+from penstock.errors import QueueFull, UnknownQueue
 from penstock.protocol.journal import EventList, Receipts
 from penstock.protocol.operation import Operation
 from penstock.protocol.queues import QUEUE, GroupQuery
-from penstock.protocol.topics import After, Count, Limit, Number
+from penstock.protocol.topics import After, Count, Limit
 from penstock.queue.inspect.messages import ListedMessage, MessageState
 from penstock.surface.failure import Attempt
 
@@ -23,7 +23,6 @@ class MessageQuery(msgspec.Struct, omit_defaults=True):
     group: Annotated[str | None, Meta(description="as this group has them")] = None
     after: After = 0
     limit: Limit = None
-    number: Number = None
 
 
 class PeekQuery(GroupQuery):
@@ -38,7 +37,6 @@ class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
 class FailedQuery(GroupQuery):
     after: After = 0
     limit: Limit = None
-    number: Number = None
 
 
 class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,10 +65,9 @@ class MessageDocument(ListedMessage[EventDocument], frozen=True):
 
 
 class MessagePage(msgspec.Struct):
-    """Some messages; ask again with after=… set to `next`, which is null at the end, and with the topic's `number`."""
+    """Some messages; ask again with after=… set to `next`, which is null at the end."""
 
     messages: list[MessageDocument]
-    number: int
     next: int | None = None
 
 
@@ -90,7 +87,6 @@ class FailureDocument(msgspec.Struct):
 
 class FailedList(msgspec.Struct):
     failed: list[FailureDocument]
-    number: int
     next: int | None = None
 
 
@@ -107,7 +103,7 @@ LIST_MESSAGES = Operation(
     role="read",
     query=MessageQuery,
     answer=MessagePage,
-    errors=(UnknownQueue, TopicDropped),
+    errors=(UnknownQueue,),
 )
 PUSH_MESSAGES = Operation(
     "push_messages",
@@ -149,7 +145,7 @@ LIST_FAILED = Operation(
     role="read",
     query=FailedQuery,
     answer=FailedList,
-    errors=(UnknownQueue, TopicDropped),
+    errors=(UnknownQueue,),
 )
 LIST_DEAD_LETTERS = Operation(
     "list_dead_letters",
@@ -159,7 +155,7 @@ LIST_DEAD_LETTERS = Operation(
     role="read",
     query=DeadLetterQuery,
     answer=DeadLetterList,
-    errors=(UnknownQueue, TopicDropped),
+    errors=(UnknownQueue,),
 )
 
 OPERATIONS: tuple[Operation[object], ...] = (

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from penstock.documents.cloudevents import BATCH, BINARY, STRUCTURED
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
-from penstock.errors import Conflict, FenceActive, PositionTrimmed, TopicDropped, TopicInUse, UnknownTopic
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, TopicInUse, UnknownTopic
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.journal.upkeep.dropping import DropReport
@@ -22,16 +22,11 @@ from penstock.protocol.operation import ARROW, JSON, LINES, SSE, Operation
 Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
 """A position, or a number of things."""
 
-TOPIC_NUMBER = "Penstock-Topic-Number"
-"""The header of a live stream that tells which topic it follows."""
-
 TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
 
 After = Annotated[Count, Meta(description="the position to go on from, exclusive")]
 Limit = Annotated[Count | None, Meta(description="how many at the most")]
-
-
-Number = Annotated[Count | None, Meta(description="the topic's own number: 410 when another one has its name now")]
+Number = Annotated[Count | None, Meta(description="ignored")]
 
 
 class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -53,13 +48,11 @@ class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
     since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
     until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
     reverse: Annotated[bool, Meta(description="newest first")] = False
-    number: Number = None
     payload: Annotated[Literal["string", "binary"], Meta(description="the payload column's type, for Arrow")] = "string"
 
 
 class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
     after: Annotated[Count | Literal["latest"], Meta(description="exclusive, or latest; Last-Event-ID goes first")] = 0
-    number: Number = None
 
 
 class PositionQuery(msgspec.Struct, omit_defaults=True):
@@ -80,18 +73,14 @@ class TopicDocument(msgspec.Struct):
     latest: int
     cursors: dict[str, int]
     settings: Settings
-    number: int | None = None
-    """Tells this topic from others that had its name before, and were dropped; null before its first append."""
 
 
 class EventPage(msgspec.Struct):
-    """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end, and
-    with `number`, so that a topic that is dropped and made anew meanwhile is not taken for this one."""
+    """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end."""
 
     events: list[EventDocument]
     next: int | None
     latest: int
-    number: int | None = None
 
 
 class PositionDocument(msgspec.Struct):
@@ -106,8 +95,6 @@ class CursorDocument(msgspec.Struct):
     lag: int
     moved_at: datetime | None = None
     """When the cursor last moved."""
-    number: int | None = None
-    """The number of the topic it is a cursor of; null before its first append, and in lists."""
 
 
 class CursorList(msgspec.Struct):
@@ -176,7 +163,7 @@ READ_EVENTS = Operation(
     query=ReadQuery,
     answer=EventPage,
     media=(JSON, LINES, ARROW, BATCH),
-    errors=(PositionTrimmed, TopicDropped),
+    errors=(PositionTrimmed,),
 )
 APPEND_EVENTS = Operation(
     "append_events",
@@ -210,7 +197,7 @@ FOLLOW_TOPIC = Operation(
     query=LiveQuery,
     answer=EventDocument,
     media=(SSE,),
-    errors=(PositionTrimmed, TopicDropped),
+    errors=(PositionTrimmed,),
 )
 FIND_POSITION = Operation(
     "find_position",
@@ -220,7 +207,6 @@ FIND_POSITION = Operation(
     role="read",
     query=PositionQuery,
     answer=PositionDocument,
-    errors=(TopicDropped,),
 )
 LIST_CURSORS = Operation(
     "list_cursors",
@@ -241,7 +227,6 @@ MOVE_CURSOR = Operation(
     role="write",
     body=CursorChange,
     answer=CursorDocument,
-    errors=(TopicDropped,),
     on_system=True,
 )
 FORGET_CURSOR = Operation(

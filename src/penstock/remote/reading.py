@@ -9,7 +9,7 @@ import msgspec
 from urllib3.exceptions import HTTPError
 
 from penstock.documents.events import EventDocument
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
 from penstock.protocol import topics as operations
 from penstock.protocol.operation import ARROW, LINES
@@ -38,16 +38,18 @@ _decode_failure = msgspec.json.Decoder(_FailureLine).decode
 
 def read_pages(client: Client, topic: str, query: ReadQuery) -> Iterator[Event]:
     """A page at a time; the newest position of the first page is the end of all."""
-    left, reverse = query.limit, query.reverse
+    left, reverse, latest = query.limit, query.reverse, 0
     while left is None or left > 0:
         query.limit = PAGE if left is None else min(left, PAGE)
         page = client.call(operations.READ_EVENTS, topic, query=query)
+        if page.latest < latest:
+            raise PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=latest + 1)
+        latest = page.latest
         for document in page.events:
             yield event_of(document)
         left = None if left is None else left - len(page.events)
         if page.next is None:
             return
-        query.number = page.number
         if query.through is None:
             query.through = page.latest
         if not reverse:

@@ -57,7 +57,7 @@ class RemoteStateSaving:
 
     def _send(self, states: list[StreamedState], *, begin: bool) -> None:
         own, of = self._declared, self.of
-        asked = RebuiltStatesRequest(of.journal, of.number, of.compacted, own.name, own.version, states, begin)
+        asked = RebuiltStatesRequest(of.journal, of.compacted, own.name, own.version, states, begin)
         self._ask(lambda: self._client.call(REPLACE_STATES, self._topic, body=asked))
 
 

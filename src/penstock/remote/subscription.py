@@ -16,15 +16,14 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from penstock.documents.events import EventDocument
-from penstock.errors import Closed, ConfigError, PenstockError, StorageError, TopicDropped
+from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.journal.waking.signal import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
 from penstock.protocol.operation import SSE
-from penstock.protocol.problems import error_of
-from penstock.protocol.topics import FOLLOW_TOPIC, TOPIC_NUMBER, LiveQuery
+from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
 from penstock.surface.subscription import Subscription
@@ -52,18 +51,12 @@ class RemoteSubscription(Subscription):
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: str = "catch_up",
         selection: Selection | None = None,
-        number: int | None = None,
     ) -> None:
         if on_lag != "catch_up":
             raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
         check_whole(buffer, "buffer")
         self._topic = topic
-        self._number = number
-        """Which topic is followed: positions of another one with its name mean other events."""
-        if after == "latest":
-            document = topic._document()
-            after, self._number = document.latest, document.number
-        self._position = after
+        self._position = topic.latest if after == "latest" else after
         self._received = self._position
         self._size = buffer
         self._filters = filters_of(selection)
@@ -72,8 +65,6 @@ class RemoteSubscription(Subscription):
         self._room = threading.Condition()
         self._closed = False
         self._failure: PenstockError | None = None
-        self._connected = False
-        """Whether the server has answered before: then it is told what came last."""
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._thread: threading.Thread | None = None
         self.missed = 0
@@ -84,11 +75,6 @@ class RemoteSubscription(Subscription):
     def position(self) -> int:
         """The position of the last event handed out: subscribe after it to go on elsewhere."""
         return self._position
-
-    @property
-    def number(self) -> int | None:
-        """The number of the topic that is followed, once there is one."""
-        return self._number
 
     def ready(self) -> Event | None:
         """The next event if it has arrived already."""
@@ -125,7 +111,7 @@ class RemoteSubscription(Subscription):
             if not self._ahead and self._failure is not None:
                 raise self._failure
             if not self._ahead and ask:
-                self._ahead.extend(self._asked_for())
+                self._ahead.extend(self._topic.read(self._position, min(self._size, 1000), **self._filters))
             while self._ahead:
                 event = self._ahead.popleft()
                 if event.seq > self._position:  # what a read found, the stream brings again
@@ -134,25 +120,6 @@ class RemoteSubscription(Subscription):
                     return event
             self._room.notify()
         return None
-
-    def _asked_for(self) -> list[Event]:
-        """What the server has after the last event, of the topic that is followed."""
-        if self._number is None:
-            self._follows(self._topic._document().number)
-        if self._number is None:
-            return []  # made this very moment, its events come with the next question
-        found = list(self._topic.read(self._position, min(self._size, 1000), **self._filters))
-        if found:
-            self._follows(self._topic._document().number)
-        return found
-
-    def _follows(self, number: int | None) -> None:
-        """The first number that is heard of tells which topic is followed; TopicDropped at another one."""
-        with self._room:
-            if self._number is None:
-                self._number = number
-            elif number != self._number:
-                raise TopicDropped(f"topic {self._topic.name!r} was dropped while it was followed")
 
     def _check_ended(self) -> None:
         if self._topic.journal.closed and self._failure is not None:
@@ -210,34 +177,21 @@ class RemoteSubscription(Subscription):
         answer = self._topic._client.stream(
             FOLLOW_TOPIC,
             self._topic.name,
-            query=LiveQuery(after=self._received, number=self._number, **live_filters(self._filters)),
+            query=LiveQuery(after=self._received, **live_filters(self._filters)),
             accept=SSE,
-            headers={"Last-Event-ID": str(self._received)} if self._connected else {},
             timeout=SILENCE,
         )
         self._answer = answer
-        self._connected = True
-        passed, problem = 0, False
-        number = answer.headers.get(TOPIC_NUMBER)
-        known = number is not None
+        passed = 0
         try:
-            if number is not None:
-                self._follows(int(number))
             for line in lines_of(answer):
                 if self._closed:
                     return
-                if line == b"event: problem\n":
-                    problem = True
-                elif problem and line.startswith(b"data: "):
-                    raise error_of(200, line[6:])
-                elif line.startswith(b"data: "):
+                if line.startswith(b"data: "):
                     passed = 0
-                    if not known:  # the topic was made after this connection
-                        self._follows(self._topic._document().number)
-                        known = True
                     self._arrived(event_of(_decode(line[6:])))
                 elif line.startswith(b"id: "):
-                    passed = int(line[4:].rpartition(b"-")[2])
+                    passed = int(line[4:])
                 elif passed and line == b"\n":  # an id without data: what lies before it was not chosen
                     self._pass(passed)
         finally:

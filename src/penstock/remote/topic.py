@@ -230,11 +230,11 @@ class RemoteTopic(TopicElsewhere):
         """Moves a consumer's cursor anywhere, also back."""
         self._move(consumer, seq, seek=True)
 
-    def _move(self, consumer: str, seq: int, *, seek: bool, number: int | None = None) -> None:
+    def _move(self, consumer: str, seq: int, *, seek: bool) -> None:
         self.journal._check_writable()
         check_consumer(consumer)
         check_position(seq, "seq")
-        change = CursorChange(position=seq, seek=seek, number=number)
+        change = CursorChange(position=seq, seek=seek)
         self._client.call(operations.MOVE_CURSOR, self.name, consumer, body=change)
 
     def forget(self, consumer: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds
-from penstock.errors import TopicDropped
+from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
 from penstock.journal.following.selection import Selection
 from penstock.journal.worker import BatchWorker
@@ -48,30 +49,27 @@ class RemoteTopicWorker(BatchWorker):
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            cursor = self._remote._cursor(self._consumer)
+            start = self._remote.cursor(self._consumer) or 0
             size = max(self._batch, 128)
-            start = cursor.position or 0
-            with RemoteSubscription(
-                self._remote, start, buffer=size, selection=self._selection, number=cursor.number
-            ) as subscription:
+            with RemoteSubscription(self._remote, start, buffer=size, selection=self._selection) as subscription:
                 self._follow(subscription, start)
 
     def _follow(self, subscription: RemoteSubscription, committed: int) -> None:
-        """Works until it should stop, or the topic was dropped: one that is made anew has its own cursor."""
+        """Works until it should stop, or was behind when the topic was dropped: one made anew has its own cursor."""
         while not self._stopping.is_set():
             try:
                 events = self._gathered(subscription)
-            except TopicDropped:
+            except PositionTrimmed:
+                if (self._remote.cursor(self._consumer) or 0) == committed:
+                    raise  # by compaction
                 return
             if events:
                 self._handle(events)
             through = events[-1].seq if events else subscription.position  # past events that were not chosen
             if through > committed:
                 committed = through
-                try:
-                    self._remote._move(self._consumer, committed, seek=False, number=subscription.number)
-                except TopicDropped:
-                    return
+                with suppress(ConfigError):  # what it has read is not there: the topic was dropped while it worked
+                    self._remote.commit(self._consumer, committed)
 
     def _gathered(self, subscription: RemoteSubscription) -> list[Event]:
         """The next events, no more than a batch; none when none came for a moment."""

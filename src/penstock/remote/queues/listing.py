@@ -1,8 +1,4 @@
-"""Looking into a served queue: lists that come page by page, all of one queue.
-
-Each page says of which topic it is, and the next is asked for with that: TopicDropped when the queue was dropped with
-its topic and made anew meanwhile. The place behind which dead letters go on says so itself.
-"""
+"""Looking into a served queue: lists that come page by page."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ def unsettled_events(queue: RemoteQueue) -> Iterator[Event]:
                 yield event_of(one.event)
         if page.next is None:
             return
-        query.after, query.number = page.next, page.number
+        query.after = page.next
 
 
 def listed(queue: RemoteQueue, query: MessageQuery, limit: int) -> list[QueueMessage]:
@@ -51,7 +47,7 @@ def listed(queue: RemoteQueue, query: MessageQuery, limit: int) -> list[QueueMes
         left -= len({one.event.seq for one in page.messages})
         if page.next is None:
             break
-        query.after, query.number = page.next, page.number
+        query.after = page.next
     return found
 
 
@@ -63,7 +59,7 @@ def failures(queue: RemoteQueue, group: str) -> Iterator[FailedMessage]:
         yield from map(_failure, page.failed)
         if page.next is None:
             return
-        query.after, query.number = page.next, page.number
+        query.after = page.next
 
 
 def dead_letters(queue: RemoteQueue) -> Iterator[FailedMessage]:

@@ -63,7 +63,6 @@ def delete(call: ActCall) -> str:
     queue, choice = call.queue(), _choice(call)
     if call.optional("rate") is not None:
         raise ConfigError("only what is sent back has a rate: empty that field to delete")
-    numbers = _numbers(queue)
     found: dict[str, list[int]] = {}
     for group in queue.groups() if queue.policy.mode == "fanout" else ["default"]:
         for failure in queue.failures(group):
@@ -77,38 +76,28 @@ def delete(call: ActCall) -> str:
         raise ConfigError("no message that was given up is among those")
     if call.preview:
         return f"Delete {counted(count, 'message')} that {queue.name} gave up? This cannot be undone."
-    removed = sum(_discard(call, name, sorted(set(seqs)), numbers) for name, seqs in found.items())
+    removed = sum(_discard(call, name, sorted(set(seqs))) for name, seqs in found.items())
     return happened(removed, "message", "deleted")
 
 
-def _numbers(queue: LocalQueue) -> dict[str, int]:
-    """Of which topics the positions of a queue's messages and of its dead letters are.
-
-    Asked before the messages are looked for: what was found of another topic by then is not removed, either.
-    """
-    names = (queue.name, queue.policy.dead_letter)
-    records = {name: queue._registry.record(name) for name in names if name is not None}
-    return {name: record.topic for name, record in records.items() if record is not None}
-
-
-def _discard(call: ActCall, name: str, seqs: list[int], numbers: dict[str, int]) -> int:
-    """Removes messages of a queue, by the positions they had; none when it was dropped, or made anew, meanwhile."""
+def _discard(call: ActCall, name: str, seqs: list[int]) -> int:
+    """Removes messages of a queue, by their positions; none when it was dropped meanwhile."""
     try:
-        return discard_many(call.journal.queue(name, create=False), seqs) if name in numbers else 0
+        return discard_many(call.journal.queue(name, create=False), seqs)
     except UnknownQueue:
         return 0
 
 
 def _message(call: ActCall, queue: LocalQueue) -> Event:
-    """The message that a form is about; its id says so when another one has its position meanwhile."""
-    seq, id = call.whole("seq"), call.optional("id")
+    """The message that a form is about."""
+    seq = call.whole("seq")
     event = None if seq is None else queue.get(seq)
-    if event is None or id not in (None, event.id):
+    if event is None:
         raise ConfigError(f"{queue.name} has no message {seq}: it was settled meanwhile")
     return event
 
 
-@act("admin", "queue", "seq", "id")
+@act("admin", "queue", "seq")
 def delete_message(call: ActCall) -> str:
     """Removes one message that is not in flight, whatever its state."""
     queue = call.queue()
@@ -120,7 +109,7 @@ def delete_message(call: ActCall) -> str:
     return happened(discard_many(queue, [event.seq]), "message", "deleted")
 
 
-@act("admin", "queue", "seq", "id", "payload")
+@act("admin", "queue", "seq", "payload")
 def edit(call: ActCall) -> str:
     """Pushes a message with another payload, and removes the old one, in one commit.
 
@@ -144,7 +133,7 @@ def edit(call: ActCall) -> str:
     return f"the edited message is {target.name} #{receipt.seq:,}"
 
 
-@act("admin", "queue", "seq", "id", "group")
+@act("admin", "queue", "seq", "group")
 def run_now(call: ActCall) -> str:
     """Makes a delayed message ready at once, or all of them."""
     queue, group, seq = call.queue(), call.optional("group"), call.whole("seq")

@@ -104,7 +104,7 @@ def drop_topic(call: ActCall) -> str:
 def seek(call: ActCall) -> str:
     """Moves a consumer, back or ahead."""
     topic, consumer = call.topic(), call.text("consumer")
-    number, latest = topic._log.number_and_latest()
+    latest = topic.latest
     to = call.optional("to") or "position"
     if to == "start":
         position = 0

@@ -4,6 +4,9 @@ A *live topic* reads what is appended once, encodes it once, and keeps the newes
 over all topics. Its listeners each have a position; a listener within what is kept is served from memory, one further
 behind reads the log until it has caught up. So a thousand listeners cost one read per commit, and a slow one costs only
 itself: a slice of a frame that all of them share.
+
+A topic that is dropped is waited for. When it is made anew, a listener that had read everything goes on; the stream of
+one that was behind ends, and is refused with PositionTrimmed when it is asked for again.
 """
 
 from __future__ import annotations
@@ -14,20 +17,18 @@ from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.documents.events import event_json
-from penstock.errors import Closed, ConfigError, TopicDropped
+from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
 from penstock.journal.log import read_view
 from penstock.journal.reading import EVERYTHING, TopicView
 from penstock.journal.storage.keys import MAX_SEQ
 from penstock.protocol.operation import SSE
-from penstock.protocol.problems import problem_of
-from penstock.protocol.topics import FOLLOW_TOPIC, TOPIC_NUMBER, LiveQuery
+from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.topics import topic_of
@@ -45,10 +46,9 @@ PASS_SECONDS = 1.0
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def frame(event: Event, number: int) -> bytes:
-    """An event as a server-sent event; its id, which a client sends back as Last-Event-ID, is its topic's number and
-    its position: those of a topic that is made anew mean other events."""
-    return b"id: %d-%d\ndata: %b\n\n" % (number, event.seq, event_json(event))
+def frame(event: Event) -> bytes:
+    """An event as a server-sent event; its id, which a client sends back as Last-Event-ID, is its position."""
+    return b"id: %d\ndata: %b\n\n" % (event.seq, event_json(event))
 
 
 class LiveTopic:
@@ -57,9 +57,8 @@ class LiveTopic:
     def __init__(self, topic: LocalTopic, owner: LiveTopics, buffer: int = LIVE_BUFFER) -> None:
         self.topic = topic
         self._owner = owner
-        self.number, self.floor = topic._log.number_and_latest()
-        """Which topic this is (one of the same name that is made after a drop is another), and its floor: everything
-        after this position, up to `position`, is in memory."""
+        self.floor = topic.latest
+        """Everything after this position, up to `position`, is in memory."""
         self.position = self.floor
         self._buffer = buffer
         self._seqs: list[int] = []
@@ -96,8 +95,8 @@ class LiveTopic:
     def _read(self) -> bool:
         """Takes in what follows, a bounded piece of it; False when there is nothing."""
         read = self.topic._log.ask(self._take_in, None)
-        if read is None and self.number is not None:
-            raise _dropped(self.topic.name)
+        if read is None:
+            self._forget(self.position)
         if not read:
             return False
         self._trim()
@@ -105,14 +104,13 @@ class LiveTopic:
         return True
 
     def _take_in(self, view: TopicView) -> int:
-        """Keeps the next events of a view and returns their bytes. The view also tells which topic they are of: it may
-        be dropped and made anew between two looks."""
-        if self.number is None:
-            self.number = view.number
-        _check_same(view, self.number)
+        """Keeps the next events of a view and returns their bytes."""
+        began = view.began()
+        if self.floor < began:
+            self._forget(began)
         read = 0
         for event in _events(view, self.position):
-            made = frame(event, view.number)
+            made = frame(event)
             self._seqs.append(event.seq)
             self._events.append(event)
             self._frames.append(made)
@@ -122,6 +120,13 @@ class LiveTopic:
             if read >= STREAM_BYTES:
                 break
         return read
+
+    def _forget(self, position: int) -> None:
+        """Lets go of everything, and goes on after a position: the events were dropped with their topic."""
+        self.floor = self.position = position
+        self.size = 0
+        for kept in (self._seqs, self._events, self._frames):
+            kept.clear()
 
     def _trim(self) -> None:
         """Lets go of the oldest events beyond what may be kept."""
@@ -165,15 +170,6 @@ class LiveTopic:
                 await news.wait()
         except TimeoutError:
             return
-
-
-def _dropped(name: str) -> TopicDropped:
-    return TopicDropped(f"topic {name!r} was dropped while it was followed")
-
-
-def _check_same(view: TopicView, number: int | None) -> None:
-    if number not in (None, view.number):
-        raise _dropped(view.name)
 
 
 def _events(view: TopicView, after: int, through: int = MAX_SEQ) -> Iterator[Event]:
@@ -228,42 +224,32 @@ class LiveTopics:
 async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
-    asked, after = _start(call.request, call.query)
+    after = _start(call.request, call.query)
     selection = ReadFilter(call.query)
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
-    if after:
-        await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
-    number, latest = topic._log.number_and_latest()
-    if asked not in (None, number):
-        raise TopicDropped(f"topic {topic.name!r} is not the one that was followed: that one was dropped meanwhile")
     if after is None:
-        after = latest
-    elif after > latest and "last-event-id" in call.request.headers:
-        raise TopicDropped(
-            f"topic {topic.name!r} ends at {latest}, before the position {after} that was followed last: it was "
-            "dropped meanwhile; follow it from the beginning"
-        )
-    frames = follow(service, topic.name, after, None if selection.everything else selection, number)
-    named = {} if number is None else {TOPIC_NUMBER: str(number)}
-    return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS | named)
+        after = topic.latest
+    elif after:
+        await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
+    frames = follow(service, topic.name, after, None if selection.everything else selection)
+    return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS)
 
 
-def _start(request: Request, query: LiveQuery) -> tuple[int | None, int | None]:
-    """Which topic is meant (None: the one that has the name), and the position to go on from (None: the end)."""
+def _start(request: Request, query: LiveQuery) -> int | None:
+    """The position to go on from (None: the end)."""
     last = request.headers.get("last-event-id", "").strip()
     if last:
-        number, _, position = last.rpartition("-")
-        if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (number or "0", position)):
-            raise ConfigError(f"Last-Event-ID is an event's id in this stream, or a position, not {last[:40]!r}")
-        return int(number) if number else query.number, int(position)
-    return query.number, None if query.after == "latest" else query.after
+        if not (last.isascii() and last.isdigit() and len(last) <= 18):
+            raise ConfigError(f"Last-Event-ID is an event's id in this stream, its position, not {last[:40]!r}")
+        return int(last)
+    return None if query.after == "latest" else query.after
 
 
 async def follow(
-    service: Service, name: str, position: int, selection: ReadFilter | None, number: int | None
+    service: Service, name: str, position: int, selection: ReadFilter | None
 ) -> AsyncGenerator[bytes, None]:
-    """The frames of a topic after a position, for as long as they are read and it is the topic with that number."""
+    """The frames of a topic after a position, for as long as they are read."""
     try:
         live = service.live.join(name)
     except Closed:  # the journal was, while the request was on its way
@@ -272,12 +258,9 @@ async def follow(
         yield b"retry: 1000\n: following\n\n"
         told = position
         while not service.closing.is_set():
-            if number is not None and live.number not in (None, number):
-                raise _dropped(name)
-            if isinstance(live.failure, TopicDropped):
-                raise live.failure
             if live.failure is not None:
                 return
+            start, seen = position, live.position
             if position < live.floor:
                 read = partial(_from_log, live, position, live.floor, selection)
                 data, position = await run_in_threadpool(read)
@@ -287,23 +270,22 @@ async def follow(
                 told = position
                 yield data
                 data = b""  # a listener that waits holds nothing
-            elif position >= live.position:
+            elif position >= live.position or (position, live.position) == (start, seen):
                 await live.wait(PING_SECONDS if told == position else PASS_SECONDS)
-                if position >= live.position and not service.closing.is_set():
+                if live.position == seen and not service.closing.is_set():
                     # An id without data moves the client's place past what it did not want to see.
-                    yield b": still here\n\n" if told == position else b"id: %d-%d\n\n" % (live.number or 0, position)
+                    yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
                     told = position
-    except TopicDropped as dropped:
-        yield b"event: problem\ndata: %b\n\n" % msgspec.json.encode(problem_of(dropped))
+    except PositionTrimmed:
+        return  # the client asks again, and is told
     finally:
         service.live.leave(live)
 
 
 def _from_log(live: LiveTopic, position: int, through: int, selection: ReadFilter | None) -> tuple[bytes, int]:
-    """The next piece of history as frames, and how far it goes."""
+    """The next piece of history as frames, and how far it goes: nowhere while the topic is dropped."""
 
     def read(view: TopicView) -> tuple[bytes, int]:
-        _check_same(view, live.number)
         frames: list[bytes] = []
         size = count = 0
         last = position
@@ -311,13 +293,10 @@ def _from_log(live: LiveTopic, position: int, through: int, selection: ReadFilte
             last = event.seq
             count += 1
             if selection is None or selection.matches(event):
-                frames.append(frame(event, view.number))
+                frames.append(frame(event))
                 size += len(frames[-1])
                 if size >= STREAM_BYTES:
                     return _joined(frames), last
         return _joined(frames), last if count == STREAM_EVENTS else max(last, through)
 
-    found = live.topic._log.ask(read, None)
-    if found is None:
-        raise _dropped(live.topic.name)
-    return found
+    return live.topic._log.ask(read, (b"", position))

@@ -113,17 +113,16 @@ def peek_messages(call: Call[PeekQuery, None]) -> EventList:
 @serves(operations.LIST_MESSAGES)
 def list_messages(call: Call[MessageQuery, None]) -> MessagePage:
     query, limit, queue = call.query, page_size(call.query.limit), called(call)
-    number = 0
     documents: list[MessageDocument] = []
     last, positions, size = 0, 0, 0
     for one in messages(queue, query.state, query.group, query.after):
         if one.seq != last:
             if positions >= limit or size >= PAGE_BYTES:
-                return MessagePage(documents, number, last)
+                return MessagePage(documents, last)
             last, positions = one.seq, positions + 1
         documents.append(_message(one))
         size += len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
-    return MessagePage(documents, number)
+    return MessagePage(documents)
 
 
 def _message(one: QueueMessage) -> MessageDocument:
@@ -156,10 +155,9 @@ def _failures(found: Iterable[tuple[FailedMessage, P]], limit: int) -> tuple[lis
 @serves(operations.LIST_FAILED)
 def list_failed(call: Call[FailedQuery, None]) -> FailedList:
     query, queue = call.query, called(call)
-    number = 0
     found = failures(queue, check_consumer(query.group, "group"), query.after)
     documents, follows = _failures(((one, one.event.seq) for one in found), page_size(query.limit))
-    return FailedList(documents, number, follows)
+    return FailedList(documents, follows)
 
 
 @serves(operations.LIST_DEAD_LETTERS)

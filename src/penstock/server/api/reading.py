@@ -10,14 +10,16 @@ from starlette.responses import Response
 
 from penstock.documents.cloudevents import BATCH, to_json
 from penstock.documents.events import event_document, event_json
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, PositionTrimmed
 from penstock.events import Event
+from penstock.journal.reading import TopicView
+from penstock.journal.storage.keys import MAX_SEQ
 from penstock.protocol.operation import ARROW, LINES
 from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import ReadFilter
-from penstock.server.api.topics import same_topic, topic_of
+from penstock.server.api.topics import topic_of
 from penstock.server.limits import (
     ARROW_BYTES,
     PAGE_BYTES,
@@ -51,17 +53,16 @@ async def read_events(call: Call[ReadQuery, None]) -> Response:
 
 
 class ReadRange(NamedTuple):
-    """The positions a request asks for: after (exclusive), through (inclusive); of which topic, and where that ends."""
+    """The positions a request asks for: after (exclusive), through (inclusive); and where the topic ends."""
 
     after: int
     through: int
-    number: int | None
     latest: int
 
 
 def _range(topic: LocalTopic, query: ReadQuery) -> ReadRange:
     """What a request asks for, its times taken into account."""
-    number, latest = same_topic(topic, query.number)
+    latest = topic.latest
     after, through = query.after, latest if query.through is None else min(query.through, latest)
     since, until = parameters.moment(query.since), parameters.moment(query.until)
     if after:
@@ -70,19 +71,26 @@ def _range(topic: LocalTopic, query: ReadQuery) -> ReadRange:
         after = max(after, topic.position_at(since))
     if until is not None:
         through = min(topic.position_at(until), through)
-    return ReadRange(after, through, number, latest)
+    return ReadRange(after, through, latest)
+
+
+def _check_not_dropped(topic: LocalTopic, after: int) -> None:
+    """PositionTrimmed when the topic was dropped while it was read on after a position: what was read is not all."""
+    began = topic._log.ask(TopicView.began, MAX_SEQ)
+    if 0 < after < began:
+        raise PositionTrimmed(f"topic {topic.name!r} was dropped while it was read", oldest=topic.oldest or after + 1)
 
 
 def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
-    found, follows, latest, number = _selected(topic, query)
-    return EventPage(list(map(event_document, found)), follows, latest, number)
+    found, follows, latest = _selected(topic, query)
+    return EventPage(list(map(event_document, found)), follows, latest)
 
 
-def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int, int | None]:
-    """The events of a page, where the next one begins, the topic's latest position, and which topic it is."""
+def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int]:
+    """The events of a page, where the next one begins, and the topic's latest position."""
     limit = parameters.page_size(query.limit)
     selection = ReadFilter(query)
-    after, through, number, latest = _range(topic, query)
+    after, through, latest = _range(topic, query)
     events: list[Event] = []
     size = 0
     last: Event | None = None
@@ -98,26 +106,25 @@ def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | N
             if selection.where is None or selection.where.matches(event):
                 events.append(event)
                 size += len(event.raw)
+        _check_not_dropped(topic, after)
     follows = None
     if more and last is not None:
         follows = last.seq - 1 if query.reverse else last.seq
-    same_topic(topic, number)
-    return events, follows, latest, number
+    return events, follows, latest
 
 
 async def _cloudevents(call: Call[ReadQuery, None], topic: LocalTopic) -> Response:
     """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
 
-    def read() -> tuple[bytes, int | None, int | None]:
-        found, follows, _, number = _selected(topic, call.query)
-        return b"[" + b",".join(map(to_json, found)) + b"]", follows, number
+    def read() -> tuple[bytes, int | None]:
+        found, follows, _ = _selected(topic, call.query)
+        return b"[" + b",".join(map(to_json, found)) + b"]", follows
 
-    body, follows, number = await run_in_threadpool(read)
+    body, follows = await run_in_threadpool(read)
     large = len(body) > SEND_BYTES
     answer = HeldResponse(call.service.budget, body, 200, BATCH) if large else Response(body, media_type=BATCH)
     if follows is not None:
-        rest = {"through" if call.query.reverse else "after": follows, "number": number}
-        here = call.request.url.include_query_params(**rest)
+        here = call.request.url.include_query_params(**{"through" if call.query.reverse else "after": follows})
         answer.headers["Link"] = f'<{here.path}?{here.query}>; rel="next"'
     return answer
 
@@ -127,9 +134,10 @@ async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
     selection = ReadFilter(query)
     if query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
-    after, end, number, _ = await run_in_threadpool(_range, topic, query)
+    after, end, _ = await run_in_threadpool(_range, topic, query)
 
-    def piece(after: int, left: int | None) -> Piece:
+    def piece(start: int, left: int | None) -> Piece:
+        after = start
         lines: list[bytes] = []
         size = scanned = 0
         for event in topic.read(after, STREAM_EVENTS, through=end, **selection.read()):
@@ -143,7 +151,7 @@ async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
         else:
             if scanned < STREAM_EVENTS:
                 after = max(after, end)
-        same_topic(topic, number)
+        _check_not_dropped(topic, start)
         return b"".join(lines), after, len(lines)
 
     def failed(error: PenstockError) -> bytes:
@@ -158,9 +166,10 @@ async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
 
     if not ReadFilter(query).everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
-    after, end, number, _ = await run_in_threadpool(_range, topic, query)
+    after, end, _ = await run_in_threadpool(_range, topic, query)
 
-    def piece(after: int, left: int | None) -> Piece:
+    def piece(start: int, left: int | None) -> Piece:
+        after = start
         rows = STREAM_ROWS if left is None else min(left, STREAM_ROWS)
         data: list[bytes] = []
         size = count = 0
@@ -171,7 +180,7 @@ async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
             after = batch.column("seq")[-1].as_py()
             if size >= ARROW_BYTES:
                 break
-        same_topic(topic, number)
+        _check_not_dropped(topic, start)
         return b"".join(data), after if count else end, count
 
     first, last = schema_bytes(query.payload), end_bytes()

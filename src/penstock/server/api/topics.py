@@ -14,7 +14,7 @@ from starlette.responses import Response
 from penstock.documents import cloudevents
 from penstock.documents.events import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
 from penstock.entity.causality.walk import ancestors, effects
-from penstock.errors import Backpressure, ConfigError, TopicDropped
+from penstock.errors import Backpressure, ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.cursors import read_consumer
@@ -56,22 +56,6 @@ def topic_of(call: Call[object, object]) -> LocalTopic:
     return call.service.journal.topic(call.name("topic"))
 
 
-def dropped_while_read(name: str) -> TopicDropped:
-    """What a reader hears whose topic is gone, or is another one by now."""
-    return TopicDropped(f"topic {name!r} was dropped while it was read; read it from the beginning")
-
-
-def same_topic(topic: LocalTopic, number: int | None) -> tuple[int | None, int]:
-    """Which topic has the name now, and where it ends; TopicDropped when that is another than the one being read.
-
-    Asked before and after a read: numbers are never given twice, so what was read between was this topic.
-    """
-    now, latest = topic._log.number_and_latest()
-    if number not in (None, now):
-        raise dropped_while_read(topic.name)
-    return now, latest
-
-
 def existing(request: Request, service: Service) -> LocalTopic:
     """The topic a page is about; Refused when nothing was ever appended to it."""
     topic = service.journal.topic(request.path_params["topic"])
@@ -90,8 +74,7 @@ def list_topics(call: Call[None, None]) -> TopicNames:
 def read_topic(call: Call[None, None]) -> TopicDocument:
     # A topic that nothing was appended to is empty rather than missing: it exists from its first append.
     topic = topic_of(call)
-    number = topic._log.number  # first: what is dropped and made anew while it is described counts as dropped
-    return TopicDocument(topic.name, len(topic), topic.oldest, topic.latest, topic.cursors(), topic.settings, number)
+    return TopicDocument(topic.name, len(topic), topic.oldest, topic.latest, topic.cursors(), topic.settings)
 
 
 @serves(operations.CONFIGURE_TOPIC)
@@ -189,10 +172,7 @@ def find_position(call: Call[PositionQuery, None]) -> PositionDocument:
     time = parameters.moment(call.query.time)
     if time is None:
         raise ConfigError("time is missing: /position?time=2024-05-01T12:00:00Z")
-    topic = topic_of(call)
-    found = topic.position_at(time)
-    same_topic(topic, call.query.number)
-    return PositionDocument(found)
+    return PositionDocument(topic_of(call).position_at(time))
 
 
 @serves(operations_of_journal.READ_CORRELATED)
@@ -229,8 +209,9 @@ def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
         latest = view.latest()
         one = read_consumer(view.snap, view.number, consumer, latest)
         if one is None:
-            return CursorDocument(consumer, None, latest, number=view.number)
-        return CursorDocument(consumer, one.position, one.lag, one.moved_at, view.number)
+            return CursorDocument(consumer, None, latest)
+        position = max(one.position, view.began())  # one that a late commit moved was in a topic that is dropped
+        return CursorDocument(consumer, position, latest - position, one.moved_at)
 
     return topic._log.ask(found, CursorDocument(consumer, None, 0))
 
@@ -254,10 +235,9 @@ def move_cursor(call: Call[None, CursorChange]) -> CursorDocument:
     if sum(value is not None for value in (change.position, change.time, change.to)) != 1:
         raise ConfigError('say where to: one of "position", "time", "to"')
     time = parameters.moment(change.time)
-    number, position = change.number, change.position
+    position = change.position
     if position is None:
-        number, latest = same_topic(topic, number)
-        position = latest if change.to == "end" else 0 if time is None else topic.position_at(time)
+        position = topic.latest if change.to == "end" else 0 if time is None else topic.position_at(time)
     topic._move_cursor(consumer, position, back=change.seek)
     return _cursor(topic, consumer)
 

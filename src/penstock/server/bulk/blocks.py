@@ -28,7 +28,6 @@ from penstock.protocol.bulk import (
 )
 from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call, serves
-from penstock.server.api.topics import dropped_while_read
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.memory import HeldResponse
 from penstock.server.problems import Refused
@@ -55,7 +54,7 @@ def read_cuts(call: Call[CutsQuery, None]) -> CutsDocument:
     query = call.query
     if query.after >= query.through:
         return CutsDocument(0, [])
-    with _topic(call.service, call.name("topic"), query.number) as view:
+    with _topic(call.service, call.name("topic")) as view:
         through = min(query.through, view.latest())
         size = range_size(view, query.after, through)
         if not query.pieces:
@@ -83,7 +82,7 @@ def _blocks(service: Service, topic: str, query: BlocksQuery) -> tuple[bytes, in
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
-    with _topic(service, topic, query.number) as view:
+    with _topic(service, topic) as view:
         trimmed = load_state(view.snap, view.number, topic).trimmed
         if query.strict and after < min(trimmed, through):
             raise PositionTrimmed(
@@ -105,13 +104,11 @@ def _gzipped(message: bytes) -> bytes:
 
 
 @contextmanager
-def _topic(service: Service, name: str, number: int | None) -> Iterator[TopicView]:
-    """A topic in a snapshot of its own; Refused when there is none, TopicDropped when it is not that of the number."""
+def _topic(service: Service, name: str) -> Iterator[TopicView]:
+    """A topic in a snapshot of its own; Refused when there is none."""
     check_name(name)
     with service.journal._engine.read() as snap:
         view = TopicView.open(snap, name)
-        if number is not None and (view is None or view.number != number):
-            raise dropped_while_read(name)
         if view is None:
             raise Refused(404, "UnknownTopic", f"there is no topic {name!r}")
         yield view

@@ -22,7 +22,8 @@ from penstock.entity.projection.streamed import (
     save_streamed,
     states_topic,
 )
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
+from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import check_name
@@ -76,7 +77,7 @@ def fold_topic(call: Call[None, None]) -> FoldedTopic:
     journal = call.service.journal
     with journal._engine.read() as snap:
         of = rebuilt(snap, check_name(call.name("topic")))
-    return FoldedTopic(journal.id, of.number, of.through, of.events, of.compacted)
+    return FoldedTopic(journal.id, of.through, of.events, of.compacted)
 
 
 @serves(operations.REPLACE_STATES)
@@ -90,10 +91,14 @@ def replace_states(call: Call[None, RebuiltStatesRequest]) -> StatesSaved:
         if one.key:
             _check(one)
         saved.append((one.key, Saved(one.fingerprint, one.generation, one.first, asked.compacted, one.state)))
-    of = Rebuilt(asked.number, compacted=asked.compacted)
     declared = Declared(asked.name, asked.version, [])
     topic = check_name(call.name("topic"))
-    journal._core.run(partial(replace_all, topic, of, declared, saved, begin=asked.begin))
+
+    def replace(commit: Commit) -> None:
+        of = Rebuilt(_number(commit, topic, asked.states), compacted=asked.compacted)
+        replace_all(topic, of, declared, saved, commit, begin=asked.begin)
+
+    journal._core.run(replace)
     journal._entities.states.clear()
     return StatesSaved(len(saved))
 
@@ -111,4 +116,16 @@ def _check(one: StreamedState) -> None:
 
 
 def _save(asked: SaveStatesRequest, wanted: StreamedStates, commit: Commit) -> None:
-    save_streamed(commit, asked.number, wanted, asked.states, whole=asked.whole)
+    number = _number(commit, wanted.topic, asked.states)
+    save_streamed(commit, number, wanted, asked.states, whole=asked.whole)
+
+
+def _number(commit: Commit, topic: str, states: list[StreamedState]) -> int:
+    """The topic that states are saved with; PositionTrimmed when some of their events are of one dropped before it."""
+    head = commit.head(topic)
+    if head is None:
+        raise UnknownTopic(f"there is no topic {topic!r} to save states with")
+    began = load_state(commit.tx, head.number, topic).began
+    if any(one.first <= began for one in states):
+        raise PositionTrimmed(f"events of these states went when topic {topic!r} was dropped", oldest=began + 1)
+    return head.number

@@ -223,7 +223,7 @@ def message_table(
         cells += ["–" if until is None else _clock(until), str(one.priority), one.key or "–"]
         cells += [(one.error or one.consumer or "–").partition("\n")[0], parts.preview(one.event)]
         buttons = []
-        fields = {"queue": queue.name, "seq": str(one.seq), "id": one.event.id}
+        fields = {"queue": queue.name, "seq": str(one.seq)}
         if may_admin and one.state == "delayed":
             buttons.append(ActButton("Run now", "run-now", fields | ({"group": one.group} if one.group else {})))
         if may_admin and one.state != "in_flight":

@@ -146,5 +146,5 @@ class ServedKeeper:
 
     def save(self, wanted: StreamedStates, number: int, states: Sequence[StreamedState], *, whole: bool) -> None:
         for some in shares(states):
-            asked = SaveStatesRequest(self.id, number, wanted.name, wanted.version, wanted.query, some, whole)
+            asked = SaveStatesRequest(self.id, wanted.name, wanted.version, wanted.query, some, whole)
             patiently(partial(client_of(self.place).call, SAVE_STATES, wanted.topic, body=asked))

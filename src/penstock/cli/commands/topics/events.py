@@ -103,7 +103,7 @@ def tail(
     several = len(topics) > 1 or _is_pattern(topics[0])
     with context.journal(read_only=True) as journal:
         found = _matching(context, journal, topics, must_be_there=not follow)
-        # First of all: what comes while the newest are shown, it has; and it knows another topic of the name.
+        # First of all: what comes while the newest are shown, it has.
         followed = {name: journal.topic(name).subscribe("latest", **chosen.filters()) for name in found if follow}
         positions = {name: followed[name].position if follow else journal.topic(name).latest for name in found}
         left = count
