@@ -86,7 +86,7 @@ class World:
         journal.topic("ledger").rebuild(Till)
         state = StreamedState("k", 1, 4, 1, b"A-STATE--")
         streamed = StreamedStates("ledger", "till", 1, "query")
-        journal._core.run(lambda commit: save_streamed(commit, 1, streamed, [state], whole=False))
+        journal._core.run(lambda commit: save_streamed(commit, streamed, [state], whole=False))
         journal.topic("penstock.audit").append("console.purge", "AN-ACT")
         journal.topic("penstock.pipelines").append("flow.reported", "A-REPORT", key="a/b")
         self.held = {}

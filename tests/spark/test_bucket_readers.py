@@ -136,9 +136,7 @@ def test_an_effect_has_the_correlation_of_a_cause_that_was_just_appended(url: st
 def test_a_task_seals_what_the_writer_has_just_appended(url: str, journal: LocalJournal, tmp_path: Path) -> None:
     """It said that events are missing, and that the journal is damaged."""
     fill(journal, 2)
-    number = journal.topic("orders")._log.number
-    assert number is not None
-    task = _SegmentTask(url, journal.id, SealPlace("orders", number, str(tmp_path / "lake"), "token"))
+    task = _SegmentTask(url, journal.id, SealPlace("orders", str(tmp_path / "lake"), "token"))
     assert task((0, 5)).count == 5
 
 

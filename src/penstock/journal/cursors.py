@@ -10,6 +10,7 @@ import msgspec
 from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
+from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
 
@@ -55,12 +56,17 @@ def _consumer(name: str, value: bytes, latest: int) -> TopicConsumer:
 
 
 def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool = False) -> None:
-    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused."""
+    """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused.
+
+    A position of a topic of this name that was dropped stands for the beginning of the one that is there.
+    """
     latest = commit.latest(topic)
     if seq > latest:
         raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")
     head = commit.ensure(topic)
     current = read_cursor(commit.tx, head.number, consumer)
+    if seq and (not current or back):  # else it is after the beginning already
+        seq = max(seq, load_state(commit.tx, head.number, topic).began)
     if current is None or seq > current or (back and seq != current):
         commit.tx.put(keys.cursor_key(head.number, consumer), _moved.pack(seq, commit.now_ms))
 

@@ -92,7 +92,11 @@ class TopicLog:
 
     def lag(self, consumer: str) -> int:
         """How many positions a consumer is behind the newest event."""
-        return self.ask(lambda view: view.latest() - (read_cursor(view.snap, view.number, consumer) or 0), 0)
+
+        def behind(view: TopicView) -> int:
+            return view.latest() - max(read_cursor(view.snap, view.number, consumer) or 0, view.began())
+
+        return self.ask(behind, 0)
 
     def read(
         self,

@@ -130,6 +130,11 @@ class TopicView:
         """The position after which the topic began: those up to it were of topics of this name that were dropped."""
         return load_state(self.snap, self.number, self.name).began
 
+    def newest(self) -> int:
+        """The position of the newest event that the topic has had; 0 for none, also in one that was made anew."""
+        latest = self.latest()
+        return latest if latest > self.began() else 0
+
     def count_between(self, after: int, through: int) -> int:
         """How many events are stored in after < position ≤ through."""
         return self._count_stored(after, through, load_state(self.snap, self.number, self.name).compacted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING
 
@@ -141,18 +142,15 @@ class TopicWorker(BatchWorker):
         else:
             self._committed = self._passed = start
         while not events and not self._stopping.is_set():
-            events, through = selection.select(log, start, self._batch, _beginning)
+            events, through = selection.select(log, start, self._batch, partial(_beginning, start))
             if through == start:
                 break
             start = self._passed = through
         return events
 
     def _cursor_and_events(self, view: TopicView) -> tuple[int, list[Event]]:
-        """The cursor, and without a selection what follows it, of one moment.
-
-        A cursor that a drop left behind the topic's beginning goes on there: what it had not read is gone.
-        """
-        start = max(read_cursor(view.snap, view.number, self._consumer) or 0, view.began())
+        """The cursor, and without a selection what follows it, of one moment."""
+        start = read_cursor(view.snap, view.number, self._consumer) or 0
         if self._selection is not None:
             return start, []
         return start, list(read_view(view, start, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False))
@@ -179,6 +177,6 @@ class TopicWorker(BatchWorker):
         self._log.core.writer.check_idle_here()
 
 
-def _beginning(view: TopicView | None) -> int:
-    """Where a worker begins with a topic: what came before was of one that was dropped."""
-    return 0 if view is None else view.began()
+def _beginning(after: int, view: TopicView | None) -> int:
+    """Where a search goes on: with the oldest event, when it had come to `after` in a topic that was dropped."""
+    return view.trimmed() if view is not None and 0 < after <= view.began() else after

@@ -54,6 +54,21 @@ def test_a_handler_may_return_several_drafts_for_several_topics(journal: Journal
     assert {(event.causation_id, event.correlation_id) for event in other} == {("outside", "mine")}
 
 
+@on("memory", "sqlite")
+def test_a_topic_made_anew_while_a_reactor_works_is_reacted_to_from_its_beginning(
+    journal: Journal, topic: Topic
+) -> None:
+    def handler(event: Event) -> Draft:
+        if event.payload == 1:
+            journal.drop_topic("orders", force=True)
+            topic.append_many([Draft("in", number) for number in range(10, 13)])
+        return Draft("echo", event.payload, topic="echoes")
+
+    topic.append_many([Draft("in", number) for number in range(3)])
+    drain(topic, "echo", handler)
+    assert payloads(journal.topic("echoes").read()) == [10, 11, 12]
+
+
 def test_drafts_without_a_topic_go_to_the_reactors_own(topic: Topic) -> None:
     topic.append("in", 3)
     drain(topic, "count", lambda event: Draft("in", event.payload - 1) if event.payload else None)

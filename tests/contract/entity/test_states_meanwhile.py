@@ -13,7 +13,15 @@ from penstock import on as handles
 from penstock.engine.contract import Snapshot
 from penstock.entity.projection import rebuild as rebuilding
 from penstock.entity.projection import states
-from penstock.errors import ConfigError, TopicDropped
+from penstock.entity.projection.snapshot import pack_state
+from penstock.entity.projection.streamed import (
+    StreamedState,
+    StreamedStates,
+    load_streamed,
+    save_streamed,
+    states_topic,
+)
+from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.commit.catalog import TopicRecord, load_record
 
 
@@ -34,13 +42,25 @@ def make_anew(journal: Journal, count: int = 1) -> None:
 
 # ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("key", ["a", None])
-def test_a_watch_shows_a_topic_made_anew_that_is_as_long(journal: Journal, topic: Topic, key: str | None) -> None:
+def test_a_watch_goes_on_with_a_topic_made_anew(journal: Journal, topic: Topic, key: str | None) -> None:
     topic.append("placed", key="a")
     with topic.watch(Kinds, key) as watch:
         assert watch.next(0) == Kinds(["placed"]) and watch.next(0) is None
         make_anew(journal)
-        assert watch.next(0) == Kinds(["made anew"]) and watch.generation == 1
+        assert watch.next(0) == Kinds(["made anew"]) and watch.generation == 2
         assert watch.next(0) is None
+
+
+@pytest.mark.parametrize("key", ["a", None])
+def test_a_state_of_a_dropped_topic_has_changed_in_one_made_anew(
+    journal: Journal, topic: Topic, key: str | None
+) -> None:
+    topic.append("placed", key="a")
+    journal.drop_topic("orders")
+    topic.configure()
+    assert topic.project_if_changed(Kinds, key, 1) == (0, None) and topic.rebuild(Kinds).through == 0
+    topic.append("made anew", key="a")
+    assert topic.project_if_changed(Kinds, key, 1) == (2, Kinds(["made anew"]))
 
 
 # ── cached states ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,12 +206,39 @@ def test_a_rebuild_beside_a_project_that_saves_is_right(
 
 
 @on("memory", "sqlite")
-def test_a_rebuild_of_a_topic_that_is_dropped_says_so(journal: Journal, crowded: Topic) -> None:
+@pytest.mark.parametrize("at", [5, 6])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_rebuild_of_a_topic_that_is_dropped_says_so(journal: Journal, crowded: Topic, count: int, at: int) -> None:
+    """In the middle, and when everything is folded and the last states are to be saved."""
+
     def dropped() -> None:
-        make_anew(journal)
+        journal.drop_topic("orders")
+        if count:
+            crowded.append_many([Draft("made anew", key="a")])
         journal.maintain()  # its states are cleared away
 
-    ACTS[5] = dropped
-    with pytest.raises(TopicDropped, match="dropped while its states were rebuilt"):
+    ACTS[at] = dropped
+    with pytest.raises(PositionTrimmed if count else UnknownTopic):
         crowded.rebuild(Counting)
-    assert crowded.project(Kinds, "a") == Kinds(["made anew"])
+    assert crowded.project(Counting, "b") is None
+    assert crowded.project(Kinds, "a") == (Kinds(["made anew"]) if count else None)
+    assert crowded.rebuild(Counting).entities == count
+
+
+def test_a_stream_keeps_no_state_of_a_dropped_topic_with_the_one_made_anew(journal: Journal, topic: Topic) -> None:
+    topic.append("placed", key="a")
+    wanted = StreamedStates("orders", "Kinds", 1, "query")
+
+    def keep(*states: StreamedState) -> None:
+        journal._core.run(lambda commit: save_streamed(commit, wanted, states, whole=True))  # type: ignore[attr-defined]
+
+    old = StreamedState("a", Kinds.__projection__.fingerprint, 1, 1, pack_state(Kinds(["placed"])))
+    keep(old)
+    make_anew(journal)
+    with pytest.raises(PositionTrimmed):
+        keep(old)
+    new = StreamedState("a", Kinds.__projection__.fingerprint, 2, 2, pack_state(Kinds(["made anew"])))
+    keep(new)
+    with journal._engine.read() as snap:  # type: ignore[attr-defined]
+        assert load_streamed(snap, states_topic(snap, "orders"), wanted, "a") == new
+    assert topic.project(Kinds, "a", freshness="cached") == Kinds(["made anew"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -14,14 +12,14 @@ from journals import Place, eventually, on, only, payloads, seqs
 
 import penstock
 from penstock import Draft, Journal, Projection
-from penstock.engine.contract import Snapshot
 from penstock.errors import (
     ConfigError,
+    Conflict,
     FenceActive,
     InvalidName,
+    PositionTrimmed,
     ReadOnly,
     StaleDelivery,
-    TopicDropped,
     TopicInUse,
     UnknownQueue,
     UnknownTopic,
@@ -32,7 +30,7 @@ from penstock.journal.storage.block import build_wire
 from penstock.journal.storage.wire import Columns
 from penstock.journal.upkeep import dropping
 
-OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
+OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.ENDED, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
 """Prefixes of keys that no topic's number follows."""
 STAGING = (keys.STAGED, keys.PUBLISHED, keys.APART)
 
@@ -94,6 +92,20 @@ def fill(journal: Journal, name: str) -> None:
     queue.take(group="a")
 
 
+def end_of(journal: Journal, topic: str) -> bytes | None:
+    """The row that says where a dropped topic ended."""
+    with journal._engine.read() as snap:  # type: ignore[attr-defined]
+        found: bytes | None = snap.get(keys.ended_key(topic))
+    return found
+
+
+def make_anew(journal: Journal, count: int = 0) -> None:
+    """Drops `orders` and makes it again, with some events."""
+    journal.drop_topic("orders", force=True)
+    journal.topic("orders").configure()
+    journal.topic("orders").append_many([Draft("x", f"new {n}") for n in range(count)])
+
+
 # ── what is gone ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_nothing_of_a_dropped_topic_is_left_in_the_store(journal: Journal) -> None:
     journal.topic("other").append("kept", 1, key="k")
@@ -110,23 +122,25 @@ def test_nothing_of_a_dropped_topic_is_left_in_the_store(journal: Journal) -> No
     assert payloads(journal.topic("other").read()) == [1]
 
 
-def test_a_topic_made_again_is_another_one(journal: Journal) -> None:
+def test_a_topic_made_again_knows_nothing_of_the_dropped_one(journal: Journal) -> None:
+    early = journal.topic("orders").append("placed", "early")
     fill(journal, "orders")
     before = number_of(journal, "orders")
     journal.drop_topic("orders", force=True)
     topic = journal.topic("orders")
     assert (topic.latest, len(topic), list(topic.read()), topic.cursors()) == (0, 0, [], {})
     receipt = topic.append("placed", "new", key="k1", dedup="d1")
-    assert (receipt.seq, receipt.duplicate) == (1, False)
+    assert (receipt.seq, receipt.duplicate) == (303, False)
+    assert topic.check(receipt) and "with a topic that was dropped" in topic.check(early).reason
     assert number_of(journal, "orders") > before
     assert topic.project(Total).count == 1  # type: ignore[union-attr]
     assert topic.project(Total, "k1").count == 1  # type: ignore[union-attr]
-    assert seqs(topic.read(key="k1")) == [1] and topic.generation("k2") == 0
+    assert seqs(topic.read(key="k1")) == [303] and topic.generation("k2") == 0
     assert topic.settings.max_age is None
     journal.maintain()
     assert payloads(topic.read()) == ["new"] and list(topic.entities()) == ["k1"]
-    with pytest.raises(penstock.errors.Conflict):
-        topic.append("placed", 2, key="k1", expect=0)
+    assert (len(topic), topic.lag("billing")) == (1, 1)
+    assert topic.verify() and end_of(journal, "orders") is None
 
 
 def test_numbers_are_not_given_out_again_when_the_newest_topic_goes(place: Place) -> None:
@@ -168,7 +182,7 @@ def test_a_batch_that_is_being_staged_begins_the_topic_anew(journal: Journal) ->
     journal.maintain()
     journal._core.run(lambda commit: stage(commit, batch, 1, pieces[1]))  # type: ignore[attr-defined]
     journal._core.run(lambda commit: publish(commit, [batch], remember=False))  # type: ignore[attr-defined]
-    assert seqs(topic.read()) == [1, 2], "all of it, or it would be half-written"
+    assert seqs(topic.read()) == [2, 3], "all of it, or it would be half-written"
 
 
 @on("sqlite")
@@ -184,12 +198,52 @@ def test_what_is_computed_of_a_topic_is_not_kept_after_a_drop(journal: Journal) 
         number = number_of(journal, "orders")
         try:
             report = compute()
-        except TopicDropped as error:
-            assert "rebuilt" in str(error)
+        except UnknownTopic as error:
+            assert "dropped while its states were rebuilt" in str(error)
         else:
             assert report.root is None  # type: ignore[union-attr]
         journal.maintain()
         assert rows_of(journal, number) == []
+
+
+# ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_positions_of_a_name_never_restart(place: Place) -> None:
+    journal, end = place.open(), 0
+    for count in (3, 2, 0, 1):  # once without an event in between
+        topic = journal.topic("orders")
+        topic.configure()
+        assert (topic.latest, topic.oldest, len(topic)) == (end, 0, 0)
+        end += len([topic.append("x") for _ in range(count)])
+        journal.drop_topic("orders")
+        journal = place.reopen(journal)
+    assert journal.topic("orders").append("x").seq == 7
+
+
+def test_a_position_of_a_dropped_topic_is_trimmed(journal: Journal) -> None:
+    topic = journal.topic("orders")
+    topic.append_many([Draft("placed", n, key="k") for n in range(5)])
+    make_anew(journal)
+    topic.append("placed", "new", key="k")
+    with pytest.raises(PositionTrimmed) as trimmed:
+        list(topic.read(after=3))
+    assert trimmed.value.oldest == 6 and seqs(topic.read(after=5)) == seqs(topic.read()) == [6]
+    assert topic.get(3) is None
+    with pytest.raises(Conflict):
+        topic.append("placed", key="k", expect=5)
+    assert topic.append("placed", key="k", expect=6).seq == 7
+    topic.commit("late", 3)  # of a consumer that read before the drop
+    got: list[int] = []
+    with topic.worker("late", lambda events: got.extend(seqs(events))):
+        eventually(lambda: topic.cursor("late") == 7)
+    assert got == [6, 7]
+
+
+def test_a_store_whose_dropped_topics_left_no_end_begins_them_at_one(journal: Journal) -> None:
+    """As earlier versions dropped them."""
+    journal.topic("orders").append_many([Draft("x") for _ in range(5)])
+    journal.drop_topic("orders")
+    journal._core.run(lambda commit: commit.tx.delete(keys.ended_key("orders")))  # type: ignore[attr-defined]
+    assert journal.topic("orders").append("x").seq == 1
 
 
 # ── what stands in the way ───────────────────────────────────────────────────────────────────────────────────────────
@@ -231,7 +285,7 @@ def test_a_fence_keeps_topics_from_being_dropped(journal: Journal) -> None:
     open_fence.submit("orders", "z")
     journal.drop_topic("orders")
     open_fence.commit()
-    assert seqs(journal.topic("orders").read()) == [1], "what a fence had hidden begins the topic anew"
+    assert seqs(journal.topic("orders").read()) == [3], "what a fence had hidden begins the topic anew"
 
 
 def test_a_transaction_is_let_finish_first(journal: Journal) -> None:
@@ -256,7 +310,7 @@ def test_submissions_around_a_drop_land_in_one_topic_or_the_other(journal: Journ
     for ticket in tickets:
         ticket.result()
     assert len(topic) + (report.events if report else 0) == 100
-    assert seqs(topic.read()) == list(range(1, len(topic) + 1))
+    assert seqs(topic.read()) == list(range(101 - len(topic), 101))
 
 
 @only(on_disk=True, reads_beside_writer=True)
@@ -279,87 +333,37 @@ def test_a_read_only_reader_sees_it_go(place: Place) -> None:
 
 # ── those who use it ─────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("kind", [None, "x"])
-def test_a_subscriber_is_told(journal: Journal, kind: str | None) -> None:
+def test_a_subscriber_that_has_read_everything_goes_on_with_the_topic_made_anew(
+    journal: Journal, kind: str | None
+) -> None:
     topic = journal.topic("orders")
     early = topic.subscribe(kind=kind)
     assert early.next(0) is None, "a topic that is not there yet is waited for"
-    topic.append("x", 1)
-    following, behind = topic.subscribe(kind=kind), topic.subscribe(kind=kind)
-    assert following.next(10).payload == early.next(10).payload == 1  # type: ignore[union-attr]
-    told: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            following.next(60)
-        except TopicDropped as error:
-            told.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    topic.append_many([Draft("x", 1), Draft("x", 2)])
+    caught_up, behind = topic.subscribe("latest", kind=kind), topic.subscribe(after=1, kind=kind)
+    assert payloads([early.next(10), early.next(10)]) == [1, 2]  # type: ignore[list-item]
     journal.drop_topic("orders")
-    thread.join(60)
-    assert "dropped while it was followed, after position 1" in str(told[0])
-    topic.append("x", 2)
-    for subscriber in (early, behind):
-        with pytest.raises(TopicDropped):
-            subscriber.next(10)
-    assert topic.subscribe(kind=kind).next(10).payload == 2  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("left", [0, 3])
-@pytest.mark.parametrize("look", [1, 2])
-def test_what_is_appended_after_subscribing_to_the_end_comes(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, look: int, left: int
-) -> None:
-    """Also when the topic is dropped and made anew while it is looked for its end."""
-    topic = journal.topic("orders")
-    topic.append_many([Draft("x", n) for n in range(50)])
-    engine = journal._engine  # type: ignore[attr-defined]
-    read, looks = engine.read, count(1)
-
-    def looked() -> AbstractContextManager[Snapshot]:
-        if next(looks) == look:
-            monkeypatch.undo()
-            journal.drop_topic("orders")
-            topic.append_many([Draft("x", n) for n in range(left)])
-        found: AbstractContextManager[Snapshot] = read()
-        return found
-
-    monkeypatch.setattr(engine, "read", looked)
-    with topic.subscribe("latest") as follower:
-        monkeypatch.undo()
-        topic.append("new", "after the call has returned")
-        with suppress(TopicDropped):
-            event = follower.next(10)
-            assert event is not None and event.kind == "new"
+    waiting = topic.subscribe("latest", kind=kind, on_lag="raise", buffer=1)
+    for subscriber in (early, caught_up, waiting, behind):
+        assert subscriber.next(0) is None
+    topic.append("x", 3)
+    for subscriber in (early, caught_up, waiting):
+        event = subscriber.next(10)
+        assert event is not None and (event.seq, event.payload) == (3, 3)
+    with pytest.raises(PositionTrimmed):
+        behind.next(10)
 
 
 @pytest.mark.parametrize("kind", [None, "x"])
-@pytest.mark.parametrize("look", range(1, 5))
-def test_a_worker_hands_out_a_topic_made_anew_from_its_beginning(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, look: int, kind: str | None
-) -> None:
-    """However often it looks for its cursor and its events, and whenever between the topic is dropped."""
+def test_a_worker_begins_with_what_is_left_of_a_topic_made_anew(journal: Journal, kind: str | None) -> None:
     topic = journal.topic("orders")
     topic.append_many([Draft("x", n) for n in range(5)])
-    topic.commit("billing", 3)
+    make_anew(journal, 8)
+    topic.compact(topic.latest - 2)
     got: list[object] = []
-    worker = topic.worker("billing", lambda events: got.extend(event.payload for event in events), kind=kind)
-    engine = journal._engine  # type: ignore[attr-defined]
-    read, looks = engine.read, count(1)
-
-    def looked() -> AbstractContextManager[Snapshot]:
-        if threading.current_thread() is worker._thread and next(looks) == look:
-            monkeypatch.undo()
-            journal.drop_topic("orders", force=True)
-            topic.append_many([Draft("x", f"new {n}") for n in range(8)])
-        found: AbstractContextManager[Snapshot] = read()
-        return found
-
-    monkeypatch.setattr(engine, "read", looked)
-    with worker:
+    with topic.worker("billing", lambda events: got.extend(payloads(events)), kind=kind):
         eventually(lambda: "new 7" in got)
-    assert [payload for payload in got if isinstance(payload, str)] == [f"new {n}" for n in range(8)]
+    assert got == ["new 6", "new 7"]
 
 
 def test_a_worker_goes_on_with_the_topic_made_anew(journal: Journal) -> None:
@@ -386,7 +390,7 @@ def test_a_batch_handled_during_a_drop_passes_nothing_of_the_new_topic(journal: 
             topic.append_many([Draft("x", n) for n in range(10, 30)])
 
     with topic.worker("billing", handle, kind=kind):
-        eventually(lambda: len(got) >= 25 and topic.cursor("billing") == 20)
+        eventually(lambda: len(got) >= 25 and topic.cursor("billing") == 25)
     assert got == [*range(5), *range(10, 30)]
 
 
@@ -427,8 +431,8 @@ def test_another_journal_object_does_not_write_into_the_old_number(place: Place)
     old, jobs = number_of(mine, "orders"), number_of(mine, "jobs")
     mine.drop_topic("orders")
     mine.drop_topic("jobs", force=True)
-    assert other.topic("orders").append("x", key="k", expect=0).seq == 1
-    assert other.topic("orders").generation("k") == 1
+    assert other.topic("orders").append("x", key="k", expect=0).seq == 3
+    assert other.topic("orders").generation("k") == 3
     with pytest.raises(UnknownQueue):
         other.queue("jobs", create=False)
     mine.queue("jobs").push("n")
@@ -499,6 +503,6 @@ def test_sealed_files_stay_and_are_listed(journal: Journal, tmp_path: Path) -> N
     assert rows_of(journal, number) == []
     topic.append_many([Draft("x", n) for n in range(10)])
     with pytest.raises(ConfigError, match="a topic of this name that was dropped since"):
-        seal_topic(journal._core, "orders", lake=lake, through=6)  # type: ignore[arg-type]
-    assert seal_topic(journal._core, "orders", lake=str(tmp_path / "new"), through=6).events == 6  # type: ignore[arg-type]
-    assert len(list(topic.read())) == 10
+        seal_topic(journal._core, "orders", lake=lake, through=16)  # type: ignore[arg-type]
+    assert seal_topic(journal._core, "orders", lake=str(tmp_path / "new"), through=16).events == 6  # type: ignore[arg-type]
+    assert seqs(topic.read()) == list(range(11, 21))

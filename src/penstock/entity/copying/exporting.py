@@ -5,9 +5,9 @@
     orders/1-262144.parquet   a topic as Parquet: parts named by the positions they cover
 
 Run again, an export goes on where the last one ended, interrupted or not: a line torn off at the end is cut away, a
-part is there whole or not at all. It goes on with the same topic only: the manifest says of which journal and which
-topic the events are, since a topic made anew under a name counts its positions from 1 again. A path that ends with
-.jsonl, .parquet, .arrow or .csv is one topic's file (`files.py`).
+part is there whole or not at all. It goes on with the same journal only, whose id is in the manifest. What it holds of
+a topic stays when that is compacted, or dropped: one made anew under its name follows, since positions go on. A path
+that ends with .jsonl, .parquet, .arrow or .csv is one topic's file (`files.py`).
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
     """What a manifest says of a topic."""
 
     journal: str = ""
+    """The id of the journal that it is of. Without it the events can be imported, and nothing can be added to them."""
     number: int = 0
-    """Which topic it is: its journal's id, and its number there. Without them the events can be imported, and nothing
-    can be added to them."""
+    """Written by earlier versions, and ignored."""
     settings: Settings = Settings()
     trimmed: int = 0
     through: int = 0
@@ -142,14 +142,14 @@ def _export(
     with core.engine.read() as snap:
         views = [(name, TopicView.open(snap, name)) for name in names]
         found = [(name, view) for name, view in views if view is not None]
-        for name, view in found:
-            _check_same_topic(folder, name, manifest.topics.get(name), core.id, view.number)
+        for name, _ in found:
+            _check_same_journal(folder, name, manifest.topics.get(name), core.id)
         total = sum(view.count() for _, view in found)
         meter = _Meter(progress, total)
         for name, view in found:
             state = load_state(snap, view.number, name)
             entry = manifest.topics.setdefault(name, TopicEntry())
-            entry.journal, entry.number = core.id, view.number
+            entry.journal = core.id
             entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
 
             def save() -> None:
@@ -235,16 +235,14 @@ def _manifest(folder: Path, format: str) -> ExportManifest:
     return manifest
 
 
-def _check_same_topic(folder: Path, name: str, entry: TopicEntry | None, journal: str, number: int) -> None:
-    """ConfigError when a folder holds events of another topic of this name: positions of two topics do not go on."""
-    if entry is None or not (entry.synced or entry.parts) or (entry.journal, entry.number) == (journal, number):
+def _check_same_journal(folder: Path, name: str, entry: TopicEntry | None, journal: str) -> None:
+    """ConfigError when a folder holds events of another journal's topic: positions of two journals do not go on."""
+    if entry is None or not (entry.synced or entry.parts) or entry.journal == journal:
         return
-    if not entry.number:
-        known = "was written by an earlier version, which did not note which topic it is of"
-    elif entry.journal != journal:
+    if entry.journal:
         known = "is of another journal"
     else:
-        known = "is of a topic that was dropped since, and made anew"
+        known = "was written by an earlier version, which did not note of which journal it is"
     raise ConfigError(f"the export of {name!r} in {folder} {known}: export to an empty folder")
 
 

@@ -22,7 +22,7 @@ from penstock.entity.projection.snapshot import (
     save,
     unpack_state,
 )
-from penstock.errors import ConfigError, TopicDropped
+from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
@@ -61,9 +61,8 @@ def rebuild(
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """What of a topic a rebuild folds, when it begins; a topic that is not there has number 0."""
+    """What of a topic a rebuild folds, when it begins: nothing of one that is not there."""
 
-    number: int = 0
     through: int = 0
     events: int = 0
     compacted: int = 0
@@ -75,7 +74,7 @@ def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
     if view is None:
         return Rebuilt()
     compacted = load_state(snap, view.number, topic).compacted
-    return Rebuilt(view.number, view.latest(), view.count(), compacted)
+    return Rebuilt(view.newest(), view.count(), compacted)
 
 
 class StateSaving:
@@ -91,8 +90,8 @@ class StateSaving:
 
     def begin(self) -> None:
         """Removes what is saved, of this version of the projection and of others."""
-        if self.of.number:
-            self._core.run(partial(replace_states, self._topic, self.of, self._declared, (), begin=True), relaxed=True)
+        if self.of.through:
+            self._core.run(partial(replace_states, self._topic, self._declared, (), begin=True), relaxed=True)
             self._states.clear()
 
     def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
@@ -103,34 +102,29 @@ class StateSaving:
             part = [
                 (key, Saved(fingerprint, newest, first, self.of.compacted, state)) for key, newest, first, state in some
             ]
-            self._core.run(partial(replace_states, self._topic, self.of, self._declared, part), relaxed=True)
+            self._core.run(partial(replace_states, self._topic, self._declared, part), relaxed=True)
             count += len(part)
         return count
 
 
 def replace_states(
-    topic: str,
-    of: Rebuilt,
-    declared: Declared,
-    states: Iterable[tuple[str | None, Saved]],
-    commit: Commit,
-    *,
-    begin: bool = False,
+    topic: str, declared: Declared, states: Iterable[tuple[str | None, Saved]], commit: Commit, *, begin: bool = False
 ) -> None:
     """Saves states of a rebuild; `begin`: first all goes that is saved of the projection, of whatever version."""
-    if not commit.is_current(topic, of.number):
-        raise dropped(topic)
+    head = commit.head(topic)
+    if head is None:
+        raise _dropped(topic)
+    state = load_state(commit.tx, head.number, topic)
     if begin:
-        drop_version(commit.tx, of.number, declared)
-        drop_other_versions(commit.tx, of.number, declared)
+        drop_version(commit.tx, head.number, declared)
+        drop_other_versions(commit.tx, head.number, declared)
     for key, saved in states:
-        check_folded(saved, key, commit.latest(topic))
-        save(commit.tx, of.number, declared, key, saved)
+        check_folded(saved, key, state, commit.latest(topic))
+        save(commit.tx, head.number, declared, key, saved)
 
 
-def dropped(topic: str) -> TopicDropped:
-    """The error of a rebuild whose topic went meanwhile."""
-    return TopicDropped(f"topic {topic!r} was dropped while its states were rebuilt")
+def _dropped(topic: str) -> UnknownTopic:
+    return UnknownTopic(f"topic {topic!r} was dropped while its states were rebuilt")
 
 
 def _in_parts(folded: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -178,8 +172,13 @@ class _Rebuild:
 
     def _view(self, snap: Snapshot) -> TopicView:
         view = TopicView.open(snap, self._topic)
-        if view is None or view.number != self._saving.of.number:
-            raise dropped(self._topic)
+        if view is None:
+            raise _dropped(self._topic)
+        if (began := view.began()) >= self._saving.of.through:
+            raise PositionTrimmed(
+                f"topic {self._topic!r} was dropped while its states were rebuilt: rebuild those of the one made anew",
+                oldest=began + 1,
+            )
         return view
 
     def _fold(self, block: Any, after: int, through: int) -> int:
@@ -217,8 +216,7 @@ class _Rebuild:
             return None
         declared, of = self._folder.declared, self._saving.of
         with self._core.engine.read() as snap:
-            saved = load_saved(snap, of.number, declared, key)
-            self._view(snap)  # what is saved of a dropped topic goes, too
+            saved = load_saved(snap, self._view(snap).number, declared, key)
         if (
             saved is None
             or saved.generation < newest  # events in between would be in no state

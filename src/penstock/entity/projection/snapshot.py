@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.entity.projection.projection import Declared, Projection
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PositionTrimmed
 from penstock.journal.commit.catalog import TopicState
 from penstock.journal.storage.keys import prefix_end
 
@@ -90,12 +90,23 @@ def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
     )
 
 
-def check_folded(saved: Saved, key: str | None, latest: int) -> None:
+def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) -> None:
     """Refuses a state of events that a topic does not have: `project` would never fold those that come there."""
     if not 1 <= saved.first <= saved.generation <= latest:
         raise ConfigError(
             f"the state of {(key or 'the whole topic')[:40]!r} says that it was folded from events {saved.first} to "
-            f"{saved.generation}; the topic's are 1 to {latest}"
+            f"{saved.generation}; the topic's are {state.began + 1} to {latest}"
+        )
+    check_not_dropped(saved, key, state)
+
+
+def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
+    """PositionTrimmed when a state was folded from events of a topic that was dropped, and has been made anew."""
+    if saved.first <= state.began:
+        raise PositionTrimmed(
+            f"the state of {(key or 'the whole topic')[:40]!r} was folded from event {saved.first} on, of a topic that "
+            f"was dropped: the one made anew begins after {state.began}",
+            oldest=state.began + 1,
         )
 
 

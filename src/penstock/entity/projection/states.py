@@ -39,18 +39,18 @@ class StateCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._saved: OrderedDict[tuple[str, str, int, str | None], tuple[int, Saved]] = OrderedDict()
-        """With the number of the topic they are of: one of the same name may have been dropped since."""
+        self._saved: OrderedDict[tuple[int, str, int, str | None], Saved] = OrderedDict()
+        """By the number of their topic, as the saved ones: those of a topic that was dropped are not found any more."""
         self._numbers: dict[str, tuple[int, int]] = {}
         """By name: `Engine.changes` when a topic's number was looked up, and the number; 0 for none."""
 
-    def get(self, topic: str, declared: Declared, key: str | None) -> tuple[int, Saved] | None:
+    def get(self, topic: int, declared: Declared, key: str | None) -> Saved | None:
         return self._saved.get((topic, declared.name, declared.version, key))
 
-    def put(self, topic: str, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
+    def put(self, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
         place = (topic, declared.name, declared.version, key)
         with self._lock:
-            self._saved[place] = number, saved
+            self._saved[place] = saved
             self._saved.move_to_end(place)
             while len(self._saved) > _REMEMBERED:
                 self._saved.popitem(last=False)
@@ -71,11 +71,8 @@ class StateCache:
 
 def project(
     log: TopicLog, states: StateCache, projection: type[P], key: str | None, freshness: Freshness
-) -> tuple[int, P | None, int]:
-    """An entity's (or the whole topic's) generation and state, and the topic's number.
-
-    Generation 0 and state None when it has no events, number 0 when there is no topic.
-    """
+) -> tuple[int, P | None]:
+    """An entity's (or the whole topic's) generation and state; 0 and None when it has no events."""
     folder = folder_of(projection)
     declared = folder.declared
     if key is not None:
@@ -83,38 +80,32 @@ def project(
     if freshness not in ("consistent", "cached"):
         raise ConfigError(f'freshness is "consistent" or "cached", not {freshness!r}')
     core, name = log.core, log.name
-    of_topic, remembered = states.get(name, declared, key) or (0, None)
-    if (
-        freshness == "cached"
-        and remembered is not None
-        and remembered.fingerprint == declared.fingerprint
-        and states.number_of(log) == of_topic  # else it was dropped, by another process or while it was folded
-    ):
-        return remembered.generation, unpack_state(projection, remembered.state), of_topic
+    if freshness == "cached":
+        remembered = states.get(states.number_of(log), declared, key)
+        if remembered is not None and remembered.fingerprint == declared.fingerprint:
+            return remembered.generation, unpack_state(projection, remembered.state)
     lookup = core.index.lookup(name) if key is not None else None
     with core.engine.read() as snap:
         view = TopicView.open(snap, name)
         if view is None:
-            return 0, None, 0
+            return 0, None
         state_of_topic = load_state(snap, view.number, name)
-        if of_topic != view.number:
-            remembered = None
-        start = _start(view, declared, key, state_of_topic, remembered)
+        start = _start(view, declared, key, state_of_topic, states.get(view.number, declared, key))
         state = _unpacked(projection, start) if start is not None else None
         if freshness == "cached" and start is not None and state is not None:
-            return start.generation, state, view.number
+            return start.generation, state
         if state is None:
             state, start = projection(), None
         pieces = _Pieces(view, lookup, key, start.generation if start is not None else 0)
         state, last, count = folder.fold_pieces(state, pieces)
     if not count:
-        return (start.generation, state, view.number) if start is not None else (0, None, view.number)
+        return (start.generation, state) if start is not None else (0, None)
     first = start.first if start is not None else pieces.first
     saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
-    states.put(name, view.number, declared, key, saved)
+    states.put(view.number, declared, key, saved)
     if count >= SAVE_AFTER and not core.engine.read_only:
         _save_soon(log, view.number, declared, key, saved)
-    return last, state, view.number
+    return last, state
 
 
 def project_if_changed(
@@ -123,9 +114,9 @@ def project_if_changed(
     """None when the entity is still at `generation`, else its generation now and its state."""
     check_position(generation, "generation")
     check_projection(projection)
-    if (generation_of(log, key) if key is not None else log.latest) == generation:
+    if (generation_of(log, key) if key is not None else log.ask(TopicView.newest, 0)) == generation:
         return None
-    newest, state, _ = project(log, states, projection, key, "consistent")
+    newest, state = project(log, states, projection, key, "consistent")
     return None if newest == generation else (newest, state)
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.entity.projection.projection import Declared
-from penstock.entity.projection.snapshot import Saved, check_folded, first_saved, load_saved, save
-from penstock.errors import ConfigError, TopicDropped
+from penstock.entity.projection.snapshot import Saved, check_folded, check_not_dropped, first_saved, load_saved, save
+from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_record, load_state
 from penstock.journal.commit.commit import Commit
 
@@ -81,18 +81,16 @@ def filed_states(snap: Snapshot, number: int, wanted: StreamedStates) -> FiledSt
     return None if found is None else FiledStates(found[0], found[1].fingerprint)
 
 
-def save_streamed(
-    commit: Commit, number: int, wanted: StreamedStates, states: Iterable[StreamedState], *, whole: bool
-) -> None:
+def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[StreamedState], *, whole: bool) -> None:
     """Keeps states, unless newer ones are there. `whole`: they were folded from the whole topic, and are saved as the
     projection's own too, where no event was removed that is in them."""
-    if not commit.is_current(wanted.topic, number):
-        raise TopicDropped(f"topic {wanted.topic!r} was dropped while a stream kept its states with it")
+    number = states_topic(commit.tx, wanted.topic)
     of_query, own = wanted.declared(), Declared(wanted.name, wanted.version, [])
     topic = load_state(commit.tx, number, wanted.topic)
     for one in states:
         saved = Saved(one.fingerprint, one.generation, one.first, 0, one.state)
+        check_not_dropped(saved, one.key, topic)
         save(commit.tx, number, of_query, one.key, saved)
         if whole and not topic.compacted and one.first > topic.trimmed:
-            check_folded(saved, one.key, commit.latest(wanted.topic))
+            check_folded(saved, one.key, topic, commit.latest(wanted.topic))
             save(commit.tx, number, own, one.key, saved)

@@ -32,8 +32,6 @@ class Watch(Generic[P]):
         self._closed = False
         self.generation = 0
         """The generation of the last state handed out."""
-        self._number = 0
-        """The number of the topic that it is of: one made anew under its name counts generations from 1 again."""
         check_projection(projection)
 
     def next(self, timeout: Seconds | None = None) -> P | None:
@@ -92,8 +90,8 @@ class Watch(Generic[P]):
             if self._closed:
                 return None
             raise Closed("the journal was closed under this watch")
-        generation, state, number = project(self._log, self._states, self._projection, self._key, "consistent")
-        if (number, generation) == (self._number, self.generation):
+        generation, state = project(self._log, self._states, self._projection, self._key, "consistent")
+        if generation == self.generation:
             return None
-        self._number, self.generation = number, generation
+        self.generation = generation
         return state

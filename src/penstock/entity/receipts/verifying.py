@@ -130,7 +130,7 @@ def check(log: TopicLog, receipt: Receipt) -> CheckReport:
         if view is None:
             return CheckReport(False, "the topic has no events")
         if receipt.seq <= view.trimmed():
-            return CheckReport(False, "compaction removed it")
+            return CheckReport(False, "it was removed, by compaction or with a topic that was dropped")
         try:
             event = view.get(receipt.seq)
         except Corrupt as error:

@@ -19,16 +19,13 @@ from penstock.events import Draft, Event
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.journal.cursors import move_cursor, read_cursor
-from penstock.journal.log import read_view
-from penstock.journal.reading import EVERYTHING
-from penstock.journal.storage.keys import MAX_SEQ
+from penstock.journal.reading import TopicView
 from penstock.journal.worker import TopicWorker
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
     from penstock.entity.staging.fence import Fences
     from penstock.journal.log import TopicLog
-    from penstock.journal.reading import TopicView
 
 FENCE_PAUSE = 0.1
 """Seconds between two tries to append while an exclusive fence is open."""
@@ -60,9 +57,8 @@ class Reactor(TopicWorker):
         signal = hub.signal(log.name)
         while not self._stopping.is_set():
             seen = signal.version
-            start: int | None = None
-            events: list[Event] = []
-            self._number, start, events = log.ask(self._cursor_and_inputs, (0, start, events))
+            nothing: list[Event] = []
+            start, events = log.ask(self._cursor_and_events, (0, nothing))
             if events:
                 self._handle_from(start, events)
                 continue
@@ -70,16 +66,7 @@ class Reactor(TopicWorker):
                 # The wait is for other processes' sake bounded; commits of this one signal at once.
                 signal.wait(seen, max(self._idle, 0.05))
 
-    def _cursor_and_inputs(self, view: TopicView) -> tuple[int, int | None, list[Event]]:
-        """Which topic it is, the cursor, if there is one, and what follows it: of one moment.
-
-        Another reactor of this name may move the cursor, and compaction follow it: then its old place is gone.
-        """
-        start = read_cursor(view.snap, view.number, self._consumer)
-        found = read_view(view, start or 0, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False)
-        return view.number, start, list(found)
-
-    def _handle_from(self, start: int | None, events: list[Event]) -> None:
+    def _handle_from(self, start: int, events: list[Event]) -> None:
         """Reacts to events; when the handler fails, what it returned before that is kept."""
         reactions: list[list[Staged]] = []
         failure: Exception | None = None
@@ -111,9 +98,7 @@ class Reactor(TopicWorker):
             staged.append((name, draft if draft.cause is not None else replace(draft, cause=event)))
         return staged
 
-    def _commit(
-        self, start: int | None, events: list[Event], reactions: list[list[Staged]], *, alone: bool = False
-    ) -> bool:
+    def _commit(self, start: int, events: list[Event], reactions: list[list[Staged]], *, alone: bool = False) -> bool:
         """Appends reactions and moves the cursor; False when one of several was refused."""
         staged: list[Staged] = []
         for reaction in reactions:
@@ -123,11 +108,14 @@ class Reactor(TopicWorker):
             plan = self._plan(staged)
             if plan is None:
                 return True
-            topic, number, consumer, last = self._topic, self._number, self._consumer, events[-1].seq
+            topic, consumer, last = self._topic, self._consumer, events[-1].seq
 
             def apply(commit: Commit) -> None:
-                if not commit.is_current(topic, number) or read_cursor(commit.tx, number, consumer) != start:
-                    return  # another reactor of this name was faster, or the topic was dropped
+                view = TopicView.open(commit.tx, topic)
+                if view is None or last <= view.began():
+                    return  # the topic was dropped
+                if (read_cursor(commit.tx, view.number, consumer) or 0) != start:
+                    return  # another reactor of this name was faster
                 plan.apply(commit)
                 move_cursor(commit, topic, consumer, last, back=False)
 

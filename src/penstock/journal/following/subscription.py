@@ -136,7 +136,7 @@ class LocalSubscription(Subscription):
         return True
 
     def _mind_the_lag(self, view: TopicView) -> None:
-        behind = view.latest() - self._position
+        behind = view.latest() - max(self._position, view.began())
         if behind <= self._buffer:
             return
         if self._on_lag == "drop":

@@ -30,8 +30,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from penstock.durable import as_storage_error
-from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, StorageError, TopicDropped
+from penstock.errors import ConfigError, StorageError
 from penstock.journal.commit.catalog import Head, load_state, save_state
 from penstock.journal.commit.commit import Commit
 from penstock.journal.core import JournalCore
@@ -125,7 +124,6 @@ class _Sealing:
                 raise ConfigError(
                     f"topic {self.topic!r} keeps only the newest event of every key, so its history is never settled"
                 )
-            self.number = view.number
             state = load_state(snap, view.number, self.topic)
             seals = load_seals(snap, view.number)
             ranges = plan_ranges(view, max(state.sealed, state.trimmed), through, self.file_events)
@@ -169,13 +167,9 @@ class _Sealing:
             left,
         )
 
-    # ── the topic ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _view(self, snap: Snapshot) -> TopicView:
-        return topic_to_seal(snap, self.topic, self.number)
-
     def _head(self, commit: Commit) -> Head:
         head = commit.head(self.topic)
-        if head is None or head.number != self.number:
+        if head is None:
             raise dropped(self.topic)
         return head
 
@@ -198,7 +192,7 @@ class _Sealing:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Removes what a failed seal has written in vain, and says so when a newer one took over, or the topic is gone.
+        """Removes what a failed seal has written in vain, and says so when a newer one took over.
 
         Whatever the error: a task of Spark has others than ours, and no later seal removes files of a dropped topic.
         """
@@ -207,14 +201,11 @@ class _Sealing:
         except Exception as error:
             with self.core.engine.read() as snap:
                 view = TopicView.open(snap, self.topic)
-                gone = view is None or view.number != self.number
-                taken = not gone and load_seals(snap, self.number).token != self.token
-                known = frozenset() if gone else sealed_files(snap, self.number)
+                known = frozenset() if view is None else sealed_files(snap, view.number)
+                newest = "" if view is None else load_seals(snap, view.number).token
             with suppress(OSError):
                 self.folder.remove_orphans(self.token, known | self._recorded)
-            if gone and not isinstance(error, TopicDropped):
-                raise dropped(self.topic) from error
-            if taken:
+            if newest not in ("", self.token):
                 raise ConfigError(
                     f"another process has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
                     "the rest is theirs"
@@ -256,6 +247,8 @@ class _Sealing:
         """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
         head = self._head(commit)
         seals = load_seals(commit.tx, head.number)
+        if seals.token != self.token:
+            return  # a newer one has taken over, or the topic was made anew
         done = {*self._cleaned.unfinished, (self.lake, self.token)}
         gone = set(self._cleaned.gone)
         seals = replace(
@@ -272,7 +265,7 @@ class _Sealing:
 
     def _place(self) -> SealPlace:
         columns, partition_by = self.settings.columns, self.settings.partition_by
-        return SealPlace(self.topic, self.number, self.lake, self.token, columns, partition_by)
+        return SealPlace(self.topic, self.lake, self.token, columns, partition_by)
 
     def _write(self, place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
         """Writes the files, several at once, and hands them over in order."""
@@ -307,7 +300,7 @@ class _Sealing:
         mine = load_seals(commit.tx, head.number).token == self.token
         if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
             raise compacted(self.topic)
-        if segment.count != self._view(commit.tx).count_between(segment.first - 1, segment.last):
+        if segment.count != topic_to_seal(commit.tx, self.topic).count_between(segment.first - 1, segment.last):
             raise compacted(self.topic)  # by key, after the file was written: what went would be there again
         if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
@@ -326,7 +319,7 @@ class _Sealing:
     def _merge(self, old: list[Segment]) -> None:
         """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
         with self.core.engine.read() as snap:
-            view = self._view(snap)
+            view = topic_to_seal(snap, self.topic)
             trimmed = load_state(snap, view.number, self.topic).trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
@@ -345,7 +338,9 @@ class _Sealing:
         if self.settings.format == "parquet":
             return
         with self.core.engine.read() as snap:
-            view = self._view(snap)
+            view = topic_to_seal(snap, self.topic)
+            if load_seals(snap, view.number).token != self.token:
+                raise compacted(self.topic)
             state = load_state(snap, view.number, self.topic)
             segments = list(load_segments(snap, view.number, state.trimmed))
         owner = Owner(self.core.id, self.topic, self.lake)

@@ -16,7 +16,7 @@ from pyarrow import fs
 from penstock.clock import from_ms
 from penstock.durable import like, make_folder, move_into_place
 from penstock.engine.contract import Engine, Snapshot
-from penstock.errors import ConfigError, Corrupt, TopicDropped
+from penstock.errors import ConfigError, Corrupt, UnknownTopic
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import open_lake
@@ -40,8 +40,6 @@ class SealPlace(NamedTuple):
     """Where a seal's files go, and how they look."""
 
     topic: str
-    number: int
-    """The topic's own: another one may have its name by the time a file is written."""
     lake: str
     token: str
     """The seal's; part of its files' names."""
@@ -51,28 +49,28 @@ class SealPlace(NamedTuple):
     """The column by whose values files are parted."""
 
 
-def topic_to_seal(snap: Snapshot, topic: str, number: int) -> TopicView:
-    """The topic that a seal has begun with; TopicDropped when it is gone, or another one has its name."""
+def topic_to_seal(snap: Snapshot, topic: str) -> TopicView:
+    """The topic that is being sealed; of one made anew meanwhile, all that was to be sealed is trimmed."""
     view = TopicView.open(snap, topic)
-    if view is None or view.number != number:
+    if view is None:
         raise dropped(topic)
     return view
 
 
-def dropped(topic: str) -> TopicDropped:
-    return TopicDropped(f"topic {topic!r} was dropped while it was sealed")
+def dropped(topic: str) -> UnknownTopic:
+    return UnknownTopic(f"topic {topic!r} was dropped while it was sealed")
 
 
 def compacted(topic: str) -> ConfigError:
     """What was to be sealed is not there any more, or not all of it: the next seal begins with what is."""
-    return ConfigError(f"topic {topic!r} was compacted meanwhile: seal it again")
+    return ConfigError(f"topic {topic!r} was compacted meanwhile, or dropped and made anew: seal it again")
 
 
 def write_segment(engine: Engine, place: SealPlace, after: int, through: int) -> Segment:
     """Writes the events of a range into one file or one per value, reads them back, and gives them their names."""
     topic = place.topic
     with engine.read() as snap:
-        view = topic_to_seal(snap, topic, place.number)
+        view = topic_to_seal(snap, topic)
         state = load_state(snap, view.number, topic)
         day = None if state.trimmed > after else day_of(view, after + 1, through)
         if day is None:

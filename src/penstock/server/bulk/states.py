@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.entity.projection.projection import Declared
-from penstock.entity.projection.rebuild import Rebuilt, rebuilt
+from penstock.entity.projection.rebuild import rebuilt
 from penstock.entity.projection.rebuild import replace_states as replace_all
 from penstock.entity.projection.snapshot import Saved
 from penstock.entity.projection.streamed import (
@@ -22,8 +22,7 @@ from penstock.entity.projection.streamed import (
     save_streamed,
     states_topic,
 )
-from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.journal.commit.catalog import load_state
+from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import check_name
@@ -93,12 +92,7 @@ def replace_states(call: Call[None, RebuiltStatesRequest]) -> StatesSaved:
         saved.append((one.key, Saved(one.fingerprint, one.generation, one.first, asked.compacted, one.state)))
     declared = Declared(asked.name, asked.version, [])
     topic = check_name(call.name("topic"))
-
-    def replace(commit: Commit) -> None:
-        of = Rebuilt(_number(commit, topic, asked.states), compacted=asked.compacted)
-        replace_all(topic, of, declared, saved, commit, begin=asked.begin)
-
-    journal._core.run(replace)
+    journal._core.run(partial(replace_all, topic, declared, saved, begin=asked.begin))
     journal._entities.states.clear()
     return StatesSaved(len(saved))
 
@@ -116,16 +110,4 @@ def _check(one: StreamedState) -> None:
 
 
 def _save(asked: SaveStatesRequest, wanted: StreamedStates, commit: Commit) -> None:
-    number = _number(commit, wanted.topic, asked.states)
-    save_streamed(commit, number, wanted, asked.states, whole=asked.whole)
-
-
-def _number(commit: Commit, topic: str, states: list[StreamedState]) -> int:
-    """The topic that states are saved with; PositionTrimmed when some of their events are of one dropped before it."""
-    head = commit.head(topic)
-    if head is None:
-        raise UnknownTopic(f"there is no topic {topic!r} to save states with")
-    began = load_state(commit.tx, head.number, topic).began
-    if any(one.first <= began for one in states):
-        raise PositionTrimmed(f"events of these states went when topic {topic!r} was dropped", oldest=began + 1)
-    return head.number
+    save_streamed(commit, wanted, asked.states, whole=asked.whole)

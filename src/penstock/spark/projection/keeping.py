@@ -104,7 +104,7 @@ class OpenedKeeper:
 
     def save(self, wanted: StreamedStates, number: int, states: Sequence[StreamedState], *, whole: bool) -> None:
         def apply(commit: Commit) -> None:
-            save_streamed(commit, number, wanted, states, whole=whole)
+            save_streamed(commit, wanted, states, whole=whole)
 
         with writing(self.url, self.id) as journal:
             journal._core.run(apply)
