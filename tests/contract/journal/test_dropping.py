@@ -123,7 +123,7 @@ def test_nothing_of_a_dropped_topic_is_left_in_the_store(journal: Journal) -> No
 
 
 def test_a_topic_made_again_knows_nothing_of_the_dropped_one(journal: Journal) -> None:
-    early = journal.topic("orders").append("placed", "early")
+    early = journal.topic("orders").append("early")
     fill(journal, "orders")
     before = number_of(journal, "orders")
     journal.drop_topic("orders", force=True)
