@@ -91,17 +91,6 @@ def test_targets_that_would_lose_or_repeat_records_are_refused(
         assert len(journal.topic(name)) == 0
 
 
-def test_a_bad_record_of_a_topic_made_anew_is_another_one(journal: penstock.Journal, place: dict[str, str]) -> None:
-    """It has the place of one that was put there before, and was taken for it."""
-    for _ in range(2):
-        assert rows(source(place, badRecords="misfits").reader(COLUMNS)) == [2, 3, 5, 6, 8, 9]
-    journal.drop_topic("orders")
-    journal.topic("orders").append_many([Draft("bad", {"n": "y"}), Draft("good", {"n": 1})])
-    for _ in range(2):
-        assert rows(source(place, badRecords="misfits").reader(COLUMNS)) == [2]
-    assert [event.payload["n"] for event in journal.topic("misfits").read()] == ["x", "x", "x", "y"]
-
-
 def test_a_queue_that_was_dropped_is_not_made_again(
     journal: penstock.Journal, place: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

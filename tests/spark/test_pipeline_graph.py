@@ -203,7 +203,7 @@ Traceback (most recent call last):
         ("AssertionError", "AssertionError (/shop/pipeline.py, line 12)", False),
         ("penstock.errors.ConfigError: bad: worse", "bad: worse (/shop/pipeline.py, line 12)", False),
         ("penstock.errors.Locked: busy", "busy (/shop/pipeline.py, line 12)", True),
-        ("penstock.errors.TopicDropped: gone", "gone (/shop/pipeline.py, line 12)", True),
+        ("penstock.errors.PositionTrimmed: gone", "gone (/shop/pipeline.py, line 12)", False),
         ("ConnectionResetError: [Errno 104] reset", "ConnectionResetError: [Errno 104] reset", True),
     ],
 )

@@ -13,7 +13,6 @@ import penstock
 from penstock import Draft
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
 from penstock.spark.source import stream as streams
-from penstock.spark.source.stream import split_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -126,30 +125,11 @@ def test_a_checkpoint_of_another_journal_is_refused(url: str, journal: penstock.
             Stream(url, checkpoint, topic="orders").batches()
 
 
-def test_offsets_name_the_topic_that_was_read_wherever_the_journal_is(
-    place: dict[str, str], journal: penstock.Journal
-) -> None:
+def test_offsets_are_positions_wherever_the_journal_is(place: dict[str, str], journal: penstock.Journal) -> None:
     fill(journal, 10)
-
-    def stream(*offsets: dict[str, int]) -> Stream:
-        return Stream(place, list(offsets), topic="orders", maxOffsetsPerTrigger=6)
-
-    begun = stream({"orders": 0})
+    begun = Stream(place, topic="orders", maxOffsetsPerTrigger=6)
     begun.batches()
-    first, last = begun.checkpoint[1:]
-    assert split_offset(first)[0] == {"orders": 6} and set(first) == {"orders", "orders#", "#"}
-    assert last == {**first, "orders": 10}
-    assert stream({"orders": 10}).batches() == [], "of a query from before"
-    assert stream({**last, "#": 7}).batches() == [], "in a copy, numbers say nothing"
-    meanwhile = stream(last)
-    assert meanwhile.batches() == []
-    journal.drop_topic("orders", force=True)
-    fill(journal, 20)
-    for again in (meanwhile, stream(last)):
-        with pytest.raises(ConfigError, match="dropped and made again"):
-            again.batches()
-        with pytest.raises(ConfigError, match="dropped and made again"):
-            again.reader.partitions(first, last)
+    assert begun.checkpoint == [{"orders": 6}, {"orders": 10}]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ class TopicEnds(msgspec.Struct):
     trimmed: int
     latest: int
     number: int
+    began: int = 0
+    """Positions up to this one were of topics of this name that were dropped."""
 
 
 class EndsDocument(msgspec.Struct):

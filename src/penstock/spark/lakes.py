@@ -39,8 +39,8 @@ def lake(
 
     What is not sealed yet comes through the source, so the frame has every event once, also when sealing goes on while
     it is read. Lakes that Spark has no file system for are read through the source as well, and so are those of a
-    served journal (http://…). A frame whose topic was dropped since is TopicDropped when it is used, unless all of its
-    rows are in sealed files, which stay.
+    served journal (http://…). A frame whose topic was dropped since fails when it is used (PositionTrimmed once
+    there is one of its name again), unless all of its rows are in sealed files, which stay.
     """
     check_name(topic)
     if payload not in ("json", "binary"):
@@ -63,8 +63,7 @@ def lake(
         segments = []
     after = segments[-1].last if segments else state.trimmed
     source = spark.read.format("penstock").options(url=url, topic=topic, payloadFormat=payload)
-    offsets = {"startingOffsets": str(after), "endingOffsets": str(latest)}
-    tail = source.options(**offsets, topicNumber=str(view.number)).load()
+    tail = source.options(startingOffsets=str(after), endingOffsets=str(latest)).load()
     if not segments:
         return tail
     sealed = _sealed(spark, segments, topic, payload)
@@ -81,7 +80,7 @@ def _served(spark: SparkSession, place: JournalPlace, topic: str, payload: str) 
     source = spark.read.format("penstock").options(url=place.url, topic=topic, payloadFormat=payload)
     if place.token is not None:
         source = source.option("token", place.token.reveal())
-    return source.options(endingOffsets=str(ends.latest), topicNumber=str(ends.number)).load()
+    return source.options(startingOffsets=str(ends.trimmed), endingOffsets=str(ends.latest)).load()
 
 
 def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: str) -> DataFrame:

@@ -1,9 +1,8 @@
 """Why a flow failed: in a word for people, and whether starting it again may help.
 
 A failure of Python code that tasks run arrives as text: Spark's exception with a Python traceback in it. What raised
-it decides. A busy store, a full queue, a lost connection, a killed worker pass, and so does a topic that was dropped
-while a batch was read: the flow goes on in the one made anew, or says why it cannot. A mistake in the flow, rows that
-do not fit, or rows that crash a worker do not: the same rows would fail again.
+it decides. A busy store, a full queue, a lost connection, a killed worker pass. A mistake in the flow, rows that do not
+fit, or rows that crash a worker do not: the same rows would fail again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ _PASSING = frozenset(
         "Locked",
         "QueueFull",
         "FenceActive",
-        "TopicDropped",
         "ConnectionError",
         "ConnectionResetError",
         "ConnectionAbortedError",

@@ -21,7 +21,7 @@ from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.source.place import is_served
 from penstock.spark.source.stores import writing
-from penstock.spark.source.stream import split_offset
+from penstock.spark.source.stream import positions_of
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RunningFlow:
         self._counted.append((time.monotonic(), rows))
         for at, source in enumerate(progress["sources"]):
             with suppress(ValueError, TypeError, AttributeError):
-                self._offsets[at], _ = split_offset(
+                self._offsets[at] = positions_of(
                     {name: int(seq) for name, seq in json.loads(source["endOffset"]).items()}
                 )
         if "addBatch" in progress["durationMs"]:  # not the sign of life of an idle query

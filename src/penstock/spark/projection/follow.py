@@ -23,7 +23,7 @@ from penstock.entity.projection.snapshot import pack_state, unpack_state
 from penstock.entity.projection.streamed import StreamedState, StreamedStates
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark.projection.fold import Folded, emit, fold_sorted
-from penstock.spark.projection.keeping import LoadedStates, StateKeeper, dropped, keeper_of
+from penstock.spark.projection.keeping import LoadedStates, StateKeeper, keeper_of
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows
 from penstock.spark.source.options import read_options
@@ -49,15 +49,12 @@ class StreamFold:
         topic: str,
         *,
         whole: bool,
-        number: int | None,
     ) -> None:
         self.shipped = shipped
         self.schema = schema
         self.keeper = keeper
         self.topic = topic
         self.whole = whole
-        self.number = number
-        """The topic's own when the stream was planned; None when it was not there yet."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = [batch for batch in batches if batch.num_rows]
@@ -87,10 +84,7 @@ class StreamFold:
         return StreamedStates(self.topic, own.name, own.version, query)
 
     def check(self, found: LoadedStates) -> None:
-        """ConfigError when what a query has saved is not of this projection; TopicDropped when its topic is gone: what
-        is folded from that one must not be kept with another."""
-        if self.number not in (None, found.number):
-            raise dropped(self.topic)
+        """ConfigError when what a query has saved is not of this projection."""
         own, filed = self.shipped.projection.__projection__, found.filed
         if filed is None or (filed.version, filed.fingerprint) == (own.version, own.fingerprint):
             return
@@ -167,7 +161,7 @@ def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: J
         topic, whole = _states_name(shipped.projection.__projection__.name), False
         if _planned.get() is None:  # else nothing is to be changed
             keeper.make_topic(topic)
-    return StreamFold(shipped, schema, keeper, topic, whole=whole, number=keeper.number(topic))
+    return StreamFold(shipped, schema, keeper, topic, whole=whole)
 
 
 def _states_name(projection: str) -> str:
@@ -207,7 +201,7 @@ def _source_of(events: DataFrame) -> FollowedTopic | None:
     kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
     same = all(kept.get(name) == attributes.get(name) for name in ("key", "seq", "kind", "payload"))
     whole = stateless and same and options.start == "earliest" and options.start_ms is None
-    whole = whole and options.fail_on_data_loss  # else it may begin in the middle of a topic that was made anew
+    whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
     return FollowedTopic(options.place, options.topics[0], whole)
 
 

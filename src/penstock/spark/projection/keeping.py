@@ -15,15 +15,11 @@ from penstock.entity.projection.streamed import (
     save_streamed,
     states_topic,
 )
-from penstock.errors import TopicDropped
-from penstock.journal.commit.catalog import load_record
 from penstock.journal.commit.commit import Commit
 from penstock.protocol.bulk import (
     FIND_STATES,
     MOST_STATES,
-    READ_ENDS,
     SAVE_STATES,
-    EndsQuery,
     SaveStatesRequest,
     StatesRequest,
 )
@@ -35,7 +31,7 @@ from penstock.spark.source.stores import journal_id, reading, writing
 
 
 class LoadedStates(NamedTuple):
-    """The states of some entities, and the number of the topic they are kept with, which a drop changes."""
+    """The states of some entities, and the number under which the store keeps them: their topic's."""
 
     number: int
     states: Mapping[str, StreamedState]
@@ -43,19 +39,8 @@ class LoadedStates(NamedTuple):
     """Of which projection the query's states are; None when it has none."""
 
 
-def dropped(topic: str) -> TopicDropped:
-    """What a stream hears whose states belong to a topic that is gone."""
-    return TopicDropped(
-        f"topic {topic!r} was dropped after this stream was planned, and its states with it; what has its name now is "
-        "another topic. Project it anew, with a new checkpoint"
-    )
-
-
 class StateKeeper(Protocol):
     """Loads and saves the states of streams, in a task."""
-
-    def number(self, topic: str) -> int | None:
-        """The number of a topic; None when it is not there."""
 
     def make_topic(self, name: str) -> None:
         """Makes the topic that states are kept with, where that is none of the stream's own."""
@@ -82,13 +67,6 @@ class OpenedKeeper:
     def __init__(self, url: str, id: str | None) -> None:
         self.url = url
         self.id = id
-
-    def number(self, topic: str) -> int | None:
-        if self.id is None:
-            return None
-        with reading(self.url, self.id)._engine.read() as snap:
-            record = load_record(snap, topic)
-            return None if record is None else record.number
 
     def make_topic(self, name: str) -> None:
         with writing(self.url, self.id) as journal:
@@ -117,11 +95,6 @@ class ServedKeeper:
         self.place = place
         self.id = id
 
-    def number(self, topic: str) -> int | None:
-        found = patiently(partial(client_of(self.place).call, READ_ENDS, query=EndsQuery([topic])))
-        check_same(self.place, found.journal, self.id)
-        return found.ends[topic].number if topic in found.ends else None
-
     def make_topic(self, name: str) -> None:
         token = None if self.place.token is None else self.place.token.reveal()
         with RemoteJournal(self.place.url, token=token) as journal:
@@ -130,15 +103,11 @@ class ServedKeeper:
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
         at = 0
-        number: int | None = None
         found: dict[str, StreamedState] = {}
         while True:
             asked = StatesRequest(wanted.name, wanted.version, wanted.query, list(keys[at : at + MOST_STATES]))
             answer = patiently(partial(client_of(self.place).call, FIND_STATES, wanted.topic, body=asked))
             check_same(self.place, answer.journal, self.id)
-            if number not in (None, answer.number):
-                raise dropped(wanted.topic)
-            number = answer.number
             at += answer.found
             found.update((one.key, one) for one in answer.states)
             if at >= len(keys):

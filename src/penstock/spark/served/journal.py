@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice, pairwise
 
-from penstock.errors import PositionTrimmed, TopicDropped
+from penstock.errors import PositionTrimmed, UnknownTopic
 from penstock.journal.storage.block import Block
 from penstock.protocol.bulk import (
     FIND_CORRELATIONS,
@@ -33,7 +33,7 @@ from penstock.protocol.bulk import (
 from penstock.protocol.operation import BLOCKS
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, CursorChange, PositionQuery
 from penstock.spark.served.connection import check_same, client_of, describe, patiently
-from penstock.spark.source.journals import JournalState, PlannedTopic, Reached, check_kept, dropped
+from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept, dropped
 from penstock.spark.source.place import JournalPlace
 from penstock.transfer.stored import blocks_of
 
@@ -76,16 +76,23 @@ class ServedJournal:
         return found
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def blocks(self, topic: str, number: int, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+        try:
+            yield from self._blocks(topic, after, through, strict)
+        except UnknownTopic as error:
+            if strict:
+                raise dropped(topic, after, through) from error
+
+    def _blocks(self, topic: str, after: int, through: int, strict: bool) -> Iterator[list[Block]]:
         if after >= through:
             return
-        message, after = self._fetch(topic, number, strict, after, through)
+        message, after = self._fetch(topic, strict, after, through)
         if after >= through:  # most batches of a stream are one answer
             yield blocks_of(message, topic)
             return
         with ThreadPoolExecutor(AHEAD, thread_name_prefix="penstock-fetch") as pool:
-            ranges = pairwise(self._bounds(topic, number, after, through))
-            fetch = partial(self._fetch_all, topic, number, strict)
+            ranges = pairwise(self._bounds(topic, after, through))
+            fetch = partial(self._fetch_all, topic, strict)
             coming = deque(pool.submit(fetch, *some) for some in islice(ranges, AHEAD))
             try:
                 yield blocks_of(message, topic)
@@ -96,31 +103,28 @@ class ServedJournal:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _bounds(self, topic: str, number: int, after: int, through: int) -> list[int]:
+    def _bounds(self, topic: str, after: int, through: int) -> list[int]:
         """Where a range is cut so that each piece is an answer, and several can be asked for at once."""
-        pieces = self.cuts(topic, CutsQuery(after, through, number=number)).size // _PIECE_BYTES + 1
+        pieces = self.cuts(topic, CutsQuery(after, through)).size // _PIECE_BYTES + 1
         if pieces == 1:
             return [after, through]
-        return self.cuts(topic, CutsQuery(after, through, min(pieces, 100_000), number=number)).bounds
+        return self.cuts(topic, CutsQuery(after, through, min(pieces, 100_000))).bounds
 
     def cuts(self, topic: str, query: CutsQuery) -> CutsDocument:
         """How large a range is, and where it is best cut."""
-        try:
-            return patiently(lambda: self._client.call(READ_CUTS, topic, query=query))
-        except TopicDropped as error:
-            raise dropped(topic) from error
+        return patiently(lambda: self._client.call(READ_CUTS, topic, query=query))
 
-    def _fetch_all(self, topic: str, number: int, strict: bool, after: int, through: int) -> list[bytes]:
+    def _fetch_all(self, topic: str, strict: bool, after: int, through: int) -> list[bytes]:
         """A piece, in as many answers as the server makes of it."""
         messages = []
         while after < through:
-            message, after = self._fetch(topic, number, strict, after, through)
+            message, after = self._fetch(topic, strict, after, through)
             messages.append(message)
         return messages
 
-    def _fetch(self, topic: str, number: int, strict: bool, after: int, through: int) -> tuple[bytes, int]:
+    def _fetch(self, topic: str, strict: bool, after: int, through: int) -> tuple[bytes, int]:
         """Some blocks from a position on, and how far they reach."""
-        query = BlocksQuery(after, through, strict, number)
+        query = BlocksQuery(after, through, strict)
         packed = self.place.compression == "gzip"
 
         def ask() -> tuple[bytes, Mapping[str, str]]:
@@ -132,8 +136,6 @@ class ServedJournal:
             if error.oldest is not None:
                 check_kept(topic, after, through, error.oldest - 1)
             raise
-        except TopicDropped as error:
-            raise dropped(topic) from error
         check_same(self.place, headers.get(JOURNAL_HEADER, ""), self.id)
         return message, int(headers[REACHED_HEADER])
 
@@ -145,13 +147,12 @@ class ServedJournal:
             found.update(patiently(partial(self._client.call, FIND_CORRELATIONS, body=some)).correlations)
         return found
 
-    def follow(self, consumer: str, reached: Mapping[str, Reached], *, back: bool) -> None:
+    def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
         ends = self.ends(list(reached)).ends
-        for name, (position, number) in reached.items():
+        for name, position in reached.items():
             if name in ends and ends[name].latest >= position:
-                change = CursorChange(position, seek=back, number=number)
-                with suppress(TopicDropped):
-                    patiently(partial(self._client.call, MOVE_CURSOR, name, consumer, body=change))
+                change = CursorChange(position, seek=back)
+                patiently(partial(self._client.call, MOVE_CURSOR, name, consumer, body=change))
 
 
 class _ServedState:
@@ -176,19 +177,16 @@ class _ServedTopic:
     def __init__(self, journal: ServedJournal, name: str, ends: TopicEnds) -> None:
         self._journal = journal
         self.name = name
+        self.began = ends.began
         self.trimmed = ends.trimmed
         self.latest = ends.latest
-        self.number = ends.number
 
     def position_before(self, ms: int) -> int:
-        query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat(), self.number)
-        try:
-            return patiently(lambda: self._journal._client.call(FIND_POSITION, self.name, query=query)).position
-        except TopicDropped as error:
-            raise dropped(self.name) from error
+        query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())
+        return patiently(lambda: self._journal._client.call(FIND_POSITION, self.name, query=query)).position
 
     def size(self, after: int, through: int) -> int:
-        return self._journal.cuts(self.name, CutsQuery(after, through, number=self.number)).size
+        return self._journal.cuts(self.name, CutsQuery(after, through)).size
 
     def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
-        return self._journal.cuts(self.name, CutsQuery(after, through, pieces, exactly, self.number)).bounds
+        return self._journal.cuts(self.name, CutsQuery(after, through, pieces, exactly)).bounds

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import PositionTrimmed, StorageError, TopicDropped
-from penstock.journal.commit.catalog import load_state
+from penstock.errors import PositionTrimmed, StorageError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import TopicView
@@ -29,19 +28,16 @@ _CHUNK_BYTES = 8 << 20
 _BEHIND_SECONDS, _BEHIND_PAUSE = 5.0, 0.05
 """For how long a reader that is behind the plan is waited for: much longer than it pauses between two looks."""
 
-Reached = tuple[int, int]
-"""How far a topic was read: a position, and the number of the topic whose position it is."""
-
 
 class PlannedTopic(Protocol):
     """One topic as planning sees it."""
 
     name: str
+    began: int
+    """Positions up to here were of topics of this name that were dropped."""
     trimmed: int
     """Positions up to here were removed."""
     latest: int
-    number: int
-    """Another one when the topic was dropped and made again."""
 
     def position_before(self, ms: int) -> int:
         """The last position recorded before a time; 0 for none."""
@@ -84,11 +80,11 @@ class SourceJournal(Protocol):
         """The journal as it is now."""
         ...
 
-    def blocks(self, topic: str, number: int, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         """The blocks with events in after < position ≤ through, some at a time.
 
-        TopicDropped when the topic that has the number is gone. `strict`: PositionTrimmed when some of the events were
-        removed; else what is left comes.
+        `strict`: PositionTrimmed when some of the events were removed, or the topic was dropped; else what is left
+        comes.
         """
         ...
 
@@ -96,17 +92,17 @@ class SourceJournal(Protocol):
         """By event id, its correlation id; ids that no event has are left out."""
         ...
 
-    def follow(self, consumer: str, reached: Mapping[str, Reached], *, back: bool) -> None:
-        """Moves a consumer's cursors, as far as the topics go; one of a topic that was dropped since stays."""
+    def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
+        """Moves a consumer's cursors, as far as the topics go; one of a topic that is not there stays."""
         ...
 
 
-def dropped(topic: str) -> TopicDropped:
-    """What a query hears whose topic is gone: rows of two topics must not be mixed, nor some of them be left out."""
-    return TopicDropped(
-        f"topic {topic!r} was dropped after this query was planned: the rest of its events is gone, and what has its "
-        "name now is another topic. Run the query again; start a stream with a new checkpoint, or set "
-        "failOnDataLoss=false to go on behind the position that was reached"
+def dropped(topic: str, after: int, through: int) -> PositionTrimmed:
+    """What a query hears whose topic is gone: no events are left out without a word."""
+    return PositionTrimmed(
+        f"topic {topic!r} was dropped before this query had read its events {after + 1} to {through}. Set "
+        "failOnDataLoss=false to go on without them",
+        oldest=through + 1,
     )
 
 
@@ -159,12 +155,12 @@ class LocalSource:
         with self._engine.read() as snap:
             yield _SnapshotState(snap)
 
-    def blocks(self, topic: str, number: int, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
+    def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:
-            found, after = self._fetch(topic, number, after, through, strict)
+            found, after = self._fetch(topic, after, through, strict)
             yield found
 
-    def _fetch(self, topic: str, number: int, after: int, through: int, strict: bool) -> tuple[list[Block], int]:
+    def _fetch(self, topic: str, after: int, through: int, strict: bool) -> tuple[list[Block], int]:
         """Some blocks from a position on, and how far they reach; a snapshot is held only meanwhile.
 
         This process's reader of a bucket may be a moment behind the one that planned: then it is looked at again.
@@ -173,17 +169,18 @@ class LocalSource:
         while True:
             with self._engine.read() as snap:
                 view = TopicView.open(snap, topic)
-                if view is not None and view.number == number:
+                if view is not None:
                     if strict:
-                        check_kept(topic, after, through, load_state(snap, number, topic).trimmed)
+                        check_kept(topic, after, through, view.trimmed())
                     blocks, reached = _chunk(view, after, through)
                     if reached > after:
                         return blocks, reached
-                elif self._engine.scheme not in REMOTE or (view is not None and view.number > number):
-                    raise dropped(topic)
-            if time.monotonic() > deadline:
-                if view is None:
-                    raise dropped(topic)
+            late = time.monotonic() > deadline
+            if view is None and (late or self._engine.scheme not in REMOTE):
+                if strict:
+                    raise dropped(topic, after, through)
+                return [], through
+            if late:
                 raise StorageError(f"topic {topic!r} is not there as far as it was planned; try again", retryable=True)
             time.sleep(_BEHIND_PAUSE)
             self._engine.catch_up()
@@ -192,7 +189,7 @@ class LocalSource:
         with self._engine.read() as snap:
             return correlations_of(snap, ids)
 
-    def follow(self, consumer: str, reached: Mapping[str, Reached], *, back: bool) -> None:
+    def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
         if self._place.server is not None:
             from penstock.spark.served.journal import served_journal
 
@@ -200,8 +197,8 @@ class LocalSource:
             return
 
         def move(commit: Commit) -> None:
-            for name, (position, number) in reached.items():
-                if commit.is_current(name, number) and commit.latest(name) >= position:
+            for name, position in reached.items():
+                if commit.head(name) is not None and commit.latest(name) >= position:
                     move_cursor(commit, name, consumer, position, back=back)
 
         with writing(self._place.url) as journal:
@@ -241,9 +238,9 @@ class _SnapshotTopic:
     def __init__(self, view: TopicView) -> None:
         self._view = view
         self.name = view.name
-        self.trimmed = load_state(view.snap, view.number, view.name).trimmed
+        self.began = view.began()
+        self.trimmed = view.trimmed()
         self.latest = view.latest()
-        self.number = view.number
 
     def position_before(self, ms: int) -> int:
         return self._view.position_before(ms)

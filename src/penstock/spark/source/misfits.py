@@ -34,7 +34,7 @@ class BadRecords(msgspec.Struct, frozen=True):
 
     An event put there has the kind, key, scope, payload and headers of the one that does not fit, which is its cause;
     headers say where that one is and what is wrong with it. Tasks may run twice, so the event's id and the schema are
-    its dedup key; its place would be that of another event, too, once its topic was dropped and made anew.
+    its dedup key.
     """
 
     place: JournalPlace

@@ -48,7 +48,6 @@ _READ = (
     "mode",
     "badRecords",
     "hold",
-    "topicNumber",
 )
 _WRITE = ("url", "writer", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging", "gates")
 EVENT_COLUMNS = (
@@ -106,8 +105,6 @@ class ReadOptions(msgspec.Struct, frozen=True):
     """While a file of this name is there, a stream begins no batch: how a pipeline ends between two of them."""
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
-    topic_number: int | None = None
-    """The number of the topic that is meant: another one of its name is not read in its place."""
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -183,7 +180,6 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         *_least(given),
         given.get("hold"),
         frozenset(given),
-        number(given, "topicNumber"),
     )
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from penstock.clock import to_ms
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import RowFilter
-from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept, dropped
+from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept
 from penstock.spark.source.options import Offset, ReadOptions
 
 _TASK_BYTES = 128 << 20
@@ -31,13 +31,11 @@ Offsets = dict[str, int]
 class Range(InputPartition):
     """One task's share: the events after < position ≤ through of a topic."""
 
-    def __init__(self, topic: str, number: int, after: int, through: int) -> None:
+    def __init__(self, topic: str, after: int, through: int) -> None:
         super().__init__(None)
         self.journal: str | None = None
         """The id of the journal it was cut from."""
         self.topic = topic
-        self.number = number
-        """The topic's own: positions of another one of this name mean other events."""
         self.after = after
         self.through = through
 
@@ -55,10 +53,7 @@ class Topics:
             names = tuple(name for name in found.names() if matches(options.pattern, name))
         self.views = found.topics(names)
         for name in names:
-            view = self.views.get(name)
-            if options.topic_number is not None and (view is None or view.number != options.topic_number):
-                raise dropped(name)
-            if view is None:
+            if name not in self.views:
                 there = ", ".join(found.names()) or "none yet"
                 raise ConfigError(f"there is no topic {name!r} in {options.place.url}; topics: {there}")
 
@@ -70,13 +65,13 @@ class Topics:
         """How far a batch query reads."""
         return {name: self._end(name, view) for name, view in self.views.items()}
 
+    def began(self) -> Offsets:
+        """Where a stream begins with each topic that it meets only now."""
+        return {name: view.began for name, view in self.views.items()}
+
     def latest(self) -> Offsets:
         """How far each topic goes now."""
         return {name: view.latest for name, view in self.views.items()}
-
-    def numbers(self) -> dict[str, int]:
-        """The number of each topic: another one when it was dropped and made again."""
-        return {name: view.number for name, view in self.views.items()}
 
     def _start(self, name: str, view: PlannedTopic) -> int:
         if self.options.start_ms is not None:
@@ -126,7 +121,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
         if high is not None:
             end = min(end, view.position_before(to_ms(high, "recorded_at") + 1))
         if start < end:
-            ranges.append(Range(name, view.number, start, end))
+            ranges.append(Range(name, start, end))
     return ranges
 
 
@@ -151,7 +146,7 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
         share = max(1, -(-pieces * size // total)) if total else 1
         view = topics.views[range_.topic]
         bounds = view.cuts(range_.after, range_.through, share, exactly=least >= pieces)
-        parts.extend(Range(range_.topic, range_.number, low, high) for low, high in pairwise(bounds))
+        parts.extend(Range(range_.topic, low, high) for low, high in pairwise(bounds))
     return parts
 
 

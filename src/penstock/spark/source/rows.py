@@ -202,7 +202,7 @@ def read_range(
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
     after, through = share.after, share.through
-    for fetched in journal.blocks(share.topic, share.number, after, through, strict=strict):
+    for fetched in journal.blocks(share.topic, after, through, strict=strict):
         for block in joined(filter_blocks(fetched, filter), _BATCH_ROWS):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count

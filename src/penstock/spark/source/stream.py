@@ -3,20 +3,15 @@
 Spark asks for the newest offset with the end of the last batch that its checkpoint holds as complete, also while
 nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes.
 
-In a checkpoint an offset has the positions by topic, as `topic#` the number of each topic of which something was read
-or left behind, and as `#` a checksum of the id of the journal in which they have these numbers:
-
-    {"orders": 250, "orders#": 3, "#": 2898456003}
-
-A topic that is dropped and made again has another number, so that a query does not go on in it as if it were the same.
-In a copy of the journal numbers say nothing; positions do.
+In a checkpoint an offset has the positions by topic: `{"orders": 250}`. A topic that is dropped and made anew goes on
+with the positions of the one before: a query that had read all of it goes on too, and one that had not has lost events,
+as by compaction.
 """
 
 from __future__ import annotations
 
 import os
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -26,15 +21,13 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.spark.source.filters import option_filter
-from penstock.spark.source.journals import Reached, SourceJournal, check_rights, dropped, open_source
+from penstock.spark.source.journals import SourceJournal, check_rights, dropped, open_source
 from penstock.spark.source.options import ReadOptions, check_stream
 from penstock.spark.source.ranges import Offsets, Range, Topics, cut, limited, narrowed, signed
 from penstock.spark.source.rows import SourceLayout, read_range
 
-_NUMBER = "#"
-"""Behind a topic's name, in an offset: no topic has it in its name."""
-_JOURNAL = ""
-"""Among the numbers of topics, in the place of a name: the journal's."""
+_OTHER = "#"
+"""Ends what is no topic in the offsets of older checkpoints, and is ignored: no topic has it in its name."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,14 +37,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_stream(options)
         self.options = options
         self.layout = SourceLayout.of(schema, options)
-        self._target: tuple[Offsets, Offsets] | None = None
-        """How far trigger(availableNow=True) reads, and the numbers of the topics that went so far."""
+        self._target: Offsets | None = None
+        """How far trigger(availableNow=True) reads."""
         self._latest: tuple[int | None, Offsets, Offsets] | None = None
-        """The store's changes when it was looked into, how far its topics went, and their numbers."""
+        """The store's changes when it was looked into, where its topics began, and how far they went."""
         self._served: SourceJournal | None = None
         self._behind = True
         """Whether the offsets that this query goes on from may be newer than what this process has seen."""
-        self._followed: dict[str, Reached] = {}
+        self._followed: Offsets = {}
         self._initial: Offsets | None = None
         self._anchored = True
         self._filter = option_filter(options)
@@ -64,11 +57,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             journal = self._opened()
             check_rights(self.options)
             with journal.state() as found:
-                topics = Topics(found, self.options)
-                starts, numbers = topics.starts(), _numbers(journal, topics)
-            self._initial = starts | _named(numbers, [name for name, position in starts.items() if position])
+                self._initial = Topics(found, self.options).starts()
             self._anchored = not self._moving
-            self._follow(starts, numbers, back=True)
+            self._follow(self._initial, back=True)
         return _sorted(self._initial)
 
     @property
@@ -87,43 +78,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        begin, numbers = split_offset(start)
-        latest, now = self._now()
-        self._check_numbers(numbers, now)
-        self._follow(begin, now)
+        known = positions_of(start)
+        began, latest = self._now()
+        self._follow({name: position for name, position in known.items() if name in latest})
         if not self._anchored:
             self._anchored = True
             return _sorted(start)
         if self.options.hold is not None and os.path.exists(self.options.hold):  # noqa: PTH110
             return _sorted(start)
-        end = latest if self._target is None else self._left_to_read(now)
-        self._check_ahead(begin, end)
+        end = latest if self._target is None else self._target
+        self._check_ahead(known, end)
+        begin = {**began, **known}
         end = {name: max(position, begin.get(name, 0)) for name, position in end.items()}
         if self._too_few(begin, end):
             return _sorted(start)
         self._read_at = time.monotonic()
         if isinstance(limit, ReadMaxRows):
             end = limited(begin, end, limit.max_rows)
-        read = [name for name, position in end.items() if position > begin.get(name, 0) and name in now]
-        known = begin if read and numbers.get(_JOURNAL) != now[_JOURNAL] else start  # no numbers of another journal
-        return _sorted({**known, **end, **_named(now, read)})
-
-    def _left_to_read(self, now: Offsets) -> Offsets:
-        """The target, without topics that are gone; what has their names now is read by the next run."""
-        assert self._target is not None
-        ends, numbers = self._target
-        return {name: position for name, position in ends.items() if now.get(name) == numbers[name]}
-
-    def _check_numbers(self, known: Offsets, now: Offsets) -> None:
-        if not self.options.fail_on_data_loss or known.get(_JOURNAL) != now[_JOURNAL]:
-            return
-        for name, number in known.items():
-            if now.get(name, number) != number:
-                raise ConfigError(
-                    f"topic {name!r} in {self.options.place.url} was dropped and made again since this query read it: "
-                    "its positions are those of other events. Start with a new checkpoint, or set "
-                    "failOnDataLoss=false to go on behind the position that was reached"
-                )
+        return _sorted({**known, **end})
 
     def _too_few(self, start: Offsets, end: Offsets) -> bool:
         """Whether a batch waits for more; trigger(availableNow=True) takes what there is."""
@@ -134,21 +106,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting < least and time.monotonic() - self._read_at < self.options.max_delay
 
     def reportLatestOffset(self) -> dict[str, int]:
-        return _sorted(self._now()[0])
+        return _sorted(self._now()[1])
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._behind = True
-        self._target = self._now()
+        self._target = self._now()[1]
 
     def _now(self) -> tuple[Offsets, Offsets]:
-        """How far the topics go, and their numbers; asked for every few milliseconds, so that an unchanged store is not
-        looked into."""
+        """Where the topics began, and how far they go; asked for every few milliseconds, so that an unchanged store is
+        not looked into."""
         journal = self._opened()
         changes = journal.changes()
         if self._latest is None or changes is None or self._latest[0] != changes:
             with journal.state() as found:
                 topics = Topics(found, self.options)
-                self._latest = changes, topics.latest(), _numbers(journal, topics)
+                self._latest = changes, topics.began(), topics.latest()
         return self._latest[1:]
 
     def _opened(self) -> SourceJournal:
@@ -176,13 +148,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journal = self._opened()
         with journal.state() as found:
             topics = Topics(found, self.options)
-            positions, numbers = split_offset(end)
-            self._check_numbers(numbers, _numbers(journal, topics))
-            begin, latest = split_offset(start)[0], topics.latest()
-            ends = {name: min(position, latest[name]) for name, position in positions.items() if name in latest}
-            for name, position in positions.items():
-                if self.options.fail_on_data_loss and name not in ends and position > begin.get(name, 0):
-                    raise dropped(name)
+            begin, through, latest = {**topics.began(), **positions_of(start)}, positions_of(end), topics.latest()
+            ends = {name: min(position, latest[name]) for name, position in through.items() if name in latest}
+            for name, position in through.items():
+                after = begin.get(name, 0)
+                if self.options.fail_on_data_loss and name not in ends and position > after:
+                    raise dropped(name, after, position)
             ranges = cut(topics, narrowed(topics, begin, ends, self._filter))
         return signed(ranges, journal.id)
 
@@ -198,31 +169,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to let go of: the process ends."""
 
     # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _follow(self, offsets: Offsets, numbers: Offsets, *, back: bool = False) -> None:
+    def _follow(self, reached: Offsets, *, back: bool = False) -> None:
         """Moves the query's cursor, so that its lag can be seen and compaction waits for it."""
         if self.options.consumer is None:
             return
-        reached = {name: (position, numbers[name]) for name, position in offsets.items() if name in numbers}
-        moved = {name: place for name, place in reached.items() if self._followed.get(name) != place}
+        moved = {name: position for name, position in reached.items() if self._followed.get(name) != position}
         if moved:
             self._opened().follow(self.options.consumer, moved, back=back)
             self._followed = reached
 
 
-def split_offset(offset: Mapping[str, int]) -> tuple[Offsets, dict[str, int]]:
-    """The positions of an offset by topic, and the numbers of the topics that were read."""
-    positions = {name: value for name, value in offset.items() if not name.endswith(_NUMBER)}
-    numbers = {name[:-1]: value for name, value in offset.items() if name.endswith(_NUMBER)}
-    return positions, numbers
-
-
-def _numbers(journal: SourceJournal, topics: Topics) -> Offsets:
-    return {_JOURNAL: zlib.crc32(journal.id.encode()), **topics.numbers()}
-
-
-def _named(numbers: Offsets, names: Sequence[str]) -> Offsets:
-    """The numbers of topics as an offset has them."""
-    return {f"{name}{_NUMBER}": numbers[name] for name in (_JOURNAL, *names)} if names else {}
+def positions_of(offset: Mapping[str, int]) -> Offsets:
+    """The positions of an offset by topic."""
+    return {name: position for name, position in offset.items() if not name.endswith(_OTHER)}
 
 
 def _sorted(offsets: Offsets) -> dict[str, int]:
