@@ -177,7 +177,7 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
     empty = keeper.load(wanted, keys)
     assert empty.states == {} and empty.filed is None
     for generation in (20, 20, 10):  # sent again, and by a task that was slower than the one after it
-        keeper.save(wanted, empty.number, states(generation), whole=False)
+        keeper.save(wanted, states(generation), whole=False)
     found = keeper.load(wanted, keys)
     assert list(found.states.values()) == states(20) and found.filed == FiledStates(1, 7)
     opened = keeping.OpenedKeeper(f"sqlite:{tmp_path / 'shop.db'}", journal.id)
@@ -185,11 +185,11 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
     assert keeper.load(StreamedStates("orders", "Total", 1, "other"), keys).states == {}
 
     with pytest.raises(ConfigError, match="another journal is served here"):
-        keeping.ServedKeeper(JournalPlace(served.url), "0" * 32).save(wanted, found.number, states(30), whole=False)
+        keeping.ServedKeeper(JournalPlace(served.url), "0" * 32).save(wanted, states(30), whole=False)
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
         keeper.load(StreamedStates("nowhere", "Total", 1, "query"), keys)
     with pytest.raises(ConfigError, match="begins at 9 and ends at 3"):
-        keeper.save(wanted, found.number, [StreamedState("k1", 7, 3, 9, b"")], whole=False)
+        keeper.save(wanted, [StreamedState("k1", 7, 3, 9, b"")], whole=False)
 
 
 def test_another_version_of_a_projection_does_not_go_on_with_a_streams_states(

@@ -88,8 +88,6 @@ def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[Strea
     of_query, own = wanted.declared(), Declared(wanted.name, wanted.version, [])
     topic = load_state(commit.tx, number, wanted.topic)
     for one in states:
-        if one.first <= topic.began:  # folded from a topic of this name that was dropped
-            continue
         saved = Saved(one.fingerprint, one.generation, one.first, 0, one.state)
         check_not_dropped(saved, one.key, topic)
         save(commit.tx, number, of_query, one.key, saved)

@@ -75,7 +75,7 @@ class StreamFold:
         states = [
             StreamedState(one.key, fingerprint, one.generation, one.first, pack_state(one.state)) for one in folded
         ]
-        self.keeper.save(wanted, found.number, states, whole=self.whole)
+        self.keeper.save(wanted, states, whole=self.whole)
         yield from emit(iter(folded), StateRows(self.schema))
 
     def wanted(self, query: str) -> StreamedStates:

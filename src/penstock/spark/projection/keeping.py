@@ -31,9 +31,8 @@ from penstock.spark.source.stores import journal_id, reading, writing
 
 
 class LoadedStates(NamedTuple):
-    """The states of some entities, and the number under which the store keeps them: their topic's."""
+    """The states of some entities."""
 
-    number: int
     states: Mapping[str, StreamedState]
     filed: FiledStates | None
     """Of which projection the query's states are; None when it has none."""
@@ -47,7 +46,8 @@ class StateKeeper(Protocol):
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates: ...
 
-    def save(self, wanted: StreamedStates, number: int, states: Sequence[StreamedState], *, whole: bool) -> None: ...
+    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
+        """Keeps states; PositionTrimmed when they were folded from a topic that was dropped."""
 
 
 def keeper_of(place: JournalPlace) -> StateKeeper:
@@ -78,9 +78,9 @@ class OpenedKeeper:
             number = states_topic(snap, wanted.topic)
             found = (load_streamed(snap, number, wanted, key) for key in keys)
             states = {one.key: one for one in found if one is not None}
-            return LoadedStates(number, states, filed_states(snap, number, wanted))
+            return LoadedStates(states, filed_states(snap, number, wanted))
 
-    def save(self, wanted: StreamedStates, number: int, states: Sequence[StreamedState], *, whole: bool) -> None:
+    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
         def apply(commit: Commit) -> None:
             save_streamed(commit, wanted, states, whole=whole)
 
@@ -111,9 +111,9 @@ class ServedKeeper:
             at += answer.found
             found.update((one.key, one) for one in answer.states)
             if at >= len(keys):
-                return LoadedStates(answer.number, found, answer.filed)
+                return LoadedStates(found, answer.filed)
 
-    def save(self, wanted: StreamedStates, number: int, states: Sequence[StreamedState], *, whole: bool) -> None:
+    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
         for some in shares(states):
             asked = SaveStatesRequest(self.id, wanted.name, wanted.version, wanted.query, some, whole)
             patiently(partial(client_of(self.place).call, SAVE_STATES, wanted.topic, body=asked))
