@@ -99,7 +99,6 @@ ERRORS = [
     "ReplyFailed",
     "StaleDelivery",
     "StorageError",
-    "TopicDropped",
     "TopicInUse",
     "Unflushed",
     "UnknownQueue",

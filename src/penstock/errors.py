@@ -20,7 +20,6 @@
     ├── UnknownQueue (also KeyError)       no queue has that name
     ├── UnknownTopic (also KeyError)       no topic has that name
     ├── TopicInUse                         a topic to be dropped has cursors, sealed files or a queue
-    ├── TopicDropped                       a topic was dropped while it was followed or worked on
     ├── QueueFull                          a push above max_size
     ├── StaleDelivery                      the lease was lost, or the delivery already settled
     ├── PoisonMessage                      stored bytes that do not decode
@@ -176,10 +175,6 @@ class UnknownTopic(PenstockError, KeyError):
 
 class TopicInUse(PenstockError):
     """A topic has cursors, sealed files or a queue; `drop_topic(…, force=True)` drops it with them."""
-
-
-class TopicDropped(PenstockError):
-    """A topic was dropped while it was followed or worked on; one of the same name, if there is any, is another."""
 
 
 class QueueFull(PenstockError):

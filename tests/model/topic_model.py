@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,21 +12,21 @@ from penstock import Draft
 
 
 class Positions:
-    """What becomes of a name's positions when its topic is dropped: they begin at 1 again. Nothing else here knows."""
+    """What becomes of a name's positions when its topic is dropped: they go on. Nothing else here knows."""
 
     def __init__(self) -> None:
-        self._drops: Counter[str] = Counter()
+        self._ended: dict[str, int] = {}
 
     def dropped(self, topic: str, latest: int) -> None:
-        self._drops[topic] += 1
+        self._ended[topic] = latest
 
     def newest(self, topic: str) -> int:
         """The position after which a topic begins that is made now."""
-        return 0
+        return self._ended.get(topic, 0)
 
     def id_of(self, topic: str, seq: int) -> str:
         """What stands for the id of an event."""
-        return f"{topic}.{self._drops[topic]}#{seq}"
+        return f"{topic}#{seq}"
 
 
 class Refused(Exception):

@@ -25,7 +25,6 @@ STATUS: dict[type[PenstockError], int] = {
     errors.UnknownQueue: 404,
     errors.UnknownTopic: 404,
     errors.TopicInUse: 409,
-    errors.TopicDropped: 410,
     errors.QueueFull: 429,
     errors.StaleDelivery: 409,
     errors.Fenced: 409,

@@ -110,16 +110,6 @@ def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
         )
 
 
-def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
-    """PositionTrimmed when a state was folded from events of a topic that was dropped, and has been made anew."""
-    if saved.first <= state.began:
-        raise PositionTrimmed(
-            f"the state of {(key or 'the whole topic')[:40]!r} was folded from event {saved.first} on, of a topic that "
-            f"was dropped: the one made anew begins after {state.began}",
-            oldest=state.began + 1,
-        )
-
-
 def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
     """Keeps a state, unless a newer one is there already."""
     known = load_saved(tx, topic, declared, key)

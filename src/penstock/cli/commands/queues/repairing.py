@@ -111,7 +111,7 @@ def drop(context: CommandContext, queue: str, topic: bool, force: bool, yes: boo
     """Removes a queue with its messages, groups and schedules; or, with --topic, a whole topic.
 
     The topic of a queue's name stays, and with it the count of positions: a queue made again goes on from there. With
-    --topic nothing stays: a topic made again under this name begins at position 1.
+    --topic nothing stays but where it ended: a topic made again under this name goes on after it.
     """
     if topic:
         _drop_topic(context, queue, force, yes)
