@@ -491,7 +491,7 @@ class QueueRules(TopicRules):
         chosen = [waiting[pick % len(waiting)] for pick in picks] if waiting else []
         self.ask_queue(which, lambda queue: queue.run_now(chosen))
         for seq in dict.fromkeys(chosen):
-            self.jobs.hasten(seq)
+            self.jobs.run_now(seq)
 
     @step(2, when=WITH_QUEUE, which=WHICH, picks=st.lists(PICK, min_size=1, max_size=3))
     def discard(self, which: int, picks: list[int]) -> None:

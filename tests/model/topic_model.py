@@ -16,9 +16,18 @@ class Positions:
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}
+        self._times: dict[str, int] = {}
 
-    def dropped(self, topic: str, latest: int) -> None:
-        self._ended[topic] = latest
+    def dropped(self, topic: str, latest: int, recorded_ms: int = 0) -> None:
+        if latest:
+            self._ended[topic], self._times[topic] = latest, recorded_ms
+
+    def made(self, topic: str) -> TopicModel:
+        """A topic of a name, as it begins."""
+        last, recorded_ms = self.newest(topic), self._times.get(topic, 0)
+        return TopicModel(
+            topic, self.id_of, last, recorded_ms=recorded_ms, trimmed=last, trimmed_ms=recorded_ms, began=last
+        )
 
     def newest(self, topic: str) -> int:
         """The position after which a topic begins that is made now."""
@@ -89,6 +98,8 @@ class TopicModel:
     recorded_ms: int = 0
     trimmed: int = 0
     trimmed_ms: int = 0
+    began: int = 0
+    """Positions up to here were of topics of this name that were dropped."""
     compacted: int = 0
     newest: dict[str, int] = field(default_factory=dict)
     """The newest event of every key, also of those that were removed."""
@@ -98,6 +109,12 @@ class TopicModel:
     max_events: int | None = None
     max_age: float | None = None
     by_key: bool = False
+
+    def move(self, consumer: str, seq: int, *, back: bool = False) -> None:
+        """A cursor; a position of before stands for the beginning."""
+        current = self.cursors.get(consumer, 0)
+        seq = max(seq, self.began) if seq else 0
+        self.cursors[consumer] = seq if back else max(seq, current)
 
     def counts(self, known: Known, now_ms: int) -> bool:
         return self.window is None or max(now_ms, self.recorded_ms) - known.recorded_ms < self.window * 1000

@@ -106,7 +106,7 @@ class TopicRules(Lockstep):
 
     def model(self, name: str) -> TopicModel:
         """The topic, or what it would be from its first append on."""
-        return self.topics.get(name) or TopicModel(name, self.positions.id_of, self.positions.newest(name))
+        return self.topics.get(name) or self.positions.made(name)
 
     def known(self, id: str) -> Known | None:
         return next((known for topic in self.topics.values() for known in topic.stored() if known.id == id), None)
@@ -222,7 +222,7 @@ class TopicRules(Lockstep):
                 wanted.append(shown([known for known in model.stored() if known.seq > after]))
             elif step == "cursor" and name in self.topics:
                 seq = data.draw(st.integers(0, model.latest))
-                model.cursors["c1"] = max(seq, model.cursors.get("c1", 0))
+                model.move("c1", seq)
                 plan.append((step, name, seq))
                 wanted.append(model.cursors["c1"])
             elif step == "mark":
@@ -277,10 +277,10 @@ class TopicRules(Lockstep):
         seq = data.draw(st.integers(0, model.latest))
         if step == "commit":
             assert self.ask_topic(name, lambda topic: topic.commit(consumer, seq), which) is None
-            model.cursors[consumer] = max(seq, model.cursors.get(consumer, 0))
+            model.move(consumer, seq)
         else:
             assert self.ask_topic(name, lambda topic: topic.seek(consumer, seq), which) is None
-            model.cursors[consumer] = seq
+            model.move(consumer, seq, back=True)
 
     @step(2, when=lambda self: self.topics, data=st.data(), force=st.booleans(), which=WHICH)
     def compact(self, data: st.DataObject, force: bool, which: int) -> None:
@@ -350,7 +350,7 @@ class TopicRules(Lockstep):
             assert answer == Raised(TopicInUse)
         else:
             assert answer == {"topic": name, "events": len(model.events), "files": []}
-            self.positions.dropped(name, model.latest)
+            self.positions.dropped(name, model.latest, model.recorded_ms)
             del self.topics[name]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────

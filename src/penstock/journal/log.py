@@ -63,16 +63,6 @@ class TopicLog:
             return question(TopicView(snap, self.name, record, now_ms))
 
     @property
-    def number(self) -> int | None:
-        """Tells this topic from others that had its name before, and were dropped; None before its first append."""
-        return self.ask(lambda view: view.number, None)
-
-    def number_and_latest(self) -> tuple[int | None, int]:
-        """Which topic has the name and where it ends, of one moment; (None, 0) before its first append."""
-        found = self.ask(lambda view: (view.number, view.latest()), None)
-        return (None, 0) if found is None else found
-
-    @property
     def latest(self) -> int:
         """The highest position ever assigned; 0 for none."""
         return self.ask(TopicView.latest, 0)

@@ -13,7 +13,7 @@ from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
 from penstock.protocol.operation import BLOCKS, STAGED, Operation
-from penstock.protocol.topics import After, Count, Number
+from penstock.protocol.topics import After, Count
 
 JOURNAL_HEADER = "X-Penstock-Journal"
 """On an answer of blocks: the id of the journal they are from."""
@@ -34,8 +34,7 @@ class TopicEnds(msgspec.Struct):
 
     trimmed: int
     latest: int
-    number: int
-    began: int = 0
+    began: int
     """Positions up to this one were of topics of this name that were dropped."""
 
 
@@ -51,7 +50,6 @@ class CutsQuery(msgspec.Struct, omit_defaults=True):
     through: Annotated[Count, Meta(description="the last position wanted")] = 0
     pieces: Annotated[int, Meta(ge=0, le=100_000, description="how many pieces are wanted; 0: only the size")] = 0
     exactly: Annotated[bool, Meta(description="cut inside blocks too, to have as many")] = False
-    number: Number = None
 
 
 class CutsDocument(msgspec.Struct):
@@ -67,7 +65,6 @@ class BlocksQuery(msgspec.Struct, omit_defaults=True):
     strict: Annotated[bool, Meta(description="refuse when some of the events were removed; false: send the rest")] = (
         True
     )
-    number: Number = None
 
 
 class Correlations(msgspec.Struct):
@@ -169,7 +166,6 @@ class StatesDocument(msgspec.Struct):
     """
 
     journal: str
-    number: int
     found: int
     states: list[StreamedState]
     filed: FiledStates | None = None

@@ -26,7 +26,6 @@ TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
 
 After = Annotated[Count, Meta(description="the position to go on from, exclusive")]
 Limit = Annotated[Count | None, Meta(description="how many at the most")]
-Number = Annotated[Count | None, Meta(description="ignored")]
 
 
 class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -57,7 +56,6 @@ class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
 
 class PositionQuery(msgspec.Struct, omit_defaults=True):
     time: Annotated[str, Meta(description=TIME)] = ""
-    number: Number = None
 
 
 class TopicNames(msgspec.Struct):
@@ -109,7 +107,6 @@ class CursorChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     time: str | None = None
     to: Literal["start", "end"] | None = None
     seek: bool = False
-    number: Number = None
 
 
 class Forgotten(msgspec.Struct):

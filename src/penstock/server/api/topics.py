@@ -210,8 +210,7 @@ def _cursor(topic: LocalTopic, consumer: str) -> CursorDocument:
         one = read_consumer(view.snap, view.number, consumer, latest)
         if one is None:
             return CursorDocument(consumer, None, latest)
-        position = max(one.position, view.began())  # one that a late commit moved was in a topic that is dropped
-        return CursorDocument(consumer, position, latest - position, one.moved_at)
+        return CursorDocument(consumer, one.position, one.lag, one.moved_at)
 
     return topic._log.ask(found, CursorDocument(consumer, None, 0))
 

@@ -45,7 +45,7 @@ def read_ends(call: Call[EndsQuery, None]) -> EndsDocument:
         for name in call.query.topic or topic_names(snap):
             view = TopicView.open(snap, check_name(name))
             if view is not None:
-                ends[name] = TopicEnds(view.trimmed(), view.latest(), view.number, view.began())
+                ends[name] = TopicEnds(view.trimmed(), view.latest(), view.began())
     return EndsDocument(journal.id, ends)
 
 

@@ -57,7 +57,7 @@ def find_states(call: Call[None, StatesRequest]) -> StatesDocument:
             size += len(one.state)
             if size >= BLOCKS_BYTES:
                 break
-    return StatesDocument(journal.id, number, done, states, filed)
+    return StatesDocument(journal.id, done, states, filed)
 
 
 @serves(operations.SAVE_STATES)
