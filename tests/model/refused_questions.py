@@ -111,7 +111,6 @@ OF_A_JOURNAL: dict[str, tuple[Callable[[Journal], object], type[Exception]]] = {
     "drop what is not there": (lambda journal: journal.drop_topic("nobody"), UnknownTopic),
     "drop what has no name": (lambda journal: journal.drop_topic(""), InvalidName),
     "stage for no topic": (lambda journal: journal.outbox().stage("", "paid"), InvalidName),
-    "a graph of sounds": (lambda journal: journal.graph("c", "mp3"), ConfigError),  # type: ignore[arg-type]
 }
 
 

@@ -108,6 +108,10 @@ class TopicRules(Lockstep):
         """The topic, or what it would be from its first append on."""
         return self.topics.get(name) or self.positions.made(name)
 
+    def seen(self, name: str) -> TopicModel:
+        """The topic as a reader sees it: one that was dropped is like one that never was."""
+        return self.topics.get(name) or TopicModel(name, self.positions.id_of)
+
     def known(self, id: str) -> Known | None:
         return next((known for topic in self.topics.values() for known in topic.stored() if known.id == id), None)
 
@@ -379,7 +383,7 @@ class TopicRules(Lockstep):
 
     @step(8, name=TOPICS, data=st.data(), filters=filters, reverse=st.booleans(), which=WHICH)
     def read(self, name: str, data: st.DataObject, filters: dict[str, Any], reverse: bool, which: int) -> None:
-        model = self.model(name)
+        model = self.seen(name)
         after = data.draw(st.sampled_from([0, 0, model.trimmed, max(0, model.trimmed - 1), model.latest]))
         through = data.draw(st.sampled_from([None, None, model.latest, max(0, model.latest - 2), 3]))
         limit = data.draw(st.sampled_from([None, None, None, 0, 1, 3]))
@@ -426,7 +430,7 @@ class TopicRules(Lockstep):
 
     @step(2, name=TOPICS, data=st.data(), which=WHICH)
     def find(self, name: str, data: st.DataObject, which: int) -> None:
-        model = self.model(name)
+        model = self.seen(name)
         seq = data.draw(st.integers(0, model.latest + 1))
         known = model.events.get(seq)
         wanted = known.as_dict() if known else None
