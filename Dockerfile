@@ -6,7 +6,7 @@ WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN python -m venv /opt/penstock \
- && /opt/penstock/bin/pip install --no-cache-dir ".[server,cli,entity]"
+ && /opt/penstock/bin/pip install --no-cache-dir ".[server,cli]"
 
 FROM python:3.12-slim
 RUN useradd --system --uid 7367 --home-dir /data penstock \

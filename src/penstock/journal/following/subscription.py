@@ -2,8 +2,8 @@
 
 A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
 slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once. A topic that is
-dropped is waited for, as one that is not there yet: when it is made anew, whoever had read all of it goes on, and a
-subscriber that was behind gets PositionTrimmed.
+dropped is waited for, as one that is not there yet: when it is made anew, a subscriber that had read all of it goes
+on, and one that was behind gets PositionTrimmed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ A hash is the event's leaf in the topic's Merkle tree, see `penstock.entity.rece
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 
 import msgspec
 
@@ -24,6 +23,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def leaf_hash(said: bytes) -> bytes:
     """The hash of a leaf."""
+    from hashlib import sha256  # OpenSSL takes 3 ms to load, and most programs hash nothing
+
     return sha256(b"\x00" + said).digest()
 
 
