@@ -102,7 +102,7 @@ def rooms_of(item: pytest.Item) -> tuple[str, ...]:
 def part_of(item: pytest.Item) -> str | None:
     """The part of the night that a test belongs to; None runs with every push."""
     if (marker := item.get_closest_marker("nightly")) is not None:
-        return str(marker.args[0]) if marker.args else "spark-kills"
+        return str(marker.args[0])
     call = getattr(item, "callspec", None)
     if call is None:
         return None

@@ -96,14 +96,6 @@ def read_problem(status: int, data: bytes) -> Problem | None:
         return None
 
 
-def error_of(status: int, data: bytes) -> PenstockError:
-    """The error that an answer stands for."""
-    found = read_problem(status, data)
-    if found is None:
-        return errors.StorageError(f"the server answered {status}: {data[:200]!r}", retryable=status in (502, 503, 504))
-    return error_of_problem(status, found)
-
-
 def error_of_problem(status: int, found: Problem) -> PenstockError:
     """The error that a problem stands for."""
     known = _TREE.get(found.error)

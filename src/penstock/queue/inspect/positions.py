@@ -44,10 +44,6 @@ def get(queue: LocalQueue, seq: int) -> Event | None:
         return None
 
 
-def is_in_flight(snap: Snapshot, group: Group, seq: int) -> bool:
-    return any(seq in (lease.seq(index) for index in lease.held()) for _, lease in group.leases(snap))
-
-
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
     with inspecting(queue) as (snap, state):

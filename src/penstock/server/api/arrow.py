@@ -28,8 +28,3 @@ def batch_bytes(batch: pa.RecordBatch) -> bytes:
 def end_bytes() -> bytes:
     """The end of a stream."""
     return b"\xff\xff\xff\xff\x00\x00\x00\x00"
-
-
-def read_stream(data: object) -> pa.RecordBatchStreamReader:
-    """A reader over a stream's bytes."""
-    return pa.ipc.open_stream(data)
