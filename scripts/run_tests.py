@@ -93,6 +93,7 @@ class Run:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stopped = False
         self.seconds: dict[str, float] = {}
+        self.computed: dict[str, float] = {}
 
     def piece(self, piece: Piece) -> int:
         """Runs a piece to its end, shows what it said, and returns its code."""
@@ -105,10 +106,12 @@ class Run:
                 command = [*PYTEST, *kept, *piece.arguments]
                 process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT)
                 self._processes.append(process)
-            code = process.wait()
+            _, status, used = os.wait4(process.pid, 0)
+            code = process.returncode = os.waitstatus_to_exitcode(status)
             said.seek(0)
             with self._lock:
                 self.seconds[piece.name] = time.monotonic() - start
+                self.computed[piece.name] = used.ru_utime + used.ru_stime
                 print(f"\n── {piece.name}, {self.seconds[piece.name]:.0f} s " + "─" * 60, flush=True)
                 sys.stdout.buffer.write(said.read())
                 sys.stdout.flush()
@@ -142,12 +145,12 @@ class Run:
         print(f"\nthe slowest of {len(tests):,} tests:")
         for seconds, name in sorted(tests, reverse=True)[:SLOWEST]:
             print(f"  {seconds:6.1f} s  {name}")
-        print("\nthe pieces, and what each may take on two idle cores:")
+        print("\nthe pieces, what each may take on two idle cores, and how long it computed:")
         for piece in wanted:
-            seconds = self.seconds.get(piece.name, 0.0)
-            print(
-                f"  {seconds:6.0f} s of {piece.budget:3.0f}  {piece.name}{'  OVER' if seconds > piece.budget else ''}"
-            )
+            seconds, computed = self.seconds.get(piece.name, 0.0), self.computed.get(piece.name, 0.0)
+            over = "  OVER" if seconds > piece.budget else ""
+            print(f"  {seconds:6.0f} s of {piece.budget:3.0f}  {computed:6.0f} s  {piece.name}{over}")
+        print(f"  all computed {sum(self.computed.values()):.0f} s")
 
     def _cache(self, piece: Piece) -> Path:
         return self._folder / re.sub(r"\W+", "-", piece.name)
