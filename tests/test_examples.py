@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*_*.py") if path.stem not in ("__init__", "main_job"))
-"""Without the main job, which is long and has a test of its own."""
+OTHERS = ("__init__", "main_job", "spark_buffer")
+"""The main job has a test of its own, and that of Spark runs with the pages of Spark: in one session."""
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*_*.py") if path.stem not in OTHERS)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

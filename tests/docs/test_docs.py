@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from scripts.run_blocks import BLOCK, run_page
 
+import penstock.spark
 from penstock import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if BLOCK.search(page.read_text("utf-8"))
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_spark() -> Iterator[None]:
+    """Pages start and stop a Spark each; here the first one starts it, and it stops after the last."""
+    stop = penstock.spark.stop
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(penstock.spark, "stop", lambda: None)
+        yield
+    stop()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -26,6 +40,16 @@ def test_the_code_on_this_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     finally:
         for kind in set(schema._by_kind) - declared:  # another page may use the same kinds
             schema.forget(kind)
+
+
+def test_the_example_of_spark_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the other examples, which have a process each: Spark is up here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["spark_buffer.py"])
+    runpy.run_path(str(ROOT / "examples" / "spark_buffer.py"), run_name="__main__")
+    assert "machine-3" in capfd.readouterr().out
 
 
 def test_there_are_pages_with_code() -> None:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from torture.failing import FAILURES, SCHEMES, fail_calls
+from torture.failing import FAILURES, SCHEMES, calls_of, fail_calls
 from torture.power import Checker, cut_power, record_load, summary
 from torture.recorder import NO_COMPILER, compiler
 
@@ -70,7 +70,7 @@ def one_round(scheme: str, seed: int, done: Counter[str]) -> list[str]:
             error = rng.choice(FAILURES[kind])
             at = sorted(rng.randrange(1, 120) for _ in range(8))
             more = rng.choice([0, 3, 20])
-            wrong, _ = fail_calls(folder / "fails", scheme, checker, kind, error, at, more=more)
+            wrong, _ = fail_calls(folder / "fails", scheme, checker, calls_of(kind, error, at, more=more))
             found += [f"{errno.errorcode[error]} and {more} more: {each}" for each in wrong]
             done[f"{scheme} failing calls"] += len(at)
     finally:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torture.power import Checker, cut_power, record_load, segments, summary
@@ -38,26 +38,27 @@ FAILURES = {
 """What the kinds of calls fail with."""
 
 
+def calls_of(kind: str, error: int, at: Iterable[int], *, more: int = 0) -> list[str]:
+    """The calls of a kind that are to fail, and `more` after each, as a workload takes them."""
+    return [f"{kind}:{number}:{error}:{more}" for number in at]
+
+
 def fail_calls(
     root: Path,
     scheme: str,
     checker: Checker,
-    kind: str,
-    error: int,
-    at: Iterable[int],
+    specs: Sequence[str],
     *,
-    more: int = 0,
     steps: int = 40,
     cuts: int = 3,
     seed: int = 4,
 ) -> tuple[list[str], int]:
     """Lets each of some calls fail in a run of its own; what was found wrong, and how many such calls a run makes."""
-    specs = [f"{kind}:{number}:{error}:{more}" for number in at]
     run = record_load(root, scheme, "disk", seed, steps, *specs)
     if run.returncode:
         return [f"the program ended with {run.returncode}: {run.output[-2000:]}"], 0
     found = cut_power(run, root, scheme, checker, seed=4, cuts=cuts, synced=True, last=40)
-    named = [f"{kind} fails with {errno.errorcode[error]} ({specs}): {each}" for each in found]
+    named = [f"{specs}: {each}" for each in found]
     return named, max(said["calls"] for segment in segments(run) for _, said in segment.marks if "calls" in said)
 
 
@@ -74,9 +75,8 @@ def sweep(scheme: str, checker: Checker, ends: float, seed: int = 4) -> tuple[li
                 folder = Path(tempfile.mkdtemp(prefix="penstock-failing-"))
                 try:
                     steps = 10 if scheme == "files" else 25
-                    wrong, made = fail_calls(
-                        folder / "fails", scheme, checker, kind, error, at, steps=steps, cuts=2, seed=seed
-                    )
+                    specs = calls_of(kind, error, at)
+                    wrong, made = fail_calls(folder / "fails", scheme, checker, specs, steps=steps, cuts=2, seed=seed)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
                 found += wrong

@@ -21,7 +21,7 @@ from server.serving import serving
 from torture.crafted import try_crafted
 from torture.decoders import BYTES, DEEP, TEXTS, changed, corpus, only_ours
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 """Changed inputs of each decoder."""
 
 

@@ -8,18 +8,18 @@ from torture import simulation
 
 
 def test_no_schedule_loses_or_doubles_what_was_published() -> None:
-    for seed in range(40):
+    for seed in range(20):
         assert simulation.play(seed)[1] == [], f"python -m torture.simulation --schedules 1 --seed {seed}"
 
 
 @pytest.mark.parametrize("kind", simulation.INTRUSIONS)
 def test_a_fence_a_collection_or_a_death_at_any_step_loses_nothing(kind: str) -> None:
-    for step in range(1, 300, 25):
+    for step in range(1, 300, 40):
         assert simulation.play(7, intrusion=(kind, step))[1] == [], step
 
 
 def test_no_schedule_of_workers_loses_a_message_or_gives_it_to_two() -> None:
-    for seed in range(15):
+    for seed in range(8):
         assert simulation.play_queue(seed, 300) == [], seed
 
 

@@ -48,7 +48,7 @@ def test_an_export_that_is_done_survives_a_power_cut_and_one_that_is_not_goes_on
     disk, done = Disk(root), 0
     source = next(note["journal"] for note in run.marks(len(run.calls)))
     begin = next(at for at, call in enumerate(run.calls) if call.op == MARK)
-    for moment in [*sorted(rng.randrange(begin, len(run.calls)) for _ in range(25)), len(run.calls)]:
+    for moment in [*sorted(rng.randrange(begin, len(run.calls)) for _ in range(10)), len(run.calls)]:
         disk.follow(run.calls[done:moment])
         done = moment
         image = tmp_path / "image"

@@ -50,7 +50,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, scheme: s
     oracle = tmp_path / "oracle"
     oracle.touch()
     rng = random.Random(10)
-    for _ in range(3):
+    for _ in range(2):
         before = oracle.stat().st_size
         writer = subprocess.Popen([sys.executable, "-c", WRITER, url, str(oracle), durability])
         try:

@@ -37,7 +37,7 @@ def test_a_killed_process_leaves_exactly_what_it_was_promised(scheme: str, tmp_p
     url = f"{scheme}:{tmp_path / 'store'}"
     chance = random.Random(scheme)
     promised: list[str] = []
-    for life in range(3):
+    for life in range(2):
         promised += live_and_die(url, life, steps=chance.randrange(20, 60))
         with penstock.open(url) as journal:
             check(journal, promised)

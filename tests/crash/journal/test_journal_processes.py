@@ -12,7 +12,7 @@ def test_two_writing_processes_with_kills(tmp_path: Path) -> None:
     url, chance = f"sqlite:{tmp_path / 'store'}", random.Random()
     oracles = [tmp_path / "oracle-0", tmp_path / "oracle-1"]
     writers = [start(url, oracle, f"p{n}.0", "disk") for n, oracle in enumerate(oracles)]
-    for round_ in range(1, 7):
+    for round_ in range(1, 4):
         victim = chance.randrange(2)
         kill(writers[victim], chance)
         if round_ % 2 == 0:  # beside the survivor, which goes on writing

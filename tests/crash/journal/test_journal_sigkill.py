@@ -12,7 +12,7 @@ from journal_writer import Oracle
 
 from penstock import Draft
 
-ROUNDS = 4
+ROUNDS = 2
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])
@@ -47,7 +47,7 @@ def test_a_writer_killed_while_it_opens_leaves_a_store_that_opens(scheme: str, t
         "    j = penstock.open(sys.argv[1]); j.topic('t').append('k'); j.close()"
     )
     latest = 0
-    for _ in range(4):
+    for _ in range(2):
         with subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stdout.readline() == "go\n"
             time.sleep(chance.random() * 0.06)

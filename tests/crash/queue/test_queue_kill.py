@@ -28,7 +28,7 @@ import pytest
 import penstock
 from waiting import DEADLINE
 
-ROUNDS = 14
+ROUNDS = 6
 LEASE = 1.0
 
 PROCESS = textwrap.dedent(

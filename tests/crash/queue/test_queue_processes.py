@@ -12,7 +12,7 @@ import penstock
 from waiting import DEADLINE
 
 PROCESSES = 4
-ROUNDS = 120
+ROUNDS = 60
 
 
 def _push_take_ack(url: str, number: int, results: Any) -> None:

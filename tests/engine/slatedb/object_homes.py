@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import penstock
 from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.errors import OutcomeUnknown, StorageError
 from penstock.local.journal import LocalJournal
+from waiting import eventually
+
+T = TypeVar("T")
+
+
+def insist(act: Callable[[], T]) -> T:
+    """What an act gives at last: with little patience for its store, it may fail now and then on a busy machine."""
+    given: list[T] = []
+
+    def given_something() -> bool:
+        try:
+            given.append(act())
+        except StorageError as error:
+            assert error.retryable or isinstance(error, OutcomeUnknown)
+        return bool(given)
+
+    eventually(given_something)
+    return given[0]
 
 
 @dataclass

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 Request = tuple[str, str]
@@ -61,6 +62,9 @@ class StoreProxy:
         started.set()
         await self._over.wait()
         server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
@@ -76,8 +80,8 @@ class StoreProxy:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
+            await _closed(writer)
             self._tasks.discard(task)
-            writer.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -136,7 +140,14 @@ class StoreProxy:
                 if int(line, 16) == 0:
                     return head + body
         finally:
-            writer.close()
+            await _closed(writer)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection to its end: what the loop leaves open is a warning in another test."""
+    writer.close()
+    with suppress(ConnectionError, asyncio.CancelledError):
+        await writer.wait_closed()
 
 
 def _never(method: str, path: str) -> bool:

@@ -11,9 +11,8 @@ from object_homes import Home
 import penstock
 from penstock import Draft, Tasks
 from penstock.errors import Fenced
-from server.serving import serving, wait_until
-
-DEADLINE = 60.0
+from server.serving import serving
+from waiting import DEADLINE, eventually
 
 
 def payloads(journal: Any, **how: Any) -> list[Any]:
@@ -59,13 +58,13 @@ def test_schedules_push_one_message_a_tick_over_a_failover(folder: Home) -> None
     first = folder.open(clock=clock)
     first.queue("q").every(60, "tick", name="minutely")
     clock.advance(60)
-    wait_until(lambda: len(first.queue("q")) == 1, DEADLINE)
+    eventually(lambda: len(first.queue("q")) == 1)
 
     second = folder.open(clock=clock, takeover=True)
     queue = second.queue("q")
     for count in (2, 3):
         clock.advance(60)
-        wait_until(lambda: len(queue) >= count, DEADLINE)  # noqa: B023 - called before the next one
+        eventually(lambda: len(queue) >= count)  # noqa: B023 - called before the next one
     ticks = [event.headers["schedule-tick"] for event in queue]
     assert len(set(ticks)) == len(ticks) == 3 and ticks == sorted(ticks)
 
@@ -88,7 +87,7 @@ def test_a_task_asked_of_one_writer_is_answered_by_the_next_ones_worker(folder: 
     with worker:
         assert again.ask(5).result(timeout=DEADLINE) == 10
         results = second.topic("sums.results")
-        wait_until(lambda: results.latest == 2, DEADLINE)
+        eventually(lambda: results.latest == 2)
     assert sorted(event.payload for event in results.read()) == [8, 10]
     with pytest.raises(Fenced):
         double.ask(6)

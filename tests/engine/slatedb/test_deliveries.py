@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
-from object_homes import Home
+from object_homes import Home, insist
 from store_proxy import StoreProxy
 
 import penstock
 from buffer.emulator import Emulator
 from penstock.errors import Fenced, OutcomeUnknown, StorageError
 from penstock.surface.delivery import Delivery
-
-DEADLINE = 60.0
+from waiting import DEADLINE, eventually
 
 
 def test_a_message_taken_before_a_failover_stays_taken_until_its_lease_ends(home: Home) -> None:
@@ -96,7 +94,7 @@ def test_a_writer_that_was_cut_off_hands_out_no_message(behind: Home, proxy: Sto
     first = behind.open(lease=1.0)
     mail = first.queue("mail")
     mail.push_many([{"n": number} for number in range(3)])
-    first._engine._timeout = 2.0  # not before: a busy machine may take longer to open it
+    first._engine._timeout = 0.5  # not before: a busy machine may take longer to open it
     proxy.cut()
     with penstock.open(behind.url, store_options=emulator.options, lease=30, takeover=True) as second:
         with pytest.raises(StorageError):
@@ -106,8 +104,9 @@ def test_a_writer_that_was_cut_off_hands_out_no_message(behind: Home, proxy: Sto
         with pytest.raises((StorageError, Fenced)):
             mail.take()
         proxy.heal()
+        first._engine._timeout = DEADLINE
         with pytest.raises(Fenced):
-            eventually(mail.take)
+            eventually(lambda: insist(mail.take))
         assert second.queue("mail").ack_many(taken) == 3
 
 
@@ -117,13 +116,13 @@ def test_a_take_whose_outcome_was_unknown_costs_its_message_no_attempt(behind: H
     mail = journal.queue("mail")
     mail.configure(lease=3600)
     mail.push({"n": 1})
-    journal._engine._timeout = 1.0  # not before: a busy machine may take longer to open it
+    journal._engine._timeout = 0.5  # not before: a busy machine may take longer to open it
     proxy.refuse = lambda method, path: method == "PUT" and "/wal/" in path
     with pytest.raises(OutcomeUnknown):
         mail.take()
     proxy.heal()
     journal._engine._timeout = DEADLINE
-    found = eventually(mail.take)
+    found = eventually(lambda: insist(mail.take))
     assert found is not None and found.attempt == 1
 
 
@@ -141,16 +140,3 @@ def test_a_take_is_one_put_and_one_that_finds_nothing_is_none(emulator: Emulator
         assert 10 <= puts(mail.take) <= 12  # a commit that nobody waits for may have one of its own
         assert 10 <= puts(lambda: mail.take_many(10)) <= 12
         assert puts(mail.take) <= 2
-
-
-def eventually(take: Callable[[], Delivery | None]) -> Delivery | None:
-    """What a take gives at last."""
-    deadline = time.monotonic() + DEADLINE
-    while True:
-        try:
-            found = take()
-        except StorageError:
-            found = None
-        if found is not None or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from object_homes import Home
 
 import penstock
 from penstock.engine.slatedb import engine as engine_module
+from penstock.engine.slatedb import lease as lease_module
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.errors import ConfigError, Corrupt, Fenced, Locked
 from penstock.limits import TABLE_COMMITS
-from server.serving import wait_until
-
-DEADLINE = 60.0
+from waiting import DEADLINE, eventually
 
 WRITER = """
 import json, sys
@@ -106,13 +104,16 @@ def test_a_takeover_ends_the_first_writer_and_loses_nothing(home: Home) -> None:
     assert second.topic("t").append("k", 6).seq == 7, "closing the old one does not end the new one"
 
 
-def test_a_standby_goes_on_where_the_first_writer_closed(home: Home) -> None:
+def test_a_standby_goes_on_where_the_first_writer_closed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "RETRIES", 600)  # it looks every tenth of a second
+    waits = threading.Event()
+    monkeypatch.setattr(engine_module, "warm_up", lambda *given: waits.set())
     first = home.open(lease=60)
     first.topic("t").append("k", "a")
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(home.open(standby=True)), daemon=True)
     waiting.start()
-    time.sleep(0.3)
+    assert waits.wait(DEADLINE)
     assert first.topic("t").append("k", "b").seq == 2 and not found
     first.close()
     waiting.join(DEADLINE)
@@ -146,12 +147,12 @@ def test_takeover_and_standby_are_two_wishes(tmp_path: Path) -> None:
 def test_a_stopped_writer_woken_after_takeover_and_collection_acknowledges_nothing(
     home: Home, age_ms: int | None
 ) -> None:
-    writer = Elsewhere(home, lease=2.0)
+    writer = Elsewhere(home, lease=1.0)
     try:
         assert [writer.append(word) for word in "ab"] == ["1", "2"]
         os.kill(writer.process.pid, signal.SIGSTOP)
         os.waitpid(writer.process.pid, os.WUNTRACED)
-        second = home.open(lease=2.0)  # waits for the lease: a stopped process is not found alive
+        second = home.open(lease=1.0)  # waits for the lease: a stopped process is not found alive
         for number in range(20):
             second.topic("t").append("k", number)
         collect(second, age_ms)
@@ -217,11 +218,12 @@ def test_writers_that_end_before_their_first_table_leave_no_ever_longer_log(home
         for _ in range(8):
             journal.topic("t").append("k", number)
     assert TABLE_COMMITS < 9 * 8
-    wait_until(lambda: length() < TABLE_COMMITS)
+    eventually(lambda: length() < TABLE_COMMITS)
     assert len(list(journal.topic("t").read())) == 72
 
 
-def test_of_two_standbys_one_takes_over_and_the_other_waits_on(home: Home) -> None:
+def test_of_two_standbys_one_takes_over_and_the_other_waits_on(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "RETRIES", 300)  # the other one looks every tenth of a second
     writer = Elsewhere(home)
     opened: list[Any] = []
     try:
@@ -234,7 +236,7 @@ def test_of_two_standbys_one_takes_over_and_the_other_waits_on(home: Home) -> No
             thread.start()
     finally:
         writer.end()
-    wait_until(lambda: opened, DEADLINE)
+    eventually(lambda: opened)
     first = opened[0]
     assert first.topic("t").append("k", "b").seq == 2
     assert len(opened) == 1 and any(thread.is_alive() for thread in waiting)

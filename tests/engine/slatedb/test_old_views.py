@@ -19,7 +19,7 @@ from penstock.engine.slatedb.reading.follower import Follower
 from penstock.errors import ConfigError, StorageError
 from penstock.local.journal import LocalJournal
 from penstock.units import in_parts
-from server.serving import wait_until
+from waiting import eventually
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_after_a_rest_a_read_waits_for_the_look_of_another_thread(
     threads[0].start()
     looking.wait()
     threads[1].start()
-    wait_until(lambda: lock.waiting.is_set() or not threads[1].is_alive())
+    eventually(lambda: lock.waiting.is_set() or not threads[1].is_alive())
     go_on.set()
     for thread in threads:
         thread.join()

@@ -26,16 +26,8 @@ from penstock.engine.slatedb.reading import follower
 from penstock.engine.slatedb.reading.view import commits_in
 from penstock.errors import ReadOnly, StorageError
 from penstock.limits import TABLE_COMMITS
-from server.serving import serving, wait_until
-
-DEADLINE = 60.0
-
-
-def eventually(condition: Any) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from server.serving import serving
+from waiting import DEADLINE, eventually
 
 
 def test_a_reader_follows_the_writer_and_refuses_to_write(home: Home) -> None:
@@ -306,11 +298,11 @@ def test_what_a_commit_brings_costs_a_reader_few_requests(behind: Home, proxy: S
     writer = Home(behind.url, emulator.options)
     journal, reader = writer.open(), behind.open(read_only=True)
     engine: Any = reader._engine
-    wait_until(lambda: reader.topic("t").latest == 0)
+    eventually(lambda: reader.topic("t").latest == 0)
     heads, checks = proxy.counts["HEAD"], engine._follower.log_checks
     for number in range(1, 6):
         journal.topic("t").append("k", number)
-        wait_until(lambda: reader.topic("t").latest == number)  # noqa: B023
+        eventually(lambda: reader.topic("t").latest == number)  # noqa: B023
     made = proxy.counts["HEAD"] - heads - (engine._follower.log_checks - checks)
     assert made <= 2 * engine._follower.log_reads
     writer.close()

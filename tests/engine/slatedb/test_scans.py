@@ -10,7 +10,7 @@ from store_proxy import StoreProxy
 
 from penstock.engine.slatedb.reading.view import READ_AHEAD_BYTES, READ_AHEAD_TASKS
 from penstock.errors import StorageError
-from server.serving import wait_until
+from waiting import eventually
 
 KEYS = [b"k%05d" % number for number in range(300)]
 
@@ -38,11 +38,11 @@ def test_a_long_scan_has_every_row_in_order(home: Home, reverse: bool) -> None:
         tx.put(KEYS[250], b"new")
     del rows[KEYS[7]]
     rows[KEYS[250]] = b"new"
-    wait_until(lambda: _value(reader, KEYS[250]) == b"new")
+    eventually(lambda: _value(reader, KEYS[250]) == b"new")
     for engine in (writer, reader):
         with engine.read() as snap:
             assert list(snap.scan(b"k", b"l", reverse=reverse)) == sorted(rows.items(), reverse=reverse)
-    wait_until(lambda: not scanning())
+    eventually(lambda: not scanning())
 
 
 def _value(engine: object, key: bytes) -> bytes | None:
@@ -58,14 +58,14 @@ def test_a_scan_that_is_given_up_ends_its_thread(folder: Home) -> None:
             next(rows)
         assert scanning() == 1
         rows.close()  # type: ignore[attr-defined]
-        wait_until(lambda: not scanning())
+        eventually(lambda: not scanning())
 
 
 def test_a_store_that_falls_silent_in_a_long_scan_is_an_error_that_says_so(behind: Home, proxy: StoreProxy) -> None:
     fill(behind, 3 * READ_AHEAD_TASKS * READ_AHEAD_BYTES // (6 * len(KEYS)))  # more than is on its way at once
     behind.opened[0]._engine.reclaim()  # rows of the log would be in the reader's memory
     behind.opened[0].close()
-    reader = behind.open_reader(timeout=5)._engine
+    reader = behind.open_reader(timeout=1)._engine
     with reader.read() as snap:
         rows = snap.scan(b"k", b"l")
         next(rows)
@@ -73,6 +73,6 @@ def test_a_store_that_falls_silent_in_a_long_scan_is_an_error_that_says_so(behin
         with pytest.raises(StorageError, match=r"could not be read.*try again"):
             list(rows)
         proxy.heal()
-    wait_until(lambda: not scanning())
+    eventually(lambda: not scanning())
     with reader.read() as snap:
         assert [key for key, _ in snap.scan(b"k", b"l")] == KEYS

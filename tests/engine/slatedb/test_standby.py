@@ -14,9 +14,9 @@ from penstock.engine.slatedb import engine as engine_module
 from penstock.engine.slatedb import lease as lease_module
 from penstock.engine.slatedb.database import flush_tables
 from penstock.engine.slatedb.reading.warming import _warm_up
+from waiting import DEADLINE
 
-DEADLINE = 120.0
-TERM = 2.0
+TERM = 1.0
 
 
 def test_a_standby_that_takes_over_fetches_no_table(

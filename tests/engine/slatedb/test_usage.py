@@ -13,7 +13,7 @@ from object_homes import Home
 from buffer.emulator import Emulator
 from penstock.journal.commit import writer as writer_module
 from penstock.observe.gauges import gauges
-from server.serving import wait_until
+from waiting import eventually
 
 
 def test_requests_and_bytes_are_counted_by_cause(emulator: Emulator) -> None:
@@ -61,7 +61,7 @@ def test_a_commit_lingers_for_further_callers_and_by_default_for_nobody(
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
-        wait_until(lambda: len(core.writer._pending) == callers)
+        eventually(lambda: len(core.writer._pending) == callers)
 
     monkeypatch.setattr(writer_module, "time", SimpleNamespace(sleep=sleep))
     with home.open(linger=0.25) as journal:
