@@ -16,8 +16,10 @@ from nightly import PARTS, RANDOM, part_of, rooms_of
 
 # The same examples in every run: what passed before a change and fails after it fails because of it. New ones are tried
 # by `make nightly`, with the profile "random".
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.register_profile(RANDOM, settings.get_profile("penstock"), derandomize=False)
+settings.register_profile(
+    "penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=40
+)
+settings.register_profile(RANDOM, settings.get_profile("penstock"), derandomize=False, max_examples=400)
 # --hypothesis-profile=first shows a failure as it was found, without minutes of looking for a smaller one.
 settings.register_profile("first", settings.get_profile("penstock"), phases=[Phase.reuse, Phase.generate])
 settings.register_profile("fast", settings.get_profile("penstock"), max_examples=10)

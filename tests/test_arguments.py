@@ -14,12 +14,14 @@ from penstock import Draft, Queue, QueuePolicy, Settings
 from penstock.surface import arguments
 
 USES = Path(__file__).parent / "typed_uses.py"
+CACHE = f"--cache-dir={USES.parents[1] / '.mypy_cache' / 'uses'}"
+"""Kept from run to run: without it every run checks all that penstock imports."""
 
 
 def test_a_type_checker_takes_the_right_uses_and_no_wrong_one(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", str(USES)],
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", CACHE, str(USES)],
         capture_output=True,
         text=True,
         cwd=tmp_path,

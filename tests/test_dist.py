@@ -9,9 +9,12 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.nightly("wheel")
 def test_the_wheel_installs_without_extras_and_runs_the_quickstart(tmp_path: Path) -> None:
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(

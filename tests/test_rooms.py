@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections import defaultdict
@@ -12,11 +13,16 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "__pycache__" not in path.parts)
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def test_every_package_says_what_lives_in_it() -> None:
     silent = [
         str(path.relative_to(SOURCE))
         for path in MODULES
-        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+        if path.name == "__init__.py" and not ast.get_docstring(tree(path))
     ]
     assert silent == []
 
@@ -24,7 +30,7 @@ def test_every_package_says_what_lives_in_it() -> None:
 def test_no_two_classes_have_one_name() -> None:
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -75,8 +81,9 @@ CASTS = {
 def test_types_are_said_not_cast() -> None:
     found: dict[str, int] = defaultdict(int)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("cast", "typing.cast"):
+        for node in ast.walk(tree(path)):
+            called = node.func if isinstance(node, ast.Call) else None
+            if getattr(called, "id", getattr(called, "attr", "")) == "cast":
                 found[str(path.relative_to(SOURCE))] += 1
     assert found == CASTS, "a type says what a thing is: change the type, or give the reason here"
 

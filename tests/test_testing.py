@@ -54,8 +54,10 @@ def test_an_error_of_the_handler_reaches_the_test_and_the_message_stays(journal:
     assert_settled(queue)
 
 
-@pytest.mark.slow
-def test_a_handler_that_feeds_its_own_queue_is_found_out(journal: penstock.Journal) -> None:
+def test_a_handler_that_feeds_its_own_queue_is_found_out(
+    journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.testing._MOST", 100)
     queue = journal.queue("q")
     queue.push(0)
     with pytest.raises(AssertionError, match="still not empty"):

@@ -15,6 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightly import examples
 from penstock.buffer.format import batch as batch_format
 from penstock.buffer.format import decode_arrow, decode_batch, encode_batch, encode_entries, open_batch, seal_batch
 from penstock.buffer.format.batch import batch_footer, compress_entries
@@ -141,7 +142,7 @@ def test_arbitrary_bytes_decode_or_are_corrupt(data):
         assert block.to_arrow().to_pylist() == decode_arrow(candidate).to_pylist() == block.entries()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60))
 @given(st.randoms(use_true_random=False))
 def test_a_flipped_bit_never_does_worse_than_corrupt(rng: random.Random):
     data = bytearray(encode_batch([rng.randbytes(rng.randrange(12)) for _ in range(30)], rng.choice(["none", "zstd"])))

@@ -252,6 +252,7 @@ def deaths_are_silent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(threading, "excepthook", hook)
 
 
+AT_NIGHT = pytest.mark.nightly("crashes")
 ROUGH = Rates(fail=0.08, lose=0.08, delay=0.3, stale=0.3)
 
 
@@ -265,24 +266,25 @@ def suite(store: ObjectStore, seed: int, steps: int, pause: float, entries: int,
     return world
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=AT_NIGHT) for seed in range(2, 6))])
 def test_nothing_is_lost_or_doubled_in_memory(memory: ObjectStore, seed: int, deaths_are_silent):
     world = suite(memory, seed, steps=25, pause=0.04, entries=200)
     assert world.audit.epochs > 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=AT_NIGHT) for seed in range(1, 3))])
 def test_nothing_is_lost_or_doubled_in_a_directory(tmp_path, seed: int, deaths_are_silent):
     suite(open_store(f"file://{tmp_path}"), seed, steps=20, pause=0.06, entries=100)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly("emulators"))])
 def test_nothing_is_lost_or_doubled_on_s3(emulator, seed: int, deaths_are_silent):
     suite(open_store(emulator.bucket(), emulator.options), seed, steps=8, pause=0.2, entries=20, pace=0.15)
 
 
 if azurite():
 
+    @pytest.mark.nightly("emulators")
     @pytest.mark.parametrize("seed", range(2))
     def test_nothing_is_lost_or_doubled_on_azure(azure, seed: int, deaths_are_silent):
         suite(open_store(azure.container(), azure.options), seed, steps=12, pause=0.15, entries=40, pace=0.05)

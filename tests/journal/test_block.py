@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nightly import examples
 from penstock.errors import Corrupt
 from penstock.journal.index.rows import build_rows, chunks_of, mark_of, rows_of, rows_of_chunk
 from penstock.journal.storage.block import Block, build_block, read_block
@@ -153,7 +154,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Block, list[Stored]]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=examples(15))
 @given(histories())
 def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stored]]]) -> None:
     blocks = [block for block, _ in history]
@@ -166,7 +167,7 @@ def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stor
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=examples(15))
 @given(histories(), st.data())
 def test_a_selection_keeps_the_events_it_selects(
     history: list[tuple[Block, list[Stored]]], data: st.DataObject
@@ -192,7 +193,7 @@ def test_a_selection_keeps_the_events_it_selects(
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=examples(15))
 @given(histories())
 def test_sorted_rows_cut_into_chunks_are_the_same_events_by_entity(
     history: list[tuple[Block, list[Stored]]],

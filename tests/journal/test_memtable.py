@@ -110,6 +110,7 @@ def test_a_load_waits_for_its_index_and_never_for_ever(journal: Journal, monkeyp
         for _ in range(4):
             topic.append_many(batch)
         assert index.memtables["t"].size > bound
+        monkeypatch.setattr(indexer, "_STALL_SECONDS", 0.2)
         begun = time.monotonic()
         topic.append_many(batch)
         assert time.monotonic() - begun >= indexer._STALL_SECONDS

@@ -207,7 +207,7 @@ def test_an_engine_behaves_like_a_dict_with_snapshots_crashes_and_reopenings(sch
     )
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(60), deadline=None, database=None)
 @given(st.data())
 def test_a_sorted_map_and_its_snapshots_behave_like_dicts(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:

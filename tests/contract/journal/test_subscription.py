@@ -383,12 +383,12 @@ IDLE = """
     threading.Thread(target=subscription.next, daemon=True).start()
     while not subscription._signal._waiters:
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.1)
     def used():
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
     before, start = used(), time.monotonic()
-    time.sleep(2)
+    time.sleep(1)
     print(json.dumps((used() - before) / (time.monotonic() - start)))
 """
 
