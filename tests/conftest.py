@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -38,9 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    seed = config.getoption("--late")
-    return None if seed is None else f"threads begin late: --late {seed}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"{option} {seed}" for option in ("--late", "--shuffle") if (seed := config.getoption(option)) is not None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fast", action="store_true", help="under 45 s: memory and SQLite; no Spark, browser, emulator, kill or model"
     )
     parser.addoption("--nightly", choices=[*PARTS, "all"], help="a part of the nightly run, or all: see nightly.py")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="tests in an order drawn from the seed")
     parser.addoption("--late", type=int, metavar="SEED", help="threads begin late, drawn from the seed: see late.py")
 
 
@@ -91,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = set(wanted)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = wanted
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
 
 
 def _is_fast(item: pytest.Item) -> bool:

@@ -63,8 +63,12 @@ def _random(*folders: str) -> tuple[str, ...]:
     return ("-m", "pytest", "--hypothesis-profile=random", *(f"tests/{name}" for name in folders))
 
 
-def _late(*folders: str) -> tuple[str, ...]:
-    return ("-m", "pytest", "--late", str(int(time.time())), *(f"tests/{name}" for name in folders))
+def _seeded(option: str, *folders: str) -> tuple[str, ...]:
+    return ("-m", "pytest", option, str(int(time.time())), *(f"tests/{name}" for name in folders))
+
+
+_FOLDERS = ("contract", "journal", "model", "engine", "crash", "buffer", "cli", "observe")
+_MUTATION = ("-m", "torture.mutation", "--mutants", "400", "--minutes", "90")
 
 
 PARTS = {
@@ -82,8 +86,12 @@ PARTS = {
     "serving": Part("a server under mixed load does not grow in two hours", _torture("serving", 120), "tests"),
     "crashes": Part("more kills, signals and damage than the short forms by day have"),
     "random": Part("the models and formats hold for new programs and values", _random("model", "journal", "buffer")),
-    "late": Part("no contract test depends on when a thread begins", _late("contract", "journal")),
-    "late-servers": Part("nor does one of servers, engines or buffers", _late("server", "engine", "buffer")),
+    "shuffled": Part("no test needs another one before it", _seeded("--shuffle", *_FOLDERS)),
+    "mutation": Part("a changed line of the writer or of a queue's state fails a test", _MUTATION, "tests"),
+    "late": Part("no contract test depends on when a thread begins", _seeded("--late", "contract", "journal")),
+    "late-servers": Part(
+        "nor does one of servers, engines or buffers", _seeded("--late", "server", "engine", "buffer")
+    ),
     "wheel": Part("what is published installs into a new environment, without extras, and runs the quickstart"),
     "spark-kills": Part("a killed driver, executor or server neither loses nor doubles a batch"),
     "spark-cluster": Part("executors of a cluster read and write what a local session does"),
