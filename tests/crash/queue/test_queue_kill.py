@@ -52,7 +52,7 @@ PROCESS = textwrap.dedent(
         queue = journal.queue("jobs")
         for n in range(10**9):
             names = [f"{number}-{os.getpid()}-{n}-{i}" for i in range(random.choice((1, 1, 1, 7)))]
-            key = random.choice((None, "a", "b")) if "keyed" in role else None
+            key = random.choice((None, "a", "b"))
             receipts = [queue.push(names[0], key=key)] if len(names) == 1 else queue.push_many(names, key=key)
             for name, receipt in zip(names, receipts):
                 note(pushed=name, seq=receipt.seq)
@@ -78,21 +78,8 @@ PROCESS = textwrap.dedent(
                 else:
                     note(acked=one.payload, seq=one.seq, attempt=one.attempt)
 
-    def mover(journal):
-        source, target = journal.queue("jobs"), journal.queue("done")
-        while True:
-            one = source.take(wait=1)
-            if one is None:
-                continue
-            try:
-                with journal.transaction() as tx:
-                    tx.push(target, one.payload)
-                    tx.ack(one)
-            except StaleDelivery:
-                note(stale=one.payload)
-
     with penstock.open(url) as journal:
-        {"producer": producer, "keyed-producer": producer, "consumer": consumer, "mover": mover}[role](journal)
+        {"producer": producer, "consumer": consumer}[role](journal)
     """
 )
 
@@ -200,13 +187,12 @@ def judge(facts: list[dict[str, Any]]) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("producer", ["producer", "keyed-producer"])
-def test_killed_producers_and_consumers_lose_and_repeat_nothing(tmp_path: Path, producer: str) -> None:
+def test_killed_producers_and_consumers_lose_and_repeat_nothing(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'store'}"
     with penstock.open(url) as journal:
         journal.queue("jobs", lease=LEASE, max_attempts=10_000)
-    crowd = Crowd(tmp_path, url, [producer, "consumer", "consumer", producer])
-    chance = random.Random(producer)
+    crowd = Crowd(tmp_path, url, ["producer", "consumer", "consumer", "producer"])
+    chance = random.Random(5)
     try:
         for _ in range(ROUNDS):
             crowd.wait_for_facts(chance.randrange(50, 6000))
@@ -217,33 +203,3 @@ def test_killed_producers_and_consumers_lose_and_repeat_nothing(tmp_path: Path, 
     facts = crowd.facts() + drain(url)
     seen = judge(facts)
     assert seen["got"] >= seen["pushed"] > 0 and seen["acked"] > 0, seen
-
-
-@pytest.mark.slow
-def test_what_is_moved_in_a_transaction_is_moved_exactly_once(tmp_path: Path) -> None:
-    url = f"sqlite:{tmp_path / 'store'}"
-    with penstock.open(url) as journal:
-        journal.queue("jobs", lease=LEASE, max_attempts=10_000)
-        journal.queue("done", lease=LEASE)
-    crowd = Crowd(tmp_path, url, ["producer", "mover", "mover"])
-    chance = random.Random(5)
-    try:
-        for _ in range(ROUNDS):
-            crowd.wait_for_facts(chance.randrange(50, 6000))
-            crowd.kill_one(chance)
-    finally:
-        crowd.end()
-    assert crowd.errors() == ""
-    pushed = [fact["pushed"] for fact in crowd.facts() if "pushed" in fact]
-    with penstock.open(url) as journal:
-        source, target = journal.queue("jobs"), journal.queue("done")
-        deadline = time.monotonic() + DEADLINE
-        while len(source) and time.monotonic() < deadline:
-            one = source.take(wait=0.2)
-            if one is not None:
-                with journal.transaction() as tx:
-                    tx.push(target, one.payload)
-                    tx.ack(one)
-        moved = [event.payload for event in target]
-    assert len(moved) == len(set(moved)) > 0
-    assert set(pushed) <= set(moved)

@@ -40,7 +40,7 @@ def _push_take_ack(url: str, number: int, results: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["work", "fanout"])
+@pytest.mark.parametrize("mode", ["work", pytest.param("fanout", marks=pytest.mark.nightly("crashes"))])
 def test_four_processes_on_one_store_are_exact(tmp_path: Path, mode: str) -> None:
     url = f"sqlite:{tmp_path / 'store'}"
     with penstock.open(url) as journal:

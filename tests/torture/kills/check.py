@@ -10,7 +10,7 @@ from typing import Any
 
 import penstock
 from penstock import Journal, Topic
-from torture.kills.worker import GROUPS, RING
+from torture.kills.worker import GROUPS, RING, Changes
 
 
 def read_oracle(folder: Path) -> list[Any]:
@@ -85,10 +85,14 @@ def _events(journal: Journal, noted: list[Any]) -> Iterator[str]:
 
 
 def _accounts(journal: Journal, noted: list[Any]) -> Iterator[str]:
-    """Every change was made on top of the one it had seen."""
+    """Every change was made on top of the one it had seen, and states are made of all of them."""
+    topic = journal.topic("accounts")
+    for key in {event.key for event in topic.read()}:
+        if (state := topic.project(Changes, key)) != Changes.fold(topic.read(key=key)):
+            yield f"accounts: the state of {key} is not that of its events: {state}"
     last: dict[str, int] = defaultdict(int)
     at: dict[int, tuple[str | None, int]] = {}
-    for event in journal.topic("accounts").read():
+    for event in topic.read():
         _, seen = event.payload
         if seen != last[event.key or ""]:
             yield f"accounts: {event.seq} of {event.key} was made after {seen}, and follows {last[event.key or '']}"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock import Draft, Journal
+from penstock import Draft, Journal, Projection
+from penstock import on as handles
 from penstock.errors import Backpressure, Conflict, FenceActive, PenstockError, StaleDelivery
 from penstock.journal.sealed.sealing import seal_topic
 
@@ -32,6 +33,18 @@ class Oracle:
 
     def note(self, **said: Any) -> None:
         os.write(self._file, json.dumps(said).encode() + b"\n")
+
+
+class Changes(Projection):
+    """How often an account was changed, and the last change."""
+
+    count: int = 0
+    last: str = ""
+
+    @handles("change")
+    def add(self, payload: Any) -> None:
+        self.count += 1
+        self.last = payload[0]
 
 
 def set_up(journal: Journal, rng: random.Random) -> None:
@@ -60,7 +73,8 @@ class Worker:
         self._usual = [
             self.append, self.append, self.repeat, self.batch, self.submit, self.expect, self.expect, self.transact,
             self.fence, self.push, self.push_many, self.take, self.take, self.take_many, self.give_up, self.redrive,
-            self.consume, self.fan_out, self.take_group, self.take_group, self.cursor, self.state, self.ring,
+            self.consume, self.fan_out, self.take_group, self.take_group, self.cursor, self.project, self.project,
+            self.state, self.ring,
         ]  # fmt: skip
         self._rare = [self.compact, self.compact_keys, self.maintain, self.seal, self.backup, self.export]
 
@@ -221,6 +235,10 @@ class Worker:
         latest = self.topic.latest
         self.topic.commit("reader", latest)
         self.oracle.note(cursor=latest)
+
+    def project(self, label: str) -> None:
+        """Keeps a state from which the next projection goes on."""
+        self.journal.topic("accounts").project(Changes, self.rng.choice(KEYS))
 
     def state(self, label: str) -> None:
         key = str(self.rng.randrange(8))
