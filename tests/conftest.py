@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from buffer.azure_emulator import AzureEmulator
+from buffer.emulator import Emulator
 from late import be_late
 from nightly import PARTS, RANDOM, part_of, rooms_of
 
@@ -137,3 +139,18 @@ def in_threads() -> Iterator[Callable[..., threading.Thread]]:
         assert not thread.is_alive(), "a thread of this test is stuck"
     if failures:
         raise failures[0]
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Iterator[Emulator]:
+    """One emulator of S3 for all: each test asks it for a bucket of its own."""
+    running = Emulator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[AzureEmulator]:
+    running = AzureEmulator()
+    yield running
+    running.stop()

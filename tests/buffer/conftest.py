@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import waiting
 from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import encode_batch, parse_manifest
@@ -24,20 +23,6 @@ from .emulator import Emulator
 
 MANIFEST = "ingest/manifest"
 _names = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="session")
-def azure() -> Iterator[AzureEmulator]:
-    running = AzureEmulator()
-    yield running
-    running.stop()
 
 
 @pytest.fixture(params=["memory", "file", "s3", *(["azure"] if azurite() else [])])
@@ -117,9 +102,3 @@ def buffer(store: ObjectStore) -> Buffer:
 @pytest.fixture
 def memory_buffer(memory: ObjectStore) -> Buffer:
     return Buffer(memory)
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits for something another thread does."""
-    return waiting.eventually

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from penstock.buffer import Metadata, Producer
 from penstock.buffer.store import open_store
 from penstock.cli.main import run as run_penstock
+from waiting import eventually
 
 from .conftest import Buffer
 
@@ -118,7 +119,7 @@ def test_an_entry_of_many_reads_arrives_whole(url: str):
     assert run("consume", url).stdout_bytes == b"a\n" + large + b"\nb\n"
 
 
-def test_a_pipe_that_pauses_holds_no_entry_back(buffer: Buffer, url: str, eventually):
+def test_a_pipe_that_pauses_holds_no_entry_back(buffer: Buffer, url: str):
     with subprocess.Popen([*SCRIPT, "produce", url], stdin=subprocess.PIPE) as producer:
         producer.stdin.write(b"one\ntwo\nthr")
         producer.stdin.flush()

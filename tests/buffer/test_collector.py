@@ -12,6 +12,7 @@ from penstock.buffer.naming import BufferPaths, batch_time_ms
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StorageError
+from waiting import eventually
 
 from .conftest import Buffer
 from .faults import FaultyStore
@@ -179,7 +180,7 @@ def test_a_dry_run_only_counts(memory: ObjectStore):
     assert (outcome.deleted, len(there(memory))) == (1, 1)
 
 
-def test_the_background_collector_collects_and_stops_when_fenced(memory: ObjectStore, clock: ManualClock, eventually):
+def test_the_background_collector_collects_and_stops_when_fenced(memory: ObjectStore, clock: ManualClock):
     buffer = Buffer(memory)
     batch_at(memory, 1)
     consumer = buffer.consumer(clock=clock, gc_interval=0.005)
@@ -188,7 +189,7 @@ def test_the_background_collector_collects_and_stops_when_fenced(memory: ObjectS
     eventually(lambda: not consumer._collector.running)
 
 
-def test_the_background_collector_outlives_a_failure(memory: ObjectStore, clock: ManualClock, eventually):
+def test_the_background_collector_outlives_a_failure(memory: ObjectStore, clock: ManualClock):
     batch_at(memory, 1)
     faulty = FaultyStore(memory)
     faulty.on("list", "fail", "fail")

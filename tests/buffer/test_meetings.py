@@ -21,7 +21,7 @@ from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError
 from penstock.observe.metrics import Registry
-from waiting import DEADLINE
+from waiting import DEADLINE, eventually
 
 from .conftest import Buffer
 from .faults import FaultyStore
@@ -110,7 +110,7 @@ def test_collecting_by_a_mistyped_manifest_deletes_nothing(memory: ObjectStore) 
 
 
 def test_the_collector_goes_on_after_an_error_of_any_kind(
-    memory: ObjectStore, eventually: Callable[[Callable[[], bool]], None], caplog: pytest.LogCaptureFixture
+    memory: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
     old = f"ingest/{ULID.from_timestamp(clock.now_ms() - 3_600_000)}.batch"
@@ -193,9 +193,7 @@ def test_a_producer_whose_threads_cannot_start_takes_nothing_and_goes_on_when_th
     assert batch is not None and batch.entries == [b"taken"] and memory_buffer.length() == 1
 
 
-def test_batches_that_come_at_once_do_not_wait_for_one_idle_thread(
-    memory: ObjectStore, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_batches_that_come_at_once_do_not_wait_for_one_idle_thread(memory: ObjectStore) -> None:
     """One lane's upload that hangs holds up no other lane: the timer seals them all under one lock."""
     faulty = FaultyStore(memory)
     producer = Producer(

@@ -14,6 +14,7 @@ from penstock.buffer.store import ObjectStore, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
 from penstock.observe.metrics import Registry
+from waiting import eventually
 
 from .conftest import MANIFEST, Buffer
 from .faults import FaultyStore
@@ -228,7 +229,7 @@ def test_a_conflict_that_was_our_own_success_is_recognised(memory: ObjectStore):
     assert consumed(memory) == [b"once"]
 
 
-def test_a_write_that_is_done_late_counts_once(memory: ObjectStore, eventually):
+def test_a_write_that_is_done_late_counts_once(memory: ObjectStore):
     """The request times out, is not done when the producer looks, and is done when it tries again."""
     late: list = []
 
@@ -276,7 +277,7 @@ def test_more_batches_joining_a_late_write_are_told_apart(memory: ObjectStore):
     assert consumed(memory) == [b"first", b"second"]
 
 
-def test_a_damaged_manifest_keeps_the_entries_until_it_is_mended(memory: ObjectStore, eventually):
+def test_a_damaged_manifest_keeps_the_entries_until_it_is_mended(memory: ObjectStore):
     memory.put(MANIFEST, b"not a manifest")
     with Producer(memory, flush_interval=0.005) as producer:
         ticket = producer.produce([b"kept"])
@@ -333,7 +334,7 @@ def test_flush_says_when_it_took_too_long(memory: ObjectStore):
 # ── flow ──
 
 
-def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: ObjectStore, eventually):
+def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", *["hold"] * 5)
     with Producer(faulty, flush_interval=FOREVER, flush_bytes=1) as producer:
@@ -346,7 +347,7 @@ def test_uploads_overlap_and_the_manifest_keeps_the_order(memory: ObjectStore, e
     assert consumed(memory) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_one_manifest_write_carries_every_batch_that_is_ready(memory: ObjectStore, eventually):
+def test_one_manifest_write_carries_every_batch_that_is_ready(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "hold")
     with Producer(faulty, flush_interval=FOREVER, flush_bytes=1) as producer:
@@ -361,7 +362,7 @@ def test_one_manifest_write_carries_every_batch_that_is_ready(memory: ObjectStor
     assert parse_manifest(memory.get(MANIFEST)).count == 10
 
 
-def test_produce_blocks_only_when_too_many_calls_wait(memory: ObjectStore, eventually):
+def test_produce_blocks_only_when_too_many_calls_wait(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=4, inflight_bytes=100, max_buffered=3)
@@ -399,7 +400,7 @@ def test_a_batch_larger_than_the_whole_budget_gets_through(memory: ObjectStore):
     assert consumed(memory) == [b"x" * 1000]
 
 
-def test_close_wakes_whoever_waits_for_room(memory: ObjectStore, eventually):
+def test_close_wakes_whoever_waits_for_room(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put", "hold")
     producer = Producer(faulty, flush_interval=FOREVER, flush_bytes=1, inflight_bytes=1, max_buffered=1)
@@ -462,7 +463,7 @@ def test_conflicts_are_counted(memory: ObjectStore):
     assert registry.snapshot()["buffer.manifest_writes{role=producer}"] == 2
 
 
-def test_a_batch_that_waited_too_long_for_the_manifest_gets_a_new_name(memory: ObjectStore, eventually):
+def test_a_batch_that_waited_too_long_for_the_manifest_gets_a_new_name(memory: ObjectStore):
     """Otherwise a collector could delete its object in the moment it is appended."""
     clock = ManualClock()
     faulty = FaultyStore(memory)

@@ -11,6 +11,7 @@ import pytest
 from penstock.buffer import Batch, Consumer
 from penstock.buffer.store import ObjectStore
 from penstock.errors import ConfigError, Corrupt, StorageError
+from waiting import eventually
 
 from .conftest import Buffer
 from .faults import FaultyStore, Rates
@@ -45,7 +46,7 @@ def test_out_of_order_every_batch_is_handled_once_by_several_threads(memory_buff
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_only_the_finished_prefix_is_acked(memory_buffer: Buffer, ordered: bool, eventually):
+def test_only_the_finished_prefix_is_acked(memory_buffer: Buffer, ordered: bool):
     memory_buffer.fill(6)
     consumer = memory_buffer.consumer()
     release = threading.Event()
@@ -170,7 +171,7 @@ def test_stop_ends_a_run_from_its_handler(memory_buffer: Buffer):
     assert (report.batches, report.acked) == (4, 3)
 
 
-def test_close_ends_a_run_and_keeps_what_it_finished(memory_buffer: Buffer, eventually):
+def test_close_ends_a_run_and_keeps_what_it_finished(memory_buffer: Buffer):
     memory_buffer.fill(3)
     consumer = memory_buffer.consumer()
     seen: list[int] = []
@@ -183,7 +184,7 @@ def test_close_ends_a_run_and_keeps_what_it_finished(memory_buffer: Buffer, even
     assert memory_buffer.length() == 0
 
 
-def test_a_run_waits_for_what_comes_later(memory_buffer: Buffer, eventually):
+def test_a_run_waits_for_what_comes_later(memory_buffer: Buffer):
     consumer = memory_buffer.consumer()
     seen: list[list[bytes]] = []
     run = threading.Thread(
@@ -284,7 +285,7 @@ def test_acks_are_collected_into_few_manifest_writes(memory: ObjectStore):
     assert buffer.length() == 0
 
 
-def test_what_was_handled_last_is_acknowledged_at_once_however_long_the_interval(memory_buffer: Buffer, eventually):
+def test_what_was_handled_last_is_acknowledged_at_once_however_long_the_interval(memory_buffer: Buffer):
     memory_buffer.fill(3)
     consumer = memory_buffer.consumer()
 

@@ -9,6 +9,7 @@ from penstock.buffer.naming import BufferPaths, shard_of, shard_place
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, ConfigError, Fenced, Unflushed
+from waiting import eventually
 
 from .faults import FaultyStore
 
@@ -37,7 +38,7 @@ def test_entries_of_one_key_stay_in_one_shard_and_in_order(store: ObjectStore):
     assert sum(bool(found) for found in by_shard) > 1
 
 
-def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: ObjectStore, eventually):
+def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "ok", "hold")
     with Producer(faulty, shards=2, key=lambda entry: int(entry), flush_interval=0.001) as producer:
@@ -48,7 +49,7 @@ def test_a_split_call_resolves_only_when_every_shard_holds_its_part(memory: Obje
         assert ticket.result(30) is None
 
 
-def test_a_split_call_fails_as_a_whole(memory: ObjectStore, eventually):
+def test_a_split_call_fails_as_a_whole(memory: ObjectStore):
     faulty = FaultyStore(memory)
     faulty.on("put_if", "ok", *["fail"] * 1000)
     producer = Producer(faulty, shards=2, key=lambda entry: int(entry), flush_interval=0.001)

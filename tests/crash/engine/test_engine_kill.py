@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.engine.url import open_engine
-from waiting import DEADLINE
+from waiting import DEADLINE, eventually
 
 END = b"\xff" * 600
 
@@ -63,11 +63,8 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, scheme: s
 
 
 def wait_for_growth(writer: subprocess.Popen[bytes], oracle: Path, size: int) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while oracle.stat().st_size < size:
-        assert writer.poll() is None, "the writer died by itself"
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: oracle.stat().st_size >= size or writer.poll() is not None)
+    assert writer.poll() is None, "the writer died by itself"
 
 
 def check(url: str, acknowledged: int) -> None:

@@ -13,20 +13,6 @@ from buffer.azure_emulator import AzureEmulator, azurite
 from buffer.emulator import Emulator
 
 
-@pytest.fixture(scope="session")
-def emulator() -> Iterator[Emulator]:
-    running = Emulator()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="session")
-def azure() -> Iterator[AzureEmulator]:
-    running = AzureEmulator()
-    yield running
-    running.stop()
-
-
 @pytest.fixture(params=["folder", "s3", *(["azure"] if azurite() else [])])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     """A new place in a store of each kind."""
