@@ -16,8 +16,10 @@ from penstock import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if BLOCK.search(page.read_text("utf-8"))
+    (page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if BLOCK.search(page.read_text("utf-8"))),
+    key=lambda page: (page.name != "spark.md", page),
 )
+"""First the one whose paths are relative to where Spark was started: see `one_spark`."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -162,7 +162,7 @@ def test_a_signal_at_any_line_hangs_nobody_and_leaves_nothing_half_done(
     WORK[work](journal)  # makes what is made once
     before_alarm = signal.signal(signal.SIGALRM, hurry)
     # Every line, at night; in every push some lines, each engine beginning at another.
-    step = 1 if every else 19 if scheme != "memory" else 5
+    step = 1 if every else 19 if scheme != "memory" else 9
     at = 1 if every else 1 + SCHEMES.index(scheme)
     try:
         while True:

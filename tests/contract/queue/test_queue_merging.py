@@ -266,6 +266,21 @@ def test_a_debounced_message_that_runs_now_keeps_its_key_in_order(
     assert payloads(queue) == ["second"]
 
 
+@pytest.mark.xfail(strict=True, reason="a message that runs now takes its key's seat from an older one that is due")
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+def test_a_debounced_message_that_runs_now_waits_for_an_older_one_of_its_key_that_is_due(
+    journal: Journal, clock: ManualClock, mode: str
+) -> None:
+    queue = journal.queue("jobs", debounce=5, mode=mode)
+    if mode == "fanout":
+        queue.add_group("default")
+    queue.push("first", key="k")
+    clock.advance(6)
+    queue.run_now([queue.push("second", key="k").seq])
+    assert [event.payload for event in queue.peek(5)] == ["first"]
+    assert payloads(queue) == ["first"]
+
+
 def test_a_push_replaces_nothing_that_ran_or_went_elsewhere(journal: Journal) -> None:
     queue, other = journal.queue("jobs", debounce=5), journal.queue("other")
     ran = queue.push("ran", key="a", reply=True)
