@@ -13,10 +13,11 @@ import pytest
 from journals import on
 
 import penstock
-from penstock import Journal, Projection
+from penstock import Draft, Journal, Projection
 from penstock import on as handles
 from penstock.entity.copying import exporting
 from penstock.errors import ConfigError, Corrupt, FenceActive
+from penstock.journal.commit.catalog import load_record, load_state
 
 Reopen = Callable[[Journal], Journal]
 FORMATS = ["jsonl", "parquet"]
@@ -472,3 +473,18 @@ def test_a_parquet_file_of_other_columns_is_refused(tmp_path: Path) -> None:
         pq.write_table(table.set_column(table.schema.get_field_index("seq"), "seq", pa.array(["one"])), path)
         with pytest.raises(ConfigError, match="seq must be a position"):
             target.import_(path, topics=["t"])
+
+
+def test_a_copy_of_a_trimmed_topic_lacks_nothing_else(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    """It is not taken for one that was compacted by key, in which positions may be missing anywhere."""
+    journal.topic("t").append_many([Draft("k", number) for number in range(10)])
+    journal.topic("t").compact(3, force=True)
+    journal.export(tmp_path / "copy", topics=["t"])
+    other.import_(tmp_path / "copy")
+    assert [event.seq for event in other.topic("t").read()] == list(range(4, 11))
+    core: Any = other._core  # type: ignore[attr-defined]
+    with core.engine.read() as snap:
+        record = load_record(snap, "t")
+        assert record is not None
+        state = load_state(snap, record.number, "t")
+    assert (state.trimmed, state.removed, state.compacted) == (3, 3, 0)

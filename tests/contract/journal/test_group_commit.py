@@ -629,3 +629,45 @@ def test_durability_process_keeps_what_was_acknowledged_over_a_close(place: Plac
         journal.topic("t").append("k", n)
     journal = place.reopen(journal)
     assert payloads(journal.topic("t").read()) == list(range(50)) and journal.describe().durability == "disk"
+
+
+# what a group of callers agrees on
+
+
+def test_a_group_is_on_disk_when_any_caller_in_it_waits_for_that(
+    journal: Journal, in_threads: InThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core: Any = journal._core  # type: ignore[attr-defined]
+    write, synced = core.engine.write, []
+
+    def noted(*, sync: bool = True) -> Any:
+        synced.append(sync)
+        return write(sync=sync)
+
+    with writer_held(journal) as release:
+        in_threads(core.writer.run, WriteRequest(lambda commit: None, relaxed=True))
+        eventually(lambda: len(core.writer._pending) == 1)
+        appending = in_threads(journal.topic("t").append, "k")
+        eventually(lambda: len(core.writer._pending) == 2)
+        monkeypatch.setattr(core.engine, "write", noted)
+        release()
+        appending.join(DEADLINE)
+    assert synced[0] is True and journal.topic("t").latest == 1
+
+
+def test_events_of_a_topic_that_the_same_group_drops_go_with_it(journal: Journal, in_threads: InThreads) -> None:
+    topic, pending = journal.topic("t"), journal._core.writer._pending  # type: ignore[attr-defined]
+    topic.append("k", "before", key="x")
+    assert topic.generation("x") == 1
+    with writer_held(journal) as release:
+        in_threads(topic.append, "k", "with it")
+        eventually(lambda: len(pending) == 1)
+        dropping = in_threads(journal.drop_topic, "t")
+        eventually(lambda: len(pending) == 2)
+        after = in_threads(topic.append, "k", "after")
+        eventually(lambda: len(pending) == 3)
+        release()
+        dropping.join(DEADLINE)
+        after.join(DEADLINE)
+    assert [(event.seq, event.payload) for event in topic.read()] == [(3, "after")]
+    assert topic.generation("x") == 0 and topic.verify().ok
