@@ -42,6 +42,9 @@ def right(journal: Journal) -> None:
     for one in queue.receive(wait=None, newest=True):
         with one:
             print(one.payload)
+    taken: Delivery | None = queue.take(wait=1)
+    if taken is not None:
+        queue.ack_many([taken, *queue.take_many(3)])
 
 
 async def right_in_a_loop(url: str) -> None:
@@ -86,4 +89,5 @@ def wrong(journal: Journal) -> None:
 
 
 if __name__ == "__main__":
+    right(penstock.open("http://127.0.0.1:7367", token="…"))
     asyncio.run(right_in_a_loop("shop.db"))

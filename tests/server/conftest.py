@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +11,15 @@ from server.serving import ADMIN, TOKENS, Served, serving
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[penstock.Journal]:
-    with penstock.open(tmp_path / "served.db", durability="process") as opened:
+def journal() -> Iterator[penstock.Journal]:
+    with penstock.open("memory:") as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def crowd() -> Iterator[Served]:
     """A crowded and hostile journal, served to every test that wants one: each acts on topics and queues of its own."""
-    with penstock.open(tmp_path_factory.mktemp("crowd") / "crowd.db", durability="process") as opened:
+    with penstock.open("memory:") as opened:
         fill(opened)
         with serving(opened) as found:
             yield found

@@ -58,7 +58,7 @@ def proxy() -> Iterator[type[Proxy]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     Answering.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True)
     thread.start()
     yield Answering
     server.shutdown()

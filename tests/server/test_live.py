@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,11 +141,11 @@ def test_trimmed_history_is_an_answer_not_a_silence(served: Served, journal: pen
     assert served.ask("GET", "/v1/topics/t/live", headers={"Last-Event-ID": "x"}).status == 400
 
 
-def test_appends_of_another_process_arrive(served: Served, journal: penstock.Journal) -> None:
-    location = journal.describe().location
-    with closing(Stream(served, "/v1/topics/t/live")) as stream, penstock.open(location) as other:
-        other.topic("t").append("k", "from elsewhere")
-        assert stream.take(1)[0]["payload"] == "from elsewhere"
+def test_appends_of_another_process_arrive(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "t.db") as journal, serving(journal) as served, penstock.open(tmp_path / "t.db") as other:
+        with closing(Stream(served, "/v1/topics/t/live")) as stream:
+            other.topic("t").append("k", "from elsewhere")
+            assert stream.take(1)[0]["payload"] == "from elsewhere"
 
 
 def test_listeners_are_counted_and_bounded(journal: penstock.Journal) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,40 +167,3 @@ def test_a_store_is_asked_for_where_one_is_needed(remote: penstock.Journal) -> N
         local(remote, "sealing a topic")
     with pytest.raises(ConfigError, match="is a served journal"):
         open_local("http://127.0.0.1:1")
-
-
-PROGRAM = """
-import penstock
-
-def work(journal: penstock.Journal) -> None:
-    topic: penstock.Topic = journal.topic("orders")
-    receipt: penstock.Receipt = topic.append("placed", {"n": 1}, key="a")
-    queue: penstock.Queue = journal.queue("emails")
-    delivery: penstock.Delivery | None = queue.take(wait=1)
-    if delivery is not None:
-        queue.ack_many([delivery])
-    for found in queue.take_many(3):
-        with found as one:
-            print(one.payload, receipt.seq)
-    with journal.transaction() as tx:
-        tx.append(topic, "paid")
-        tx.push(queue, {"n": 2})
-
-work(penstock.open("shop.db"))
-work(penstock.open("http://127.0.0.1:7367", token="…"))
-"""
-
-
-@pytest.mark.slow
-def test_a_program_type_checks_against_either_home(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", str(program)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -309,10 +310,10 @@ def test_a_body_that_does_not_arrive_is_given_up(journal: penstock.Journal) -> N
         connection.close()
 
 
-def test_a_read_only_journal_refuses_to_be_changed(journal: penstock.Journal) -> None:
-    journal.topic("t").append("k")
-    assert journal.describe().location is not None
-    with penstock.open(journal.describe().location, read_only=True) as looking, serving(looking) as served:
+def test_a_read_only_journal_refuses_to_be_changed(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "t.db") as journal:
+        journal.topic("t").append("k")
+    with penstock.open(tmp_path / "t.db", read_only=True) as looking, serving(looking) as served:
         assert len(served.get("/v1/topics/t/events").json["events"]) == 1
         answer = served.post("/v1/topics/t/events", {"kind": "k"})
         assert (answer.status, answer.json["error"]) == (403, "ReadOnly")
