@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text("utf-8")
 SCREENS = [(scheme, width) for width in (390, 1440, 1920) for scheme in ("light", "dark")]
@@ -27,8 +27,3 @@ def complaints(page: Page, screens: list[tuple[str, int]]) -> list[str]:
         if page.evaluate("document.documentElement.scrollWidth") > width:
             wrong.append(f"{where}: the page is wider than the screen")
     return wrong
-
-
-def open_live(page: Page, address: str) -> None:
-    page.goto(address)
-    expect(page.locator("#state")).to_have_text("live")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -64,11 +64,10 @@ def _go_on_where_it_reloads(page: Page) -> None:
     page.goto = goto  # type: ignore[method-assign]
 
 
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens pages whose console must stay silent: errors, warnings and policy violations fail the test."""
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> tuple[Page, list[str]]:
+    """One page for the tests of a module, and what it complained of: opening one costs as much as loading three."""
     complaints: list[str] = []
-    contexts = []
 
     def complain(message: Any) -> None:
         # A server that was stopped while the page was open is none of the page's making, and a refusal is shown.
@@ -80,21 +79,29 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         complaints.append(f"a dialog: {dialog.message}")
         dialog.dismiss()
 
-    def open_(**options: Any) -> Page:
-        context = browser.new_context(viewport={"width": 1200, "height": 800}, **options)
-        context.set_default_timeout(SLOW)
-        contexts.append(context)
-        page = context.new_page()
-        _go_on_where_it_reloads(page)
-        page.on("console", complain)
-        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
-        page.on("dialog", refuse)
-        return page
+    page = browser.new_page()
+    page.set_default_timeout(SLOW)
+    _go_on_where_it_reloads(page)
+    page.on("console", complain)
+    page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+    page.on("dialog", refuse)
+    return page, complaints
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert complaints == []
+
+@pytest.fixture
+def page(tab: tuple[Page, list[str]]) -> Iterator[Page]:
+    """A page whose console must stay silent: errors, warnings and policy violations fail the test."""
+    page, complaints = tab
+    page.set_viewport_size({"width": 1200, "height": 800})
+    yield page
+    page.unroute_all(behavior="ignoreErrors")
+    page.goto("about:blank")
+    page.emulate_media(color_scheme="null", reduced_motion="null")
+    page.context.clear_cookies()
+    page.context.clear_permissions()
+    told = complaints[:]
+    complaints.clear()
+    assert told == []
 
 
 @pytest.fixture
@@ -126,3 +133,8 @@ def log_in(page: Page, served: Served, token: str) -> None:
     expect(page).to_have_url(f"{served.url}/login")
     page.locator("[name=token]").fill(token)
     page.get_by_role("button", name="Log in").click()
+
+
+def open_live(page: Page, address: str) -> None:
+    page.goto(address)
+    expect(page.locator("#state")).to_have_text("live")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
-from server.browser import browser, open_page, shop  # noqa: F401 - fixtures
+from server.browser import browser, page, shop, tab  # noqa: F401 - fixtures
 from server.crowded import fill
 from server.serving import ADMIN, TOKENS, Served, serving
 

@@ -212,3 +212,9 @@ def test_no_credential_appears_in_any_log(guarded: Served, caplog: pytest.LogCap
     guarded.post("/v1/topics/t/events", b"{")
     for token in (ADMIN, "wrong-token-abcdefgh"):
         assert token not in caplog.text
+
+
+def test_a_forged_session_opens_nothing(guarded: Served) -> None:
+    for value in ("admin.9999999999.deadbeef", "admin", "", "admin.9999999999.", "." * 50):
+        headers = {"Authorization": "", "Cookie": f"penstock_session={value}"}
+        assert guarded.ask("GET", "/v1/topics", headers=headers).status == 401

@@ -142,10 +142,10 @@ def test_trimmed_history_is_an_answer_not_a_silence(served: Served, journal: pen
 
 
 def test_appends_of_another_process_arrive(tmp_path: Path) -> None:
-    with penstock.open(tmp_path / "t.db") as journal, serving(journal) as served, penstock.open(tmp_path / "t.db") as other:
-        with closing(Stream(served, "/v1/topics/t/live")) as stream:
-            other.topic("t").append("k", "from elsewhere")
-            assert stream.take(1)[0]["payload"] == "from elsewhere"
+    here, elsewhere = penstock.open(tmp_path / "t.db"), penstock.open(tmp_path / "t.db")
+    with here, elsewhere, serving(here) as served, closing(Stream(served, "/v1/topics/t/live")) as stream:
+        elsewhere.topic("t").append("k", "from elsewhere")
+        assert stream.take(1)[0]["payload"] == "from elsewhere"
 
 
 def test_listeners_are_counted_and_bounded(journal: penstock.Journal) -> None:

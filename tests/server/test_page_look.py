@@ -1,67 +1,91 @@
-"""Looking at things in a real browser: lists and events side by side, readable tables, screens of every size."""
+"""Looking at things in a real browser: lists and events side by side, tables of many pages, screens of every size, in
+light and dark, by keys alone; also on a journal that is crowded and has names that would like to be markup."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import time
 from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import penstock
 from penstock.observe.pipelines import FlowStatus, report
-from server.accessibility import SCREENS, complaints, open_live
-from server.serving import Served, serving
+from server.accessibility import SCREENS, complaints
+from server.browser import SLOW, open_live
+from server.crowded import LONG, MANY, MESSAGES, NASTY
+from server.serving import Served, serving, wait_until
 
-LONG = "a-name-that-goes-on-and-on." * 9
-
-
-FEW_SCREENS = [("dark", 390), ("light", 1440)]
-
-
-def test_axe_finds_nothing_in_light_and_dark_on_screens_of_every_size(
-    open_page: Callable[..., Page], journal: penstock.Journal, shop: penstock.Receipt
-) -> None:
-    journal.queue("emails").every(60, {"n": 1}, name="digest")
-    journal.topic(LONG[:255]).append("k", LONG, key=LONG[:300])
-    journal.topic("orders").commit(LONG[:200], 3)
-    news = journal.queue("news", mode="fanout", max_attempts=1)
-    for n in range(6):
-        news.add_group(f"reader-service-europe-{n:02}")
-    report(journal, [FlowStatus(pipeline="shop", flow="f", state="failed", error=LONG, started_at=datetime.now(UTC))])
-    with serving(journal) as served:
-        page = open_page()
-        wrong = []
-        for path, screens in (
-            ("/", SCREENS),
-            ("/topics/orders", FEW_SCREENS),
-            ("/queues/emails", FEW_SCREENS),
-            ("/queues/news", FEW_SCREENS),
-            ("/queues/emails/messages", FEW_SCREENS),
-            ("/pipelines", FEW_SCREENS),
-            ("/schedules", FEW_SCREENS),
-            ("/health", FEW_SCREENS),
-            ("/topics/orders/events/30", FEW_SCREENS),
-        ):
-            open_live(page, served.url + path)
-            if path == "/topics/orders":
-                page.locator("#tail li .kind").first.click()
-                expect(page.locator("#inspector .json")).to_be_visible()
-            wrong += complaints(page, screens)
-        assert wrong == [], "\n".join(wrong)
+AT_NIGHT = pytest.mark.nightly("pages")
 
 
-def test_names_that_differ_at_their_end_are_told_apart(
-    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
-) -> None:
+# ── whoever looks, on whatever screen ─────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("path", "scheme", "width"),
+    [
+        ("/", "dark", 390),
+        ("/topics/nasty", "light", 390),
+        ("/topics/nasty/events/1", "dark", 1440),
+        ("/queues/news", "light", 1920),
+        ("/queues/mails", "dark", 390),
+        ("/queues/mails/messages", "light", 1440),
+        ("/pipelines", "dark", 1920),
+        ("/schedules", "light", 390),
+        ("/health", "dark", 1440),
+    ],
+)
+def test_axe_finds_nothing_in_a_crowd(page: Page, crowd: Served, path: str, scheme: str, width: int) -> None:
+    open_live(page, crowd.url + path)
+    if path == "/topics/nasty":
+        page.locator("#tail li .kind").first.click()
+        expect(page.locator("#inspector .json")).to_be_visible()
+    assert complaints(page, [(scheme, width)]) == []
+
+
+@pytest.mark.nightly("pages")
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/queues/mails", "/queues/invoices", "/queues/news", "/queues/tasks", "/queues/reports", "/queues/mails.dead",
+     "/queues/mails/messages", "/queues/mails/messages?state=delayed", "/topics/nasty", "/topics/invoices",
+     "/topics/nasty/events/1", "/schedules", "/pipelines", "/buffers", "/health"],
+)  # fmt: skip
+def test_axe_finds_nothing_on_any_page_of_a_crowd(page: Page, crowd: Served, path: str) -> None:
+    open_live(page, crowd.url + path)
+    assert complaints(page, SCREENS) == []
+
+
+def test_axe_finds_nothing_on_the_page_that_asks_for_a_token(browser: Browser, guarded: Served) -> None:
+    page = browser.new_page()  # its console says that the answer was a 401
+    page.set_default_timeout(SLOW)
+    page.goto(guarded.url)
+    expect(page).to_have_url(f"{guarded.url}/login")
+    wrong = complaints(page, [("dark", 1920), ("light", 390)])
+    page.locator("[name=token]").fill(NASTY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("not known")
+    assert wrong + complaints(page, [("dark", 390)]) == []
+    page.close()
+
+
+def test_a_page_that_is_not_there_is_readable_and_leads_back(browser: Browser, crowd: Served) -> None:
+    page = browser.new_page()  # its console says that the answer was a 404
+    page.set_default_timeout(SLOW)
+    page.goto(f"{crowd.url}/topics/" + "a-name-that-goes-on-and-on." * 8)
+    expect(page.locator("h1")).to_have_text("Not found")
+    assert complaints(page, [("light", 390)]) == []
+    page.get_by_role("link", name="Overview").click()
+    expect(page.locator("h1")).to_have_text("Overview")
+    page.close()
+
+
+def test_names_that_differ_at_their_end_are_told_apart(page: Page, served: Served, journal: penstock.Journal) -> None:
     news = journal.queue("news", mode="fanout")
     for n in range(6):
         news.add_group(f"reader-service-europe-{n:02}")
         journal.topic(f"warehouse.europe-central.inventory-{n:02}").append("counted")
-    page = open_page()
     page.goto(served.url)
     expect(page.locator("#state")).to_have_text("live")
     cut = "links => links.filter(a => a.scrollHeight > a.clientHeight || a.scrollWidth > a.clientWidth).length"
@@ -74,13 +98,10 @@ def test_names_that_differ_at_their_end_are_told_apart(
         assert page.locator("#topics th, #topics td.number, #queues th").evaluate_all(numbers) == [], width
 
 
-def test_why_a_pipeline_failed_is_on_the_screen(
-    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
-) -> None:
+def test_why_a_pipeline_failed_is_on_the_screen(page: Page, served: Served, journal: penstock.Journal) -> None:
     names = {"pipeline": "warehouse.europe-central", "flow": "inventory-by-shelf-and-hour"}
     failed = FlowStatus(**names, state="failed", error="ValueError: no such column", started_at=datetime.now(UTC))
     report(journal, [failed])
-    page = open_page()
     page.set_viewport_size({"width": 1440, "height": 900})
     open_live(page, f"{served.url}/pipelines")
     heading = page.locator("#pipelines").get_by_role("columnheader", name="Error")
@@ -90,10 +111,9 @@ def test_why_a_pipeline_failed_is_on_the_screen(
 
 
 def test_a_queue_and_its_topic_say_which_they_are_and_name_their_units(
-    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+    page: Page, served: Served, journal: penstock.Journal
 ) -> None:
     journal.queue("mails", lease=60, retry=penstock.Retry.immediate(), dead_letter="mails.dead").push("x")
-    page = open_page()
     page.set_viewport_size({"width": 390, "height": 844})
     for path, kind in (
         ("/queues/mails", "Queue"),
@@ -115,20 +135,12 @@ def test_a_queue_and_its_topic_say_which_they_are_and_name_their_units(
     assert plot is not None and legend is not None and legend["y"] >= plot["y"] + plot["height"] - 1
 
 
-def test_the_header_takes_two_lines_on_a_phone(open_page: Callable[..., Page], served: Served) -> None:
-    page = open_page()
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(served.url)
-    expect(page.locator("#state")).to_have_text("live")
-    assert page.locator("header").evaluate("one => one.clientHeight") < 110
+def test_an_event_is_a_sheet_on_a_phone(page: Page, served: Served, shop: penstock.Receipt) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    open_live(page, f"{served.url}/topics/orders")
+    assert page.locator("header").evaluate("one => one.clientHeight") < 110  # two lines
     search, keys = page.locator("#search").bounding_box(), page.locator("#help-button").bounding_box()
     assert search is not None and keys is not None and abs(search["y"] - keys["y"]) < search["height"] / 2
-
-
-def test_an_event_is_a_sheet_on_a_phone(open_page: Callable[..., Page], served: Served, shop: penstock.Receipt) -> None:
-    page = open_page()
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.goto(f"{served.url}/topics/orders")
     page.locator("#tail li .kind").nth(3).click()
     sheet = page.locator("#inspector")
     expect(sheet.locator(".json")).to_contain_text("order: 26")
@@ -147,14 +159,13 @@ def test_an_event_is_a_sheet_on_a_phone(open_page: Callable[..., Page], served: 
 
 
 def test_failed_attempts_are_shown_one_by_one_with_their_times(
-    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+    page: Page, served: Served, journal: penstock.Journal
 ) -> None:
     queue = journal.queue("mail", max_attempts=3, dead_letter="mail.dead")
     queue.push({"to": "ann"})
     for n in range(2):
         with pytest.raises(OSError), queue.take(consumer=f"mailer-{n}"):  # type: ignore[union-attr]
             raise OSError(f"<b>down</b> {n}")
-    page = open_page()
     page.goto(f"{served.url}/queues/mail/messages")
     page.locator("#messages tbody tr").first.locator("td").nth(8).click()
     tried = page.locator("#inspector").get_by_role("region", name="Failed attempts")
@@ -183,15 +194,12 @@ def test_failed_attempts_are_shown_one_by_one_with_their_times(
     expect(page.get_by_role("region", name="Traceback")).to_contain_text('raise OSError("gone")')
 
 
-def test_a_payload_folds_and_keeps_its_numbers(
-    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
-) -> None:
+def test_a_payload_folds_and_keeps_its_numbers(page: Page, served: Served, journal: penstock.Journal) -> None:
     topic = journal.topic("payloads")
     deep = {"a": {"b": {"c": {"d": "deep"}}}, "big": 12345678901234567890, "many": list(range(700)), "none": None}
     topic.append("k", deep)
     topic.append("k", b"\x00\x01bytes")
     topic.append("k", "x" * (1 << 20))
-    page = open_page()
     page.goto(f"{served.url}/topics/payloads/events/1")
     tree = page.locator(".json")
     expect(tree).to_contain_text("big: 12345678901234567890")
@@ -207,10 +215,36 @@ def test_a_payload_folds_and_keeps_its_numbers(
     expect(page.locator(".payload-box .note")).to_have_text("1.0 MiB, the beginning is shown")
 
 
-def test_filters_are_kept_in_the_address(
-    open_page: Callable[..., Page], served: Served, shop: penstock.Receipt
-) -> None:
-    page = open_page()
+def test_schedules_show_their_next_ticks(page: Page, served: Served, journal: penstock.Journal) -> None:
+    journal.queue("reports").every("30 2 * * *", {"report": 1}, name="nightly", timezone="Europe/Berlin")
+    journal.queue("beats").every(3600, {}, name="hourly")
+    page.goto(served.url)
+    page.get_by_role("link", name="Schedules").click()
+    expect(page.locator("#schedules tbody tr")).to_have_count(2)
+    hourly = page.locator('#schedules tr[data-key="beats/hourly"]')  # which row is first depends on the hour
+    expect(hourly).to_contain_text("every 1 h")
+    expect(page.locator('#schedules tr[data-key="reports/nightly"]')).to_contain_text("30 2 * * * (Europe/Berlin)")
+    ticks = [hourly.locator("td").nth(n).get_attribute("title") for n in (3, 4, 5)]
+    moments = [datetime.fromisoformat(str(tick)) for tick in ticks]
+    assert [(later - sooner).total_seconds() for sooner, later in pairwise(moments)] == [3600, 3600]
+
+
+def test_the_api_is_shown_with_its_operations(page: Page, served: Served) -> None:
+    page.goto(served.url)
+    page.get_by_role("link", name="API").click()
+    expect(page.locator("#api")).to_contain_text("append_events")
+    page.locator(".opblock-summary", has_text="append_events").first.click()
+    expect(page.locator("#api .opblock-body").first).to_be_visible()
+    page.get_by_role("link", name="The console").click()
+    expect(page.locator("h1")).to_have_text("Overview")
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def names(page: Page, table: str) -> Locator:
+    return page.locator(f"#{table} tbody tr td:first-child")
+
+
+def test_filters_are_kept_in_the_address(page: Page, served: Served, shop: penstock.Receipt) -> None:
     page.goto(f"{served.url}/topics/orders")
     page.fill("#filter-key", "customer-3")
     page.fill("#filter-where", "payload.total > 20")
@@ -219,17 +253,15 @@ def test_filters_are_kept_in_the_address(
     expect(page.locator("#tail li")).to_have_count(3)
     address = page.url
     assert "key=customer-3" in address and "since=1h" in address
-    other = open_page()
-    other.goto(address)
-    expect(other.locator("#tail li")).to_have_count(3)
-    expect(other.locator("#filter-where")).to_have_value("payload.total > 20")
-    other.goto(f"{served.url}/topics/orders?until=1h")
-    expect(other.locator("#tail li")).to_have_count(0)
+    page.goto("about:blank")
+    page.goto(address)
+    expect(page.locator("#tail li")).to_have_count(3)
+    expect(page.locator("#filter-where")).to_have_value("payload.total > 20")
+    page.goto(f"{served.url}/topics/orders?until=1h")
+    expect(page.locator("#tail li")).to_have_count(0)
 
 
-def test_a_thousand_topics_are_sorted_filtered_and_turned_over(
-    open_page: Callable[..., Page], journal: penstock.Journal
-) -> None:
+def test_a_thousand_topics_are_sorted_filtered_and_turned_over(page: Page, journal: penstock.Journal) -> None:
     with journal.transaction() as together:
         for n in range(1_000):
             together.append(f"topic-{n:04}", "k", n)
@@ -238,7 +270,6 @@ def test_a_thousand_topics_are_sorted_filtered_and_turned_over(
                     together.append(f"topic-{n:04}", "k", n)
         together.append(LONG[:255], "k")
     with serving(journal) as served:
-        page = open_page()
         page.goto(f"{served.url}/?sort=name")
         names = page.locator("#topics tbody td:first-child")
         expect(names).to_have_count(50)
@@ -262,12 +293,12 @@ def test_a_thousand_topics_are_sorted_filtered_and_turned_over(
         expect(page.locator('#topics tr[data-key="topic-0329"] td').nth(1)).to_have_text("2")
 
 
-def test_of_ten_thousand_topics_a_page_has_fifty(open_page: Callable[..., Page], journal: penstock.Journal) -> None:
+@pytest.mark.nightly("pages")
+def test_of_ten_thousand_topics_a_page_has_fifty(page: Page, journal: penstock.Journal) -> None:
     with journal.transaction() as together:
         for n in range(10_000):
             together.append(f"topic-{n:04}", "k", n)
     with serving(journal) as served:
-        page = open_page()
         page.goto(f"{served.url}/?sort=name&page=200")
         names = page.locator("#topics tbody td:first-child")
         expect(names).to_have_count(50)
@@ -282,29 +313,125 @@ def test_of_ten_thousand_topics_a_page_has_fifty(open_page: Callable[..., Page],
         expect(page.get_by_role("link", name="Next →")).to_have_count(0)
 
 
-def test_schedules_show_their_next_ticks(
-    open_page: Callable[..., Page], served: Served, journal: penstock.Journal
+@pytest.mark.nightly("pages")
+def test_size_does_not_slow_the_page(page: Page, crowd: Served) -> None:
+    small = crowd.journal.queue("small", dead_letter="small.dead")
+    small.push_many(range(10))
+    for delivery in small.take_many(3):
+        delivery.nack(error="no", dead=True)
+
+    def load(name: str) -> float:
+        begun = time.perf_counter()
+        page.goto(f"{crowd.url}/queues/{name}", wait_until="load")
+        return time.perf_counter() - begun
+
+    def times_slower() -> float:
+        # Turn by turn, and the best of each: whatever else the machine does, it does to both.
+        times = [(load("small"), load("invoices")) for _ in range(8)]
+        return min(large for _, large in times) / min(small for small, _ in times)
+
+    assert any(times_slower() < 3 for _ in range(5))
+    expect(page.locator("#ready")).to_have_text(f"{MESSAGES - 3:,}")
+    page.goto(f"{crowd.url}/topics/invoices")
+    expect(page.locator("#tail li")).to_have_count(50)
+    wait_until(lambda: page.locator("#events").text_content() == f"{MESSAGES:,}")
+    page.goto(f"{crowd.url}/?sort=name")
+    expect(names(page, "topics")).to_have_count(50)
+
+
+@pytest.mark.parametrize(
+    ("path", "table", "sought", "heading"),
+    [
+        ("/", "queues", None, "Queue"),
+        pytest.param("/queues/news", "groups", "reader-07", "Group", marks=AT_NIGHT),
+        ("/queues/mails", "pending", "mailer-07", "Holder"),
+        pytest.param("/queues/mails", "workers", "mailer-07", "Worker", marks=AT_NIGHT),
+        pytest.param("/schedules", "schedules", "report-07", "Schedule", marks=AT_NIGHT),
+        pytest.param("/queues/reports", "schedules", "report-07", "Schedule", marks=AT_NIGHT),
+        ("/topics/nasty", "consumers", "follower-07", "Consumer"),
+        pytest.param("/pipelines", "followers", "follower-07", "Consumer", marks=AT_NIGHT),
+    ],
+)
+def test_tables_are_turned_over_sorted_and_filtered(
+    page: Page, crowd: Served, path: str, table: str, sought: str | None, heading: str
 ) -> None:
-    journal.queue("reports").every("30 2 * * *", {"report": 1}, name="nightly", timezone="Europe/Berlin")
-    journal.queue("beats").every(3600, {}, name="hourly")
-    page = open_page()
-    page.goto(served.url)
-    page.get_by_role("link", name="Schedules").click()
-    expect(page.locator("#schedules tbody tr")).to_have_count(2)
-    hourly = page.locator('#schedules tr[data-key="beats/hourly"]')  # which row is first depends on the hour
-    expect(hourly).to_contain_text("every 1 h")
-    expect(page.locator('#schedules tr[data-key="reports/nightly"]')).to_contain_text("30 2 * * * (Europe/Berlin)")
-    ticks = [hourly.locator("td").nth(n).get_attribute("title") for n in (3, 4, 5)]
-    moments = [datetime.fromisoformat(str(tick)) for tick in ticks]
-    assert [(later - sooner).total_seconds() for sooner, later in pairwise(moments)] == [3600, 3600]
+    page.goto(crowd.url + path)
+    expect(page.locator("#state")).to_have_text("live")
+    rows = page.locator(f"#{table} tbody tr")
+    expect(rows).to_have_count(50)
+    pager = page.get_by_role("navigation", name=f"Pages of {table}")
+    expect(pager).to_contain_text("Page 1 of 3")
+    first = rows.first.get_attribute("data-key")
+    pager.get_by_role("link", name="Next →").click()
+    expect(pager).to_contain_text("Page 2 of 3")
+    expect(rows).to_have_count(50)
+    assert rows.first.get_attribute("data-key") != first
+    column = page.locator(f"#{table} thead th", has_text=re.compile(f"^{heading}$"))
+    column.get_by_role("link").click()
+    expect(column).to_have_attribute("aria-sort", re.compile("ending"))
+    order = column.get_attribute("aria-sort")
+    column.get_by_role("link").click()
+    expect(column).not_to_have_attribute("aria-sort", str(order))
+    if sought is not None:
+        page.locator(f"#{table}-q").fill(sought)
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(10)
+        assert f"{table}-q={sought}" in page.url
+        page.wait_for_timeout(1200)  # the live stream keeps to the filter
+        expect(rows).to_have_count(10)
 
 
-def test_the_api_is_shown_with_its_operations(open_page: Callable[..., Page], served: Served) -> None:
-    page = open_page()
-    page.goto(served.url)
-    page.get_by_role("link", name="API").click()
-    expect(page.locator("#api")).to_contain_text("append_events")
-    page.locator(".opblock-summary", has_text="append_events").first.click()
-    expect(page.locator("#api .opblock-body").first).to_be_visible()
-    page.get_by_role("link", name="The console").click()
-    expect(page.locator("h1")).to_have_text("Overview")
+@pytest.mark.parametrize(
+    ("path", "table"), [("/queues/mails", "dead"), pytest.param("/queues/tasks", "failed-messages", marks=AT_NIGHT)]
+)
+def test_what_was_given_up_is_turned_over_and_filtered(page: Page, crowd: Served, path: str, table: str) -> None:
+    name = table.partition("-")[0]
+    page.goto(crowd.url + path)
+    rows = page.locator(f"#{table} tbody tr")
+    expect(rows).to_have_count(50)
+    section = page.locator(f"#{name}-section")
+    section.get_by_role("link", name="Next →").click()
+    expect(rows.first).to_contain_text("#51")
+    section.get_by_role("link", name="Next →").click()
+    expect(rows).to_have_count(MANY - 100)
+    section.get_by_role("link", name="← Previous").click()
+    expect(rows.first).to_contain_text("#51")
+    field = section.locator(f"[name={name}-where]")
+    field.fill("payload.n < 3")
+    field.press("Enter")
+    expect(rows).to_have_count(3)
+    expect(section.locator("[name=where]")).to_have_value("payload.n < 3")
+    field.fill("payload.n <")
+    field.press("Enter")
+    expect(section.get_by_role("alert")).to_be_visible()
+
+
+def test_tables_are_turned_over_by_keys(page: Page, crowd: Served) -> None:
+    open_live(page, crowd.url + "/queues/mails")
+    page.keyboard.press("n")  # without a row in hand, the first table that has pages: the dead letters
+    dead = page.locator("#dead tbody tr")
+    expect(dead.first).to_contain_text("#51")
+    expect(page.locator("#state")).to_have_text("live")
+    page.keyboard.press("j")
+    expect(page.locator("tr.current")).to_contain_text("#51")
+    page.keyboard.press("n")
+    expect(dead.first).to_contain_text("#101")
+    expect(page.locator("#state")).to_have_text("live")
+    page.keyboard.press("b")
+    expect(dead.first).to_contain_text("#51")
+    open_live(page, crowd.url + "/queues/mails?workers-page=2#workers")
+    pager = page.get_by_role("navigation", name="Pages of workers")
+    expect(pager).to_contain_text("Page 2 of 3")
+    page.keyboard.press("n")
+    expect(pager).to_contain_text("Page 3 of 3")
+    expect(page.locator("#state")).to_have_text("live")
+    page.keyboard.press("n")  # there is no fourth
+    page.keyboard.press("b")
+    expect(pager).to_contain_text("Page 2 of 3")
+    # And link by link, as in any page: a pager's links are in the order of tabulation, and Enter follows them.
+    expect(page.locator("#state")).to_have_text("live")
+    pager.get_by_role("link", name="← Previous").focus()
+    page.keyboard.press("Tab")
+    expect(pager.get_by_role("link", name="Next →")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(pager).to_contain_text("Page 3 of 3")
