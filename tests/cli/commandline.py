@@ -1,8 +1,9 @@
-"""What a command line came to."""
+"""What a command line came to, in this process or as one of its own."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -24,3 +25,11 @@ class Outcome:
 
 
 Cli = Callable[..., Outcome]
+Start = Callable[..., subprocess.Popen[str]]
+"""Starts a command line as a process of its own, which is killed at the end of the test if it has not ended."""
+
+
+def first_line(process: subprocess.Popen[str]) -> Any:
+    """The document that a process says first."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock
-from cli.commandline import Cli, Outcome
+from cli.commandline import Cli, Outcome, Start
 from penstock.cli.main import run
 
 
@@ -34,6 +38,24 @@ def cli(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         return Outcome(got, said.out, said.err)
 
     return call
+
+
+@pytest.fixture
+def start(url: str, tmp_path: Path) -> Iterator[Start]:
+    """`start("serve", "--port", "0", PENSTOCK_TOKEN="…")`: a process, against the test's own store."""
+    started: list[subprocess.Popen[str]] = []
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    def begin(*words: str, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "penstock.cli", *words]
+        given = {**os.environ, "PENSTOCK_URL": url, **environment}
+        started.append(subprocess.Popen(command, text=True, env=given, cwd=tmp_path, **pipes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.commandline import Cli
+from penstock.cli.main import run
 
 
 @pytest.fixture
@@ -36,23 +37,37 @@ def complete(script: Path, url: str, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_bash_completes_commands_options_and_names(cli: Cli, script: Path, orders: str, url: str) -> None:
-    cli("push", "order-mails", "1")
+def test_bash_completes_commands_options_and_names(script: Path, orders: str, url: str) -> None:
     assert complete(script, url, "penstock", "to") == ["topics", "top"]
     assert complete(script, url, "penstock", "seek", "--to-t") == ["--to-time"]
-    assert complete(script, url, "penstock", "tail", "order") == ["order-mails", "orders"]
-    assert complete(script, url, "penstock", "tail", "orders", "order-") == ["order-mails"]
-    assert complete(script, url, "penstock", "peek", "ord") == ["order-mails"]
-    assert complete(script, url, "penstock", "move", "order-mails", "ord") == ["order-mails"]
-    assert complete(script, url, "penstock", "check", "--topic", "orders") == ["orders"]
-    assert complete(script, url, "penstock", "export", "orders", "x", "--format", "p") == ["parquet"]
-    assert complete(script, url, "penstock", "buffer", "st") == ["status"]
+    assert complete(script, url, "penstock", "tail", "ord") == ["orders"]
 
 
-def test_names_are_those_of_the_journal_the_line_speaks_of(cli: Cli, script: Path, orders: str, url: str) -> None:
-    assert complete(script, "memory:", "penstock", "read", "--url", url, "or") == ["orders"]
-    assert complete(script, "memory:", "penstock", "--url", url, "read", "or") == ["orders"]
-    assert complete(script, url + ".not-there", "penstock", "read", "or") == []
+def test_names_are_completed_where_they_are_meant(
+    cli: Cli, orders: str, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli("push", "order-mails", "1")
+
+    def offered(line: str) -> list[str]:
+        monkeypatch.setenv("_PENSTOCK_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        with pytest.raises(SystemExit):
+            run([])
+        return [offer.partition(",")[2] for offer in capsys.readouterr().out.split()]
+
+    assert offered("penstock tail order") == ["order-mails", "orders"]
+    assert offered("penstock tail orders order-") == ["order-mails"]
+    assert offered("penstock peek ord") == ["order-mails"]
+    assert offered("penstock move order-mails ord") == ["order-mails"]
+    assert offered("penstock check --topic orders") == ["orders"]
+    assert offered("penstock export orders x --format p") == ["parquet"]
+    assert offered("penstock buffer st") == ["status"]
+    both = ["order-mails", "orders"]
+    monkeypatch.setenv("PENSTOCK_URL", "memory:")
+    assert offered(f"penstock read --url {url} or") == offered(f"penstock --url {url} read or") == both
+    monkeypatch.setenv("PENSTOCK_URL", f"{url}.not-there")
+    assert offered("penstock read or") == []
 
 
 def shell(name: str) -> str:

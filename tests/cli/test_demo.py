@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock
-from cli.commandline import Cli
-
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "penstock.cli", "demo", "--json", *words]
-        environment = {**os.environ, "TMPDIR": str(tmp_path)}
-        started.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        )
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def said(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())
+from cli.commandline import Cli, Start, first_line
 
 
 def status(url: str) -> int:
@@ -49,22 +19,16 @@ def status(url: str) -> int:
         return int(answer.status)
 
 
-def test_the_demo_tells_a_story_whose_pages_are_there_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
-    process = start("--seconds", "8")
+def test_the_demo_tells_a_story_whose_pages_are_there_and_keeps_it(start: Start, tmp_path: Path) -> None:
+    process = start("demo", "--json", "--seconds", "6", "--keep", TMPDIR=str(tmp_path), PENSTOCK_URL="")
     for _ in range(7):
-        act = said(process)
+        act = first_line(process)
         assert act["says"] and act["look"] and status(act["url"]) == 200
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors == ""
-    assert "the shop closes" in json.loads(rest)["says"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kept_journal_holds_what_happened(start: Start, tmp_path: Path) -> None:
-    process = start("--seconds", "6", "--keep")
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and errors == ""
-    kept = Path(json.loads(out.splitlines()[-1])["kept"])
+    closing, left = (json.loads(line) for line in rest.splitlines()[-2:])
+    assert "the shop closes" in closing["says"]
+    kept = Path(left["kept"])
     assert tmp_path in kept.parents
     with penstock.open(kept, read_only=True) as journal:
         assert {"orders", "payments", "invoices"} <= set(journal.topics())
@@ -74,9 +38,11 @@ def test_a_kept_journal_holds_what_happened(start: Start, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_the_demo_ends_cleanly_when_told(start: Start, tmp_path: Path, ending: signal.Signals) -> None:
-    process = start("--seconds", "600")
-    assert "600 seconds" in said(process)["says"]
+def test_the_demo_ends_cleanly_when_told_and_leaves_nothing(
+    start: Start, tmp_path: Path, ending: signal.Signals
+) -> None:
+    process = start("demo", "--json", "--seconds", "600", TMPDIR=str(tmp_path), PENSTOCK_URL="")
+    assert "600 seconds" in first_line(process)["says"]
     process.send_signal(ending)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors == ""

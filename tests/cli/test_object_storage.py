@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 import penstock
-from cli.commandline import Cli
+from cli.commandline import Cli, Start, first_line
 from penstock.api import local
 from penstock.cli import failure
 from penstock.cli.main import run
@@ -74,32 +71,24 @@ def test_check_of_a_served_journal_knows_how_long_its_writer_has_a_commit_in_mem
         assert f"process {os.getpid()}" in json.loads(said.out)["written_by"]
 
 
-def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str) -> None:
-    words = [sys.executable, "-m", "penstock.cli", "serve", "--url", url, "--port", "0", "--json"]
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    started = [first]
-    try:
-        assert first.stdout is not None
-        served = json.loads(first.stdout.readline())["url"]
-        second = subprocess.Popen([*words, "--standby"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append(second)
-        assert second.stdout is not None and second.stderr is not None
-        assert "standing by" in second.stderr.readline()
-        with penstock.open(served) as journal:
-            journal.topic("t").append("k", {"n": 1})
-        first.send_signal(signal.SIGKILL)
-        served = json.loads(second.stdout.readline())["url"]
-        with penstock.open(served) as journal:
-            assert journal.topic("t").append("k", {"n": 2}).seq == 2
-            assert [event.payload["n"] for event in journal.topic("t").read()] == [1, 2]
-        with urllib.request.urlopen(f"{served}/metrics", timeout=30) as page:
-            assert page.status == 200
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+def test_a_server_that_stands_by_serves_when_the_first_one_is_killed(url: str, start: Start) -> None:
+    words = ("serve", "--port", "0", "--json")
+    first = start(*words)
+    served = first_line(first)["url"]
+    second = start(*words, "--standby")
+    assert second.stderr is not None and "standing by" in second.stderr.readline()
+    with penstock.open(served) as journal:
+        journal.topic("t").append("k", {"n": 1})
+    first.kill()
+    served = first_line(second)["url"]
+    with penstock.open(served) as journal:
+        assert journal.topic("t").append("k", {"n": 2}).seq == 2
+        assert [event.payload["n"] for event in journal.topic("t").read()] == [1, 2]
+    with urllib.request.urlopen(f"{served}/metrics", timeout=30) as page:
+        assert page.status == 200
 
 
+@pytest.mark.nightly("crashes")
 def test_the_demonstration_of_a_failover_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["demo", "--failover", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -366,7 +366,7 @@ def peak(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("over-http")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux how much memory a process has had")
 def test_a_listener_and_many_large_events_take_little_memory(server: tuple[int, int]) -> None:
     port, pid = server

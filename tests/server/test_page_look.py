@@ -30,11 +30,9 @@ AT_NIGHT = pytest.mark.nightly("pages")
         ("/topics/nasty", "light", 390),
         ("/topics/nasty/events/1", "dark", 1440),
         ("/queues/news", "light", 1920),
-        ("/queues/mails", "dark", 390),
         ("/queues/mails/messages", "light", 1440),
         ("/pipelines", "dark", 1920),
         ("/schedules", "light", 390),
-        ("/health", "dark", 1440),
     ],
 )
 def test_axe_finds_nothing_in_a_crowd(page: Page, crowd: Served, path: str, scheme: str, width: int) -> None:
@@ -229,6 +227,7 @@ def test_schedules_show_their_next_ticks(page: Page, served: Served, journal: pe
     assert [(later - sooner).total_seconds() for sooner, later in pairwise(moments)] == [3600, 3600]
 
 
+@AT_NIGHT
 def test_the_api_is_shown_with_its_operations(page: Page, served: Served) -> None:
     page.goto(served.url)
     page.get_by_role("link", name="API").click()

@@ -239,8 +239,7 @@ def done_by(role: str, operation: Operation[Any], worlds: Worlds) -> Effects:
     """What an operation does with a role, as verbs and things; nothing where it is refused."""
     part = "topic" if operation.name in NAMED_INSIDE else next((one for one in operation.names if one in TARGETS), None)
     may = operation.role is None or (role != "none" and ROLES.index(role) >= ROLES.index(operation.role))  # type: ignore[arg-type]
-    world = worlds.clean()
-    before = world.things()
+    world, before = worlds.clean()
     answers = [world.ask(operation, target, role) for target in (TARGETS[part] if part else ("",))]
     after = world.things()
     found = {("adds", thing) for thing, _ in after.keys() - before.keys()}
@@ -259,15 +258,18 @@ class Worlds:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._world: World | None = None
+        self._things: dict[tuple[str, object], object] = {}
         self._made = 0
         self.dirty = False
 
-    def clean(self) -> World:
+    def clean(self) -> tuple[World, dict[tuple[str, object], object]]:
+        """A world to which nothing was done, and the things in it."""
         if self._world is None or self.dirty:
             self.close()
             self._made += 1
             self._world, self.dirty = World(self._folder / str(self._made)), False
-        return self._world
+            self._things = self._world.things()
+        return self._world, self._things
 
     def close(self) -> None:
         if self._world is not None:
@@ -339,8 +341,7 @@ def test_the_page_shows_what_each_role_can_do(table: Table) -> None:
 def test_names_that_are_only_asked_for_leave_nothing(tmp_path: Path) -> None:
     """Whatever a token that may only read asks for: no object of the server has the name when it is answered."""
     with tried(tmp_path) as worlds:
-        world = worlds.clean()
-        before = world.things()
+        world, before = worlds.clean()
         for operation in OPERATIONS:
             if operation.role == "read" and TARGETS.keys() & set(operation.names):
                 world.ask(operation, f"unheard-of-{operation.name}", "read")

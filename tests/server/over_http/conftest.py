@@ -55,7 +55,6 @@ WITH_EVERY_PUSH = {
     "test_a_dead_letter_keeps_type_message_and_traceback",
     "test_what_cannot_be_stored_gives_the_message_up_and_loses_nothing",
     # sizes and spellings
-    "test_a_payload_of_64_mib_is_kept",
     "test_a_batch_of_a_hundred_thousand",
     "test_a_large_take_spans_blocks_and_lease_records",
     "test_the_longest_names_and_keys_are_stored",
