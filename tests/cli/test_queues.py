@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import penstock
-from cli.commandline import Cli
+from cli.commandline import Cli, Start
+from waiting import eventually
 
 WORKER = """
 import os, time
@@ -302,16 +300,14 @@ def test_work_handles_everything_and_failures_go_their_way(cli: Cli, emails: str
     assert "no such mailbox" in cli("dead", "emails").out
 
 
-def test_a_worker_logs_as_much_as_it_is_told(emails: str, url: str, folder: Path) -> None:
+def test_a_worker_logs_as_much_as_it_is_told(emails: str, url: str, folder: Path, start: Start) -> None:
     def logged(*words: str) -> str:
         with penstock.open(url) as journal:
             journal.queue("emails").push({"n": 9, "bad": True})
-        command = [sys.executable, "-m", "penstock.cli", "work", "emails", "mailing:send", "--until-empty", *words]
-        done = subprocess.run(
-            command, cwd=folder, env={**os.environ, "PENSTOCK_URL": url}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+        worker = start("work", "emails", "mailing:send", "--until-empty", *words)
+        _, said = worker.communicate(timeout=60)
+        assert worker.returncode == 0, said
+        return said
 
     said = logged("--ahead", "0")
     assert "no such mailbox" in said and "ERROR" in said and "given up" in said
@@ -328,23 +324,11 @@ def test_a_handler_that_is_none_is_a_sentence(cli: Cli, folder: Path, handler: s
     assert "Traceback" not in said.err and said.err.startswith("penstock: ")
 
 
-def test_a_worker_that_is_told_to_stop_finishes_what_it_has(emails: str, url: str, folder: Path) -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli", "work", "emails", "mailing:slow"],
-        cwd=folder,
-        env={**os.environ, "PENSTOCK_URL": url},
-        stderr=subprocess.PIPE,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (folder / "begun").exists():
-            assert time.monotonic() < deadline and worker.poll() is None
-            time.sleep(0.02)
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
-    finally:
-        worker.kill()
-        worker.communicate()
+def test_a_worker_that_is_told_to_stop_finishes_what_it_has(emails: str, url: str, folder: Path, start: Start) -> None:
+    worker = start("work", "emails", "mailing:slow")
+    eventually((folder / "begun").exists)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
     handled = (folder / "handled").read_text().split()
     with penstock.open(url) as journal:
         assert len(handled) >= 1 and len(journal.queue("emails")) == 3 - len(handled)

@@ -146,12 +146,3 @@ def serving(
         (app or server.config.app).penstock.stop()
         LOOP.run(_stop(server))
         listening.close()
-
-
-def wait_until(condition: Any, seconds: float = 600.0) -> Any:
-    """Waits for something to become true, and returns it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found

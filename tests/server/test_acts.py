@@ -14,7 +14,8 @@ from penstock.queue.policy import FIELDS
 from penstock.queue.retry import Retry
 from penstock.server.acts.act import ACTS
 from penstock.server.acts.policy import POLICY, policy_form, read_retry, retry_value
-from server.serving import ADMIN, READ, WRITE, Answer, Served, wait_until
+from server.serving import ADMIN, READ, WRITE, Answer, Served
+from waiting import eventually
 
 
 def ask(served: Served, act: str, /, **fields: Any) -> Answer:
@@ -379,7 +380,7 @@ def test_messages_are_sent_back_so_many_a_second(served: Served, journal: pensto
     begun = datetime.now(UTC)
     assert do(served, "redrive", **fields) == "20 messages will be sent back, 40 a second"
     queue = journal.queue("emails")
-    wait_until(lambda: len(queue) == 20)
+    eventually(lambda: len(queue) == 20)
     assert sorted(event.payload for event in queue) == list(range(20))
     took = max(event.recorded_at for event in queue) - begun
     assert took.total_seconds() > 0.45, "not all of them at once: the last one has 19 before it"

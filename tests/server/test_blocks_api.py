@@ -16,7 +16,8 @@ from penstock.server.application import make_app
 from penstock.server.limits import BLOCKS_BYTES, Limits
 from penstock.spark.sealing import seal
 from penstock.transfer.stored import blocks_of, message_of, values_of
-from server.serving import READ, Answer, Served, serving, wait_until
+from server.serving import READ, Answer, Served, serving
+from waiting import eventually
 
 
 def fill(journal: penstock.Journal, commits: int = 5, each: int = 100) -> None:
@@ -160,13 +161,13 @@ def test_slow_readers_hold_a_bounded_part_of_the_servers_memory(journal: penstoc
             for one in slow:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 one.sendall(b"GET /v1/topics/orders/blocks?through=100 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            wait_until(lambda: budget.held > BLOCKS_BYTES)
+            eventually(lambda: budget.held > BLOCKS_BYTES)
             assert served.get("/v1/topics/orders/blocks", through=100).status in (200, 503)
             assert budget.held <= 3 * BLOCKS_BYTES + 2 * 100_000
         finally:
             for one in slow:
                 one.close()
-        wait_until(lambda: budget.held == 0)
+        eventually(lambda: budget.held == 0)
         assert blocks(served.get("/v1/topics/orders/blocks", through=9))
 
 

@@ -13,7 +13,8 @@ import penstock
 from penstock import Delivery
 from penstock.errors import Closed, ConfigError, StorageError
 from penstock.remote.queues import taking
-from server.serving import Served, serving, wait_until
+from server.serving import Served, serving
+from waiting import eventually
 
 
 def test_a_write_after_the_server_was_restarted_goes_through(journal: penstock.Journal) -> None:
@@ -61,7 +62,7 @@ def test_closing_ends_a_take_that_waits_at_the_server(served: Served, monkeypatc
         threads = [threading.Thread(target=wait, args=(journal,)) for journal in (remote, other)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(remote._client._waits._connections) == len(other._client._waits._connections) == 1)
+        eventually(lambda: len(remote._client._waits._connections) == len(other._client._waits._connections) == 1)
         remote.close()
         threads[0].join(40)
         assert not threads[0].is_alive() and isinstance(ended[0], Closed)

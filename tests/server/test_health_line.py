@@ -14,7 +14,8 @@ import pytest
 import penstock
 from penstock.clock import ManualClock
 from penstock.observe.pipelines import FlowStatus, report
-from server.serving import Served, serving, wait_until
+from server.serving import Served, serving
+from waiting import eventually
 
 PROGRAM = """
 import os, subprocess, sys
@@ -90,7 +91,7 @@ def test_each_thing_that_is_wrong_leads_to_a_page_that_shows_it() -> None:
             raise SystemExit("no such table")
 
         worker = journal.topic("orders").worker("billing", leave).start()
-        wait_until(lambda: not worker.alive)
+        eventually(lambda: not worker.alive)
         with pytest.raises(SystemExit):
             worker.stop()
         with serving(journal) as served:

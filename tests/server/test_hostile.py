@@ -22,7 +22,8 @@ from penstock.server.access import COOKIE, Access
 from penstock.server.limits import Limits
 from penstock.server.problems import Refused
 from penstock.server.running import make_server
-from server.serving import ADMIN, READ, TOKENS, Answer, Served, serving, wait_until
+from server.serving import ADMIN, READ, TOKENS, Answer, Served, serving
+from waiting import eventually
 
 
 # ── misspelt ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,8 +203,8 @@ def test_a_request_that_does_not_arrive_is_given_up(journal: penstock.Journal, s
                 return served.get("/healthz").status == 200
             return False
 
-        wait_until(half_open_after_one)
-        wait_until(alive)
+        eventually(half_open_after_one)
+        eventually(alive)
 
 
 # ── the page's login ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -314,11 +315,11 @@ def test_bodies_and_answers_together_are_bounded(journal: penstock.Journal) -> N
                 first.send(b'{"kind":"k","payload":"' + b"x" * 300_000)
             return served.post("/v1/topics/t/events", {"kind": "k", "payload": "y" * 200_000}).status == 503
 
-        wait_until(second_is_refused)
+        eventually(second_is_refused)
         assert served.get("/v1/topics/big/events").json["error"] == "TooBusy"
         assert served.post("/v1/topics/t/events", {"kind": "k"}).status == 201
         first.close()
-        wait_until(lambda: served.get("/v1/topics/big/events").status == 200)
+        eventually(lambda: served.get("/v1/topics/big/events").status == 200)
 
 
 def test_a_take_and_a_page_end_at_their_bytes(

@@ -14,7 +14,8 @@ import pytest
 
 import penstock
 from penstock.server.limits import Limits
-from server.serving import Served, serving, wait_until
+from server.serving import Served, serving
+from waiting import eventually
 
 
 class Stream:
@@ -160,7 +161,7 @@ def test_listeners_are_counted_and_bounded(journal: penstock.Journal) -> None:
         for stream in streams:
             stream.close()
         journal.topic("t").append("k")
-        wait_until(lambda: "server_listeners 0.0" in served.get("/metrics").data.decode())
+        eventually(lambda: "server_listeners 0.0" in served.get("/metrics").data.decode())
         with closing(Stream(served, "/v1/topics/t/live")) as again:
             assert len(again.take(2)) == 2
 

@@ -12,7 +12,8 @@ import pytest
 
 import penstock
 from penstock.queue.state.blocks import BlockCache
-from server.serving import serving, wait_until
+from server.serving import serving
+from waiting import eventually
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_followers_hold_nothing_of_what_they_were_sent_when_they_wait_or_have_le
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(followers):
                 follow()
-            wait_until(lambda: tracemalloc.get_traced_memory()[0] - before < followers * size // 4, 60)
+            eventually(lambda: tracemalloc.get_traced_memory()[0] - before < followers * size // 4)
         finally:
             tracemalloc.stop()
 

@@ -18,7 +18,8 @@ from penstock.observe.history import History
 from penstock.observe.pipelines import FlowStatus, report
 from server.browser import SLOW, log_in, open_live
 from server.crowded import NASTY, add_hostile
-from server.serving import ADMIN, TOKENS, Served, serving, wait_until
+from server.serving import ADMIN, TOKENS, Served, serving
+from waiting import eventually
 
 
 def test_every_page_shows_what_it_should(
@@ -143,13 +144,13 @@ def test_charts_show_the_past_by_range_also_after_a_restart(
         rates = page.locator('[data-chart="rates"]')
         page.get_by_role("button", name="1 h", exact=True).click()
         expect(page).to_have_url(f"{served.url}/?range=1h")
-        wait_until(lambda: int(rates.get_attribute("data-points") or 0) in range(58, 62))
+        eventually(lambda: int(rates.get_attribute("data-points") or 0) in range(58, 62))
         page.get_by_role("button", name="24 h").click()
-        wait_until(lambda: int(rates.get_attribute("data-points") or 0) in range(34, 42))
+        eventually(lambda: int(rates.get_attribute("data-points") or 0) in range(34, 42))
         page.reload()
         expect(page.get_by_role("button", name="24 h")).to_have_attribute("aria-pressed", "true")
         # The pointer tells the value where it is; without it, the newest.
-        wait_until(lambda: int(rates.get_attribute("data-points") or 0) > 30)
+        eventually(lambda: int(rates.get_attribute("data-points") or 0) > 30)
         box = rates.locator(".u-over").bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 20)
@@ -242,7 +243,7 @@ def test_an_event_is_inspected_in_place(page: Page, served: Served, shop: pensto
     expect(inspector.locator("pre.raw")).to_contain_text('"total": 15')
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     inspector.get_by_role("button", name="Copy").click()
-    wait_until(lambda: '"total": 15' in page.evaluate("navigator.clipboard.readText()"))
+    eventually(lambda: '"total": 15' in page.evaluate("navigator.clipboard.readText()"))
     inspector.get_by_role("link", name="Newer").click()
     expect(inspector.locator("h2")).to_have_text("orders #8")
     inspector.get_by_role("link", name="What caused what").click()

@@ -13,7 +13,8 @@ from penstock import Retry
 from penstock.observe.workers import say_gave_up
 from server.browser import log_in, open_live
 from server.crowded import MESSAGES, NASTY
-from server.serving import READ, Served, wait_until
+from server.serving import READ, Served
+from waiting import eventually
 
 
 def say_yes(page: Page, question: str) -> None:
@@ -104,7 +105,7 @@ def test_consumers_are_moved_by_position_time_and_event_and_forgotten(page: Page
         form.locator("[name=value]").fill(value)
         form.get_by_role("button", name="Seek").click()
         say_yes(page, question)
-        wait_until(lambda: topic.cursor(NASTY) == position)
+        eventually(lambda: topic.cursor(NASTY) == position)
 
     form.locator("[name=consumer]").fill(NASTY)
     form.locator("[name=value]").fill("abc")
@@ -123,7 +124,7 @@ def test_consumers_are_moved_by_position_time_and_event_and_forgotten(page: Page
     page.locator('#tail li[data-seq="290"] .kind').click()
     page.get_by_role("button", name="to this event").click()
     say_yes(page, f"Move {NASTY} from 0 to 289 of followed: it will skip 289 events?")
-    wait_until(lambda: topic.cursor(NASTY) == 289)
+    eventually(lambda: topic.cursor(NASTY) == 289)
     page.goto(f"{crowd.url}/topics/followed")
     page.locator("#consumers").get_by_role("button", name="Forget").click()
     say_yes(page, f"Forget that {NASTY} is at 289 of followed?")
@@ -283,7 +284,7 @@ def test_dead_letters_are_sent_back_chosen_by_condition_all_slowly_edited_and_de
     section.get_by_role("button", name="Send all back").click()
     say_yes(page, "Send 46 messages back to their queue, 1,000 a second")
     said(page, "46 messages will be sent back")
-    wait_until(lambda: not list(queue.dead_letters()))
+    eventually(lambda: not list(queue.dead_letters()))
     kinds = [event.kind for event in crowd.journal.topic("penstock.audit").read() if event.key == "letters"]
     assert kinds.count("console.redrive") == 3 and kinds.count("console.delete") == 1
 
@@ -397,7 +398,7 @@ def test_a_button_pressed_before_the_scripts_are_there_is_not_lost(
     page.goto(f"{served.url}/queues/emails", wait_until="commit")
     page.get_by_role("button", name="Drop the queue").click()
     assert page.locator("#question").text_content() == ""
-    wait_until(lambda: page.locator("h1").count() == 1 and bool(held))
+    eventually(lambda: page.locator("h1").count() == 1 and bool(held))
     held[0].continue_()
     say_yes(page, "1 message")
     expect(page.locator("h1")).to_have_text("Overview")

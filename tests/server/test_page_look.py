@@ -17,7 +17,8 @@ from penstock.observe.pipelines import FlowStatus, report
 from server.accessibility import SCREENS, complaints
 from server.browser import SLOW, open_live
 from server.crowded import LONG, MANY, MESSAGES, NASTY
-from server.serving import Served, serving, wait_until
+from server.serving import Served, serving
+from waiting import eventually
 
 AT_NIGHT = pytest.mark.nightly("pages")
 
@@ -333,7 +334,7 @@ def test_size_does_not_slow_the_page(page: Page, crowd: Served) -> None:
     expect(page.locator("#ready")).to_have_text(f"{MESSAGES - 3:,}")
     page.goto(f"{crowd.url}/topics/invoices")
     expect(page.locator("#tail li")).to_have_count(50)
-    wait_until(lambda: page.locator("#events").text_content() == f"{MESSAGES:,}")
+    eventually(lambda: page.locator("#events").text_content() == f"{MESSAGES:,}")
     page.goto(f"{crowd.url}/?sort=name")
     expect(names(page, "topics")).to_have_count(50)
 

@@ -6,7 +6,8 @@ import time
 import pytest
 
 import penstock
-from server.serving import Served, wait_until
+from server.serving import Served
+from waiting import eventually
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_long_poll_ends_when_a_message_comes(served: Served, queue: penstock.Q
     got: list[object] = []
     waiting = threading.Thread(daemon=True, target=lambda: got.extend(take(served, wait=30)))
     waiting.start()
-    wait_until(lambda: "server_waiting 1.0" in served.get("/metrics").data.decode())
+    eventually(lambda: "server_waiting 1.0" in served.get("/metrics").data.decode())
     begun = time.monotonic()
     queue.push("now")
     waiting.join(60)
@@ -111,9 +112,9 @@ def test_a_taker_that_goes_away_takes_nothing_along(served: Served, queue: penst
     connection = served.connect()
     body = b'{"wait": 30}'
     connection.request("POST", "/v1/queues/q/take", body, {"Content-Type": "application/json"})
-    wait_until(lambda: "server_waiting 1.0" in served.get("/metrics").data.decode())
+    eventually(lambda: "server_waiting 1.0" in served.get("/metrics").data.decode())
     connection.close()
-    wait_until(lambda: "server_waiting 0.0" in served.get("/metrics").data.decode())
+    eventually(lambda: "server_waiting 0.0" in served.get("/metrics").data.decode())
     queue.push("for somebody who is there")
     assert len(take(served)) == 1
 
@@ -248,7 +249,7 @@ def test_a_resume_wakes_a_take_that_waits_at_the_server(served: Served, queue: p
     found: list[list[dict[str, object]]] = []
     thread = threading.Thread(target=lambda: found.append(take(served, wait=20)))
     thread.start()
-    wait_until(lambda: bool(queue._signal._waiters))
+    eventually(lambda: bool(queue._signal._waiters))
     served.post("/v1/queues/q/resume", {})
     thread.join(30)
     assert len(found[0]) == 1

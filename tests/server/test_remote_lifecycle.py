@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,16 +17,7 @@ from penstock.observe.workers import gave_up
 from penstock.remote.journal import RemoteJournal
 from penstock.remote.queues import taking
 from server.serving import Served
-
-DEADLINE = 60.0
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
+from waiting import DEADLINE, eventually
 
 
 @pytest.fixture

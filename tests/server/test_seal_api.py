@@ -15,7 +15,8 @@ from penstock.journal.sealed import sealing as sealing_module
 from penstock.server.bulk import sealing as served_sealing
 from penstock.spark import seal
 from server.process import ServerProcess
-from server.serving import READ, TOKENS, WRITE, serving, wait_until
+from server.serving import READ, TOKENS, WRITE, serving
+from waiting import eventually
 
 EVENTS = 10_000
 
@@ -130,7 +131,7 @@ def test_a_killed_server_goes_on_with_the_seal(tmp_path: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_until(lambda: len(_files(lake)) > 5)
+        eventually(lambda: len(_files(lake)) > 5)
         server.kill()
         asking.join(60)
         server.start()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 CONTRACT = Path(__file__).resolve().parents[2] / "contract"
@@ -22,7 +24,7 @@ CLOCK = "the journal's clock is moved, and a client has the machine's"
 SENT = "what the server sent before the compaction has arrived by then"
 
 
-def contract_of(module: str, without: dict[str, str]) -> dict[str, Any]:
+def contract_of(module: str, without: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """The tests (and their fixtures) of a contract module, without those that are left out, each for its reason."""
     suite = vars(importlib.import_module(module))
     unknown = set(without) - set(suite)

@@ -1,10 +1,8 @@
 """The contract suite `test_compaction`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import MANY, STORE, WRITER, contract_of
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_compaction_gives_the_space_back": STORE,
     "test_space_freed_by_compaction_is_used_again": STORE,
     "test_every_cut_keeps_the_rest_as_it_was": MANY,

@@ -1,9 +1,5 @@
 """The contract suite `test_cursors`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import contract_of
 
-WITHOUT: dict[str, str] = {}
-
-globals().update(contract_of("test_cursors", WITHOUT))
+globals().update(contract_of("test_cursors"))

@@ -1,10 +1,8 @@
 """The contract suite `test_dropping`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import STORE, TRANSACTION, WRITER, contract_of
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_nothing_of_a_dropped_topic_is_left_in_the_store": STORE,
     "test_a_topic_made_again_knows_nothing_of_the_dropped_one": STORE,
     "test_the_positions_of_a_name_never_restart": STORE,

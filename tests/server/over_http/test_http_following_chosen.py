@@ -1,10 +1,8 @@
 """The contract suite `test_following_chosen`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import STORE, TRANSACTION, contract_of
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_what_cannot_be_chosen_is_not_decoded_and_nothing_is_read_twice": STORE,
     "test_a_transaction_reads_by_the_beginning_of_keys": TRANSACTION,
 }

@@ -1,10 +1,8 @@
 """The contract suite `test_queue_delivery`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import contract_of
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_a_lease_of_zero_lasts_until_its_journal_is_closed": "a server cannot see its clients' processes end",
 }
 

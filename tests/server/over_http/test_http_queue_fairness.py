@@ -1,7 +1,5 @@
 """The contract suite `test_queue_fairness`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import STORE, TRANSACTION, WRITER, contract_of
 
 WITHOUT = {

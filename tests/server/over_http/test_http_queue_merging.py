@@ -1,7 +1,5 @@
 """The contract suite `test_queue_merging`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import STORE, TRANSACTION, contract_of
 
 WITHOUT = {

@@ -1,9 +1,5 @@
 """The contract suite `test_queue_policy`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import contract_of
 
-WITHOUT: dict[str, str] = {}
-
-globals().update(contract_of("test_queue_policy", WITHOUT))
+globals().update(contract_of("test_queue_policy"))

@@ -1,7 +1,5 @@
 """The contract suite `test_queue_results`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import TRANSACTION, contract_of
 
 FENCE = "a fence lives and dies with the process that opened it"

@@ -1,14 +1,12 @@
 """The contract suite `test_queue_worker`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import CLOCK, TRANSACTION, contract_of
 
 AHEAD = "a worker over http takes nothing ahead"
 MIDDLEWARE = "a worker over http has no middleware"
 COUNTED = "outcomes are counted where the store is"
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_a_handler_may_settle_its_delivery_itself": TRANSACTION,
     "test_leases_are_renewed_while_a_handler_runs_also_for_messages_taken_ahead": CLOCK,
     "test_middleware_surrounds_the_handler": MIDDLEWARE,

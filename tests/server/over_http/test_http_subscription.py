@@ -1,10 +1,8 @@
 """The contract suite `test_subscription`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import LAG, SENT, WRITER, contract_of
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_raise_tells_a_slow_subscriber_where_it_was_and_goes_on_telling": LAG,
     "test_lag_does_not_concern_history": LAG,
     "test_drop_skips_to_the_newest_and_counts_exactly": LAG,

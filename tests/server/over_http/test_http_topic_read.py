@@ -1,10 +1,8 @@
 """The contract suite `test_topic_read`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import MANY, PAGES, STORE, TRANSACTION, WRITER, contract_of
 
-WITHOUT: dict[str, str] = {
+WITHOUT = {
     "test_a_million_events_are_streamed_in_constant_memory": STORE,
     "test_an_unfinished_read_lets_go_when_it_is_dropped": PAGES,
     "test_a_topic_of_a_hundred_thousand_small_kinds_and_keys": MANY,

@@ -1,9 +1,7 @@
 """The contract suite `test_worker`, over HTTP."""
 
-from __future__ import annotations
-
 from server.over_http.suite import CLOCK, contract_of
 
-WITHOUT: dict[str, str] = {"test_the_budget_refills_with_time": CLOCK}
+WITHOUT = {"test_the_budget_refills_with_time": CLOCK}
 
 globals().update(contract_of("test_worker", WITHOUT))
