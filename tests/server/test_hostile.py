@@ -69,6 +69,11 @@ def test_lines_name_the_line_and_settings_and_policies_the_field(served: Served)
         ("/v1/topics", {"limit": 1}, "takes no query parameters"),
         ("/v1/topics/t/events", {"after": "²"}, "after must be a whole number"),
         ("/v1/topics/t/events", {"limit": "-1"}, "limit must be a whole number"),
+        ("/v1/topics/t/events", {"limit": 10_001}, "limit"),
+        ("/v1/topics/t/events", {"after": -1}, "after"),
+        ("/v1/topics/t/events", {"after": 10**30}, "after"),
+        ("/v1/topics/t/events", {"since": "soon"}, "soon"),
+        ("/v1/topics/t/events", {"where": "payload >"}, "cannot be read"),
         ("/v1/topics/t/events", {"reverse": "perhaps"}, "reverse is true or false"),
         ("/v1/topics/t/events", {"payload": "text"}, 'payload is "binary" or "string"'),
     ],
@@ -78,7 +83,7 @@ def test_a_query_parameter_that_does_not_fit_is_refused(
 ) -> None:
     journal.queue("q")
     answer = served.get(path, **query)
-    assert answer.status == 400 and said in answer.json["detail"]
+    assert (answer.status, answer.json["error"]) == (400, "ConfigError") and said in answer.json["detail"]
 
 
 def test_an_event_s_document_may_be_sent_as_a_draft(served: Served, journal: penstock.Journal) -> None:
