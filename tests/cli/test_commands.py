@@ -133,6 +133,7 @@ def test_every_extra_of_the_package_is_known_by_what_it_brings() -> None:
             assert imported.get(name, name) in EXTRAS.get(extra, ()), (extra, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "extra", "words"),
     [

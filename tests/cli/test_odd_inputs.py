@@ -68,6 +68,7 @@ def test_a_reader_that_has_gone_is_an_exit_code_and_no_sentence(cli: Cli, url: s
 
 
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
 def test_characters_that_a_terminal_does_not_have_are_spelled_out(cli: Cli, url: str) -> None:
     cli("push", "emails", '"héllo 😀"', "--key", "ключ")
     table = shell("$PENSTOCK messages emails", url, PYTHONIOENCODING="ascii")
@@ -76,6 +77,7 @@ def test_characters_that_a_terminal_does_not_have_are_spelled_out(cli: Cli, url:
     assert lines.returncode == 0 and json.loads(lines.stdout)["event"]["payload"] == "héllo 😀", lines.stderr
 
 
+@pytest.mark.slow
 def test_a_command_whose_streams_are_closed_does_its_work(cli: Cli, url: str) -> None:
     cli("push", "emails", "1")
     for closed in (">&-", "2>&-", "<&- >&- 2>&-"):

@@ -300,6 +300,7 @@ def test_work_handles_everything_and_failures_go_their_way(cli: Cli, emails: str
     assert "no such mailbox" in cli("dead", "emails").out
 
 
+@pytest.mark.slow
 def test_a_worker_logs_as_much_as_it_is_told(emails: str, url: str, folder: Path, start: Start) -> None:
     def logged(*words: str) -> str:
         with penstock.open(url) as journal:

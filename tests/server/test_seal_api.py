@@ -116,6 +116,7 @@ def test_the_server_answers_others_while_it_seals(
     assert numbers(filled) == list(range(EVENTS + 1))
 
 
+@pytest.mark.nightly("crashes")
 def test_a_killed_server_goes_on_with_the_seal(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with penstock.open(tmp_path / "shop.db") as journal:
