@@ -32,7 +32,8 @@ from penstock.spark.source.source import PenstockSource
 from penstock.transfer.objects import StagingArea, own_area
 from server.cutting import CuttingProxy
 from server.process import ServerProcess
-from server.serving import READ, TOKENS, WRITE, serving, wait_until
+from server.serving import READ, TOKENS, WRITE, serving
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -285,7 +286,7 @@ def test_the_server_killed_at_every_stage_and_the_driver_run_again(folder: str) 
 
 
 def _restart_when(proxy: CuttingProxy, server: ServerProcess) -> None:
-    wait_until(lambda: proxy.cut)
+    eventually(lambda: proxy.cut)
     server.kill()
     server.start()
 

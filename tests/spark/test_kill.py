@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 import penstock
 from buffer.emulator import Emulator
 from server.process import ServerProcess
-from server.serving import wait_until
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def test_a_driver_killed_within_its_commits_and_run_again_loses_and_doubles_noth
     program.feed()
     program.kill(dict.fromkeys(program.flows, "publishing"), "program")
     jvm = int((program.folder / "jvm.pid").read_text())
-    wait_until(lambda: not _alive(jvm))
+    eventually(lambda: not _alive(jvm))
     run(spark, program.flows)
 
 

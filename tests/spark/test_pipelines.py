@@ -26,7 +26,7 @@ from penstock.spark.pipeline.flows import Flow, Pipeline
 from penstock.spark.pipeline.graph import BoundFlow
 from penstock.spark.pipeline.lag import Lag
 from penstock.spark.pipeline.running import Runner, run
-from server.serving import wait_until
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -288,7 +288,7 @@ def test_a_continuous_run_is_stopped_between_two_batches_and_the_next_one_goes_o
         runner = Runner(Pipeline.of([copies], "shop"), url_of(journal), watch=told.extend)
         thread = threading.Thread(target=runner.run, daemon=True)
         thread.start()
-        wait_until(lambda copied=copied: len(journal.topic("copies")) >= copied)
+        eventually(lambda copied=copied: len(journal.topic("copies")) >= copied)
         runner.stop()
         thread.join(600)
         assert not thread.is_alive()

@@ -25,7 +25,8 @@ from penstock.spark.sink.sink import mark_name
 from penstock.spark.source.source import PenstockSource
 from server.cutting import CuttingProxy
 from server.process import ServerProcess
-from server.serving import READ, WRITE, Served, serving, wait_until
+from server.serving import READ, WRITE, Served, serving
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,7 +153,7 @@ def test_a_server_killed_between_staging_and_commit_and_after_the_commit(tmp_pat
 
 
 def _restart_when(proxy: CuttingProxy, server: ServerProcess) -> None:
-    wait_until(lambda: proxy.cut)
+    eventually(lambda: proxy.cut)
     server.kill()
     server.start()
 
@@ -223,7 +224,7 @@ def test_a_stream_between_served_topics_is_exact_while_the_server_is_killed(
             return sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
 
         query = start()
-        wait_until(lambda: query.recentProgress or not query.isActive, 600)  # the second batch is on its way
+        eventually(lambda: query.recentProgress or not query.isActive)  # the second batch is on its way
         server.kill()
         server.start()
         query.awaitTermination(600)

@@ -21,7 +21,7 @@ from penstock.spark.startup import java as javas
 from penstock.spark.startup.launch import goes_direct, heap
 from penstock.spark.startup.scratch import Scratch, sweep
 from penstock.spark.startup.settings import defaults, from_keywords, merged, threads, with_identity
-from server.serving import wait_until
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -319,7 +319,7 @@ def test_workers_do_not_look_for_garbage_in_imported_modules_after_every_task(sp
         left_out, looked_at = spark.range(1, numPartitions=1).select(tracked("id").alias("found")).first().found
         return left_out, looked_at
 
-    wait_until(lambda: ask()[0] > 0)  # a worker that has served before; a new one learns it with its first task
+    eventually(lambda: ask()[0] > 0)  # a worker that has served before; a new one learns it with its first task
     left_out, looked_at = max(ask() for _ in range(3))
     assert left_out > looked_at
 
