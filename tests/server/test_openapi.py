@@ -42,6 +42,10 @@ def test_every_success_has_the_status_that_is_declared() -> None:
         assert not [status for status in responses if status.startswith("2") and status != str(one.status)]
 
 
-def test_it_is_served(served: Served) -> None:
+def test_it_is_served_and_so_is_all_that_its_page_shows_it_with(served: Served) -> None:
     answer = served.get("/v1/openapi.json").json
     assert answer["openapi"] == "3.1.0" and "/v1/topics/{topic}/events" in answer["paths"]
+    parts = re.findall(r'(?:src|href)="([^"]+)"', served.get("/docs").data.decode())
+    assert "/v1/openapi.json" in parts and any("swagger-ui-bundle" in part for part in parts)
+    for part in parts:
+        assert served.get(part).status == 200, part
