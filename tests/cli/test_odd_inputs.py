@@ -18,7 +18,7 @@ from cli.commandline import Cli
 from penstock.cli.commands.queues.repairing import _redrive_slowly
 from penstock.cli.main import run
 from penstock.documents.conditions import Where
-from penstock.queue.operations.moving import Redriven
+from penstock.queue.operations.repair import Redriven
 from penstock.surface.queue import Queue
 from penstock.units import show_moment
 

@@ -25,7 +25,7 @@ from dead_store import copy_as_it_is
 from penstock import Delivery, Event, Journal, ManualClock, Projection, Receipt, ResultTicket, Subscription
 from penstock.errors import PenstockError
 from penstock.journal.upkeep.housekeeper import Housekeeper
-from penstock.queue.operations.moving import Redriven
+from penstock.queue.operations.repair import Redriven
 from server.over_http.shared_server import SharedServer
 
 ONE_PROCESS = ("rocksdb", "file", "slatedb")

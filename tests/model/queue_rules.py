@@ -17,6 +17,8 @@ from topic_rules import WHICH, TopicRules, moment
 
 from penstock import Delivery, Journal, Queue
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
+from penstock.queue.inspect import inspecting
+from penstock.queue.state.check import check_queue
 
 GROUPS = ("default", "audit", "mail")
 LEASE = 30
@@ -626,6 +628,15 @@ class QueueRules(TopicRules):
         assert described["paused"] == sorted(f"jobs/{group}" if group else "jobs" for group in jobs.paused)
 
     # ── what must agree ──────────────────────────────────────────────────────────────────────────────────────────────
+    def rows_agree(self) -> None:
+        """Every message is in one place, and indexes and counters say the same as the rows, whatever was done."""
+        for home in self.homes:
+            journal = home.store(0)
+            for name in ("jobs", "aside", "grave"):
+                queue = journal.queue(name)
+                with inspecting(queue) as (snap, state):
+                    assert check_queue(snap, state) == [], f"in {home}"
+
     def queue_agrees(self, homes: list[Home], which: int) -> None:
         jobs = self.jobs
         jobs.expire()

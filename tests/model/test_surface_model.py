@@ -28,7 +28,7 @@ from nightly import examples
 from penstock import Draft, ManualClock
 from penstock.engine.url import ENGINES, OBJECT_SCHEMES
 from penstock.journal.commit import recent
-from penstock.queue.operations import choice
+from penstock.queue.operations import take
 from server.over_http.shared_server import SharedServer
 
 ALONE = [*sorted(set(ENGINES) - set(OBJECT_SCHEMES) - {"memory", "sqlite"}), "slatedb"]
@@ -155,6 +155,7 @@ class Surface(QueueRules):
         """Everything is looked at after every fourth step, through one opening or the other; a server is asked now and
         then, because what it answered to the step itself was compared already."""
         if self.jobs is not None:
+            self.rows_agree()
             self.jobs.expire()
             for name in self.jobs.current():
                 self.jobs.eligible(name)  # whose turn it is, and whose key, is settled as messages become ready
@@ -179,7 +180,7 @@ def server() -> Iterator[SharedServer]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short topics are merged as well, and two messages behind a busy key are set aside as a run."""
     monkeypatch.setattr(recent, "MERGE_FAN_IN", 5)
-    monkeypatch.setattr(choice, "SHORTEST_RUN", 2)
+    monkeypatch.setattr(take, "SHORTEST_RUN", 2)
 
 
 def run(machine: type[RuleBasedStateMachine], count: int, **options: Any) -> None:

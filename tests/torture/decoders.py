@@ -39,10 +39,19 @@ from penstock.journal.storage.block import read_block
 from penstock.journal.storage.pending import RowOptions, decode_pending, with_options
 from penstock.journal.storage.wire import encode_wire
 from penstock.names import shown_url
-from penstock.queue.inspect.failures import _attempts as read_attempts
+from penstock.queue.inspect import _attempts as read_attempts
 from penstock.queue.run.cron import Cron
-from penstock.queue.state.records import read_group, read_lease, read_message, read_queue, read_special, read_traits
-from penstock.queue.state.trail import AttemptRow, FailureTrail, decode_trail
+from penstock.queue.state.records import (
+    AttemptRow,
+    FailureTrail,
+    decode_trail,
+    read_group,
+    read_lease,
+    read_message,
+    read_queue,
+    read_special,
+    read_traits,
+)
 from penstock.queue.token import read_token
 from penstock.remote.client import Client
 from penstock.transfer.objects import decode_piece, encode_piece

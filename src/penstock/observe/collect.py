@@ -26,7 +26,7 @@ from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.observe.workers import WorkerFailure, gave_up
-from penstock.queue.inspect.stats import settle_times
+from penstock.queue.inspect import settle_times
 
 if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot

@@ -12,7 +12,7 @@ from penstock.documents.events import EventDocument
 from penstock.errors import StaleDelivery, UnknownQueue
 from penstock.protocol.operation import Operation
 from penstock.protocol.topics import Limit
-from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
+from penstock.queue.inspect import PendingDelivery, QueueConsumer
 from penstock.surface.delivery import Outcome
 
 

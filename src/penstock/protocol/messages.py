@@ -14,7 +14,7 @@ from penstock.protocol.journal import EventList, Receipts
 from penstock.protocol.operation import Operation
 from penstock.protocol.queues import QUEUE, GroupQuery
 from penstock.protocol.topics import After, Count, Limit
-from penstock.queue.inspect.messages import ListedMessage, MessageState
+from penstock.queue.inspect import ListedMessage, MessageState
 from penstock.surface.failure import Attempt
 
 

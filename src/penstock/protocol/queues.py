@@ -11,9 +11,9 @@ from penstock.errors import PolicyMismatch, UnknownQueue
 from penstock.protocol.fields import PolicyFields
 from penstock.protocol.operation import Operation
 from penstock.protocol.topics import Count
-from penstock.queue.control.pausing import Pause
-from penstock.queue.inspect.stats import QueueStats
-from penstock.queue.operations.moving import LettersLeft
+from penstock.queue.inspect import QueueStats
+from penstock.queue.operations.groups import Pause
+from penstock.queue.operations.repair import LettersLeft
 from penstock.queue.run.schedule import Schedule
 
 Group = Annotated[str, Meta(description="the group; default unless given")]

@@ -10,14 +10,14 @@ and in none of these is settled: settling is forgetting.
     policy, retry       a queue's policy, as values
     batches             what a push appends
     registry            a journal's queues: handles, cached states, threads
-    inspect, failures   a queue's contents without taking; what was given up, and why
+    inspect             what a queue holds, without taking it
+    letters             what a dead letter's headers say
+    flow                rates and circuit breakers
     token               what names a delivery outside this process
-    journal             what queues add to journals and transactions
     state/              rows, groups, and what the writer keeps of them in memory
-    flow/               rates, lanes, throttles, circuit breakers: rows `qf t g …`, see `flow/rows`
+    operations/         push, take, settle, groups, repair: each inside one commit
     results/            outcomes for those who pushed with `reply=True`
     tasks/              functions as messages
-    operations/         push, take, settle, groups, repair: each inside one commit
     run/                workers, takes that wait, periodic messages, upkeep
 
 Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
@@ -38,12 +38,19 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qg t g w due seq  waiting for its time
     qg t g h key seq  held behind an unsettled message of its key
     qg t g f seq      failed
-    qg t g t seq    a message's failed attempts, and the traceback of the last; see `state/trail`
-    qg t g p from   a run of held messages without `e` rows: its end and how many are left; see `state/runs`
+    qg t g t seq    a message's failed attempts, and the traceback of the last; see `FailureTrail`
+    qg t g p from   a run of held messages without `e` rows: its end and how many are left; see `state/group`
     qg t g b key    an ordering key that is busy
-    qg t g v from   a covered range of positions above the frontier: handed out, or in `e`, already
+    qg t g v from   a range of positions above the frontier that are taken: handed out, or in `e`, already
 
-Invariants: an unsettled position is above the frontier and not covered, or in exactly one lease, or in exactly one `e`
-row. Rows and the group's counters change in the same commit. A lease may be lost in a power cut (its messages are then
+    qf t g q        the window of the queue's own rate; flow control goes on counting after a purge
+    qf t g r key    the window of a key's rate
+    qf t g k        the circuit breaker
+    qf t g t lane   a lane's turn, and its first ready message
+    qf t * o key    what a throttle let through last; `*`: of all groups, because pushes are for all of them
+    qf t * u key    what a debounce holds back
+
+Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, or in exactly one `e` row
+or run. Rows and the group's counters change in the same commit; `state/check` says whether they agree. A lease may be lost in a power cut (its messages are then
 delivered again); an acknowledgement, once returned, may not.
 """

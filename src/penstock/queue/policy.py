@@ -12,7 +12,7 @@ from penstock.clock import Seconds, seconds
 from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.names import check_limit, check_name, check_whole, is_number, refuse_system
-from penstock.queue.flow.checks import check_flow, check_flow_together
+from penstock.queue.flow import check_flow, check_flow_together
 from penstock.queue.retry import Retry
 from penstock.surface.queue import Queue
 

@@ -16,20 +16,14 @@ from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position
 from penstock.observe.sample import FailedMessage
 from penstock.observe.spans import sending
-from penstock.queue.control import configuring, pausing
-from penstock.queue.control.pausing import Pause
-from penstock.queue.control.run_now import run_now
+from penstock.queue import inspect
 from penstock.queue.delivery import LocalDelivery
-from penstock.queue.inspect import listing, messages, positions, stats
-from penstock.queue.inspect.failures import dead_letters, failures, find_delivery
-from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
-from penstock.queue.inspect.messages import MessageState, QueueMessage
-from penstock.queue.inspect.stats import QueueStats
+from penstock.queue.inspect import MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
 from penstock.queue.metrics import QueueCounters
-from penstock.queue.operations import moving, repair
-from penstock.queue.operations.choice import Request
-from penstock.queue.operations.groups import remove_group
-from penstock.queue.operations.moving import Redriven
+from penstock.queue.operations import groups, repair
+from penstock.queue.operations.groups import Pause
+from penstock.queue.operations.repair import Redriven
+from penstock.queue.operations.take import Request
 from penstock.queue.policy import QueuePolicy, checked, duration_ms
 from penstock.queue.pushing import Pushing
 from penstock.queue.results.reply import with_reply
@@ -199,45 +193,45 @@ class LocalQueue(Queue):
 
     def delivery(self, token: str) -> LocalDelivery:
         """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
-        return find_delivery(self, token)
+        return inspect.find_delivery(self, token)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, seq: int) -> Event | None:
         """The message at a position, without taking it; None when it is settled or never was."""
-        return positions.get(self, check_position(seq, "seq"))
+        return inspect.get(self, check_position(seq, "seq"))
 
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
         """The messages that would be taken next, without taking them."""
         check_limit(limit)
-        return positions.peek(self, limit, check_consumer(group, "group"))
+        return inspect.peek(self, limit, check_consumer(group, "group"))
 
     def __iter__(self) -> Iterator[Event]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
-        return positions.unsettled_events(self)
+        return inspect.unsettled_events(self)
 
     def __len__(self) -> int:
         """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
-        return stats.length(self)
+        return inspect.length(self)
 
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
         """How many messages are in which state; costs the same whatever the queue holds."""
-        return stats.stats(self, check_consumer(group, "group"))
+        return inspect.stats(self, check_consumer(group, "group"))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
-        return listing.pending(self, None if group is None else check_consumer(group, "group"))
+        return inspect.pending(self, None if group is None else check_consumer(group, "group"))
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
-        return listing.failed(self, check_consumer(group, "group"))
+        return inspect.failed(self, check_consumer(group, "group"))
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
-        return failures(self, check_consumer(group, "group"))
+        return inspect.failures(self, check_consumer(group, "group"))
 
     def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
-        return dead_letters(self)
+        return inspect.dead_letters(self)
 
     def messages(
         self,
@@ -250,11 +244,11 @@ class LocalQueue(Queue):
         """Messages that are not settled, with their state, attempts, last error, due time, priority and group."""
         check_limit(limit)
         name = None if group is None else check_consumer(group, "group")
-        return list(messages.messages(self, messages.check_state(state), name, check_position(after, "after"), limit))
+        return list(inspect.messages(self, inspect.check_state(state), name, check_position(after, "after"), limit))
 
     def consumers(self) -> list[QueueConsumer]:
         """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
-        return listing.consumers(self)
+        return inspect.consumers(self)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     def claim(
@@ -285,12 +279,12 @@ class LocalQueue(Queue):
     ) -> Redriven:
         """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again."""
         check_limit(limit)
-        return moving.redrive(self, None if to is None else self._registry.own(to), limit, predicate(where), dry_run)
+        return repair.redrive(self, None if to is None else self._registry.own(to), limit, predicate(where), dry_run)
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
         """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many."""
         check_limit(limit)
-        return moving.move(self, self._registry.own(to), limit, predicate(where))
+        return repair.move(self, self._registry.own(to), limit, predicate(where))
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
@@ -307,41 +301,41 @@ class LocalQueue(Queue):
     def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
         """Makes delayed messages ready at once, also those that wait for their retry; returns how many did."""
         wanted = [check_position(seq, "seq") for seq in seqs]
-        return self._change(run_now, wanted, None if group is None else check_consumer(group, "group"))
+        return self._change(repair.run_now, wanted, None if group is None else check_consumer(group, "group"))
 
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy, all but the mode: a queue keeps the one it was made with."""
-        return self._change(configuring.configure, checked(policy, self.name))
+        return self._change(groups.configure, checked(policy, self.name))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def pause(self, group: str | None = None) -> bool:
         """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already."""
-        return self._change(pausing.pause, None if group is None else check_consumer(group, "group"))
+        return self._change(groups.pause, None if group is None else check_consumer(group, "group"))
 
     def resume(self, group: str | None = None) -> bool:
         """Ends a pause: takes that wait wake up. False when there was none."""
-        return self._change(pausing.resume, None if group is None else check_consumer(group, "group"))
+        return self._change(groups.resume, None if group is None else check_consumer(group, "group"))
 
     def pauses(self) -> list[Pause]:
         """The pauses that have not ended, that of the whole queue first."""
-        with positions.inspecting(self) as (_, state):
-            return pausing.pauses(state.record)
+        with inspect.inspecting(self) as (_, state):
+            return groups.pauses(state.record)
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def groups(self) -> list[str]:
         """The names of the queue's groups, sorted."""
-        return listing.groups(self)
+        return inspect.groups(self)
 
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
         """Registers a group that gets what comes after a position; one that exists already is left as it is."""
         check_consumer(name, "group")
         if after != "latest":
             check_position(after, "after")
-        self._change(configuring.add_group, name, after)
+        self._change(groups.add_group, name, after)
 
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
-        return self._change(remove_group, check_consumer(name, "group"))
+        return self._change(groups.remove_group, check_consumer(name, "group"))
 
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def worker(

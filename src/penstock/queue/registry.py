@@ -15,11 +15,11 @@ from penstock.journal.commit.commit import Commit
 from penstock.journal.owners import new_owner, retire_owner
 from penstock.journal.storage.keys import stored_name
 from penstock.names import check_name
-from penstock.queue.flow.rows import flow_of_queue
 from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
 from penstock.queue.run.upkeep import QueueUpkeep
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, unknown_queue
+from penstock.queue.state.keys import flow_of_queue
 from penstock.queue.state.records import QueueRecord, read_queue
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, LocalDelivery, extend_in, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations.settle import HeldMessage, ack, ack_mask, find_held
-from penstock.queue.state.cache import QueueState
-from penstock.queue.state.presence import forget_presence
+from penstock.queue.state.cache import QueueState, forget_presence
 from penstock.queue.token import fits, read_token
 from penstock.surface.delivery import Delivery, Outcome
 from penstock.surface.failure import NackOptions

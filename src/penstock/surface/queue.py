@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import EventChoice
     from penstock.events import Event, Receipt
     from penstock.observe.sample import FailedMessage
-    from penstock.queue.control.pausing import Pause
-    from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
-    from penstock.queue.inspect.messages import MessageState, QueueMessage
-    from penstock.queue.inspect.stats import QueueStats
-    from penstock.queue.operations.moving import Redriven
+    from penstock.queue.inspect import MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
+    from penstock.queue.operations.groups import Pause
+    from penstock.queue.operations.repair import Redriven
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.results.ticket import ResultTicket
     from penstock.queue.run.middleware import Middleware

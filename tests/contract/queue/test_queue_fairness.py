@@ -12,7 +12,7 @@ from journals import DEADLINE, Place, eventually, on
 from penstock import Draft, Event, Journal, ManualClock, Queue
 from penstock.errors import ConfigError
 from penstock.journal.commit.request import WriteRequest
-from penstock.queue.flow.rows import flow_rows
+from penstock.queue.state.keys import flow_rows
 
 Start = Callable[..., threading.Thread]
 Reopen = Callable[[Journal], Journal]

@@ -8,9 +8,9 @@ from journals import Place, only, payloads
 
 from penstock import Event, Journal, ManualClock, Queue
 from penstock.errors import StaleDelivery
-from penstock.queue.inspect.failures import dead_letters, failures
-from penstock.queue.inspect.letters import LetterPlace
-from penstock.queue.operations.moving import replace
+from penstock.queue.inspect import dead_letters, failures
+from penstock.queue.letters import DeadLetterCursor
+from penstock.queue.operations.repair import replace
 from penstock.queue.queue import LocalQueue
 
 
@@ -97,9 +97,9 @@ def test_a_list_that_began_in_a_queue_of_before_goes_on_in_the_one_there_is(jour
     give_up(queue, 4)
     jobs.push_many(["a", "b"])
     give_up(jobs, 2)
-    first, second = map(LetterPlace.of, (letter.event for letter in dead_letters(jobs)))
-    assert [LetterPlace.of(letter.event) for letter in dead_letters(jobs, first)] == [second]
-    assert LetterPlace.read(str(first)) == first == LetterPlace("emails", 5)
+    first, second = map(DeadLetterCursor.of, (letter.event for letter in dead_letters(jobs)))
+    assert [DeadLetterCursor.of(letter.event) for letter in dead_letters(jobs, first)] == [second]
+    assert DeadLetterCursor.read(str(first)) == first == DeadLetterCursor("emails", 5)
     anew(journal, "new", max_attempts=1)
     give_up(queue)
     jobs.push("c")

@@ -9,8 +9,8 @@ from types import FrameType
 
 from penstock import Journal
 from penstock.observe.sample import FailedMessage
-from penstock.queue.inspect.failures import dead_letters, failures
-from penstock.queue.inspect.letters import LetterPlace
+from penstock.queue.inspect import dead_letters, failures
+from penstock.queue.letters import DeadLetterCursor
 
 
 def give_up(journal: Journal, name: str, count: int, dead_letter: str | None) -> None:
@@ -32,11 +32,16 @@ def test_dead_letters_go_on_behind_any_of_them(journal: Journal) -> None:
     for name in ("mails", "graves", "vault"):
         queue = journal.queue(name)
         queue.redrive(where=lambda event: event.payload["n"] == 7, limit=1)
-        whole = [LetterPlace.of(one.event) for one in dead_letters(queue)]
-        assert whole == [LetterPlace.of(one.event) for one in queue.dead_letters()] and len(whole) == len(set(whole))
+        whole = [DeadLetterCursor.of(one.event) for one in dead_letters(queue)]
+        assert whole == [DeadLetterCursor.of(one.event) for one in queue.dead_letters()] and len(whole) == len(
+            set(whole)
+        )
         for at, place in enumerate(whole):
-            read = LetterPlace.read(str(place))
-            assert read == place and [LetterPlace.of(one.event) for one in dead_letters(queue, read)] == whole[at + 1 :]
+            read = DeadLetterCursor.read(str(place))
+            assert (
+                read == place
+                and [DeadLetterCursor.of(one.event) for one in dead_letters(queue, read)] == whole[at + 1 :]
+            )
     both = {one.event.topic for one in dead_letters(graves)}
     assert both == {"graves", "vault"}, "its own, and those it gave up itself"
 
@@ -72,7 +77,7 @@ def test_the_last_page_costs_what_the_first_costs(journal: Journal) -> None:
     give_up(journal, "jobs", 2_000, None)
     mails, jobs = journal.queue("mails"), journal.queue("jobs")
     for read in (
-        lambda after: dead_letters(mails, LetterPlace("graves", after)),
+        lambda after: dead_letters(mails, DeadLetterCursor("graves", after)),
         lambda after: failures(jobs, after=after),
     ):
         first, last = calls(lambda read=read: read(0)), calls(lambda read=read: read(1_990))

@@ -1,4 +1,4 @@
-"""Groups: what a new one begins with, and what the last one leaves behind.
+"""A queue's settings and groups: policy, pauses, what a new group begins with, what the last one leaves behind.
 
 In work mode all consumers share one group (number 0). In fanout mode nothing is taken from that one: it keeps what no
 other group wants, which is everything as long as there is none, then what lies before the beginning of all of them. A
@@ -7,19 +7,111 @@ group that wants it takes it over.
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
 import msgspec
 
+from penstock.clock import from_ms, set_back_ms
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
-from penstock.queue.flow.merging import debounced_until
-from penstock.queue.flow.rows import flow_of_group
-from penstock.queue.flow.set_back import TOLERATED_MS, follow_clock
+from penstock.queue.flow import Window, decode_row, encode_row, forget_breakers, load_breaker, save_breaker
+from penstock.queue.operations.push import debounced_until
+from penstock.queue.policy import QueuePolicy, check_together, refuse_other_mode
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, GroupRecord, MessageRow
+from penstock.queue.state.keys import flow_key, flow_of_group, flow_rows
+from penstock.queue.state.records import (
+    FAILED,
+    HELD,
+    NEVER,
+    READY,
+    WAITING,
+    GroupRecord,
+    Lease,
+    MessageRow,
+    QueueRecord,
+)
 from penstock.queue.token import MAX_GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+# ── policy and pauses ─────────────────────────────────────────────────────────────────────────────────────────────────
+def configure(commit: Commit, state: QueueState, changes: Mapping[str, object]) -> QueuePolicy:
+    """Changes a queue's policy; returns the new one."""
+    window = commit.ensure(state.name).settings.dedup_window  # the topic may have been given another one
+    old = msgspec.structs.replace(state.policy, dedup_window=window)
+    new = msgspec.structs.replace(old, **changes)
+    check_together(new, state.name)
+    refuse_other_mode(state.name, old, new.mode)
+    if new == old:
+        return new
+    state.change_policy(commit, new)
+    if new.breaker is None and old.breaker is not None:
+        forget_breakers(commit, state)
+    commit.touched.setdefault(state.name, 0)
+    return new
+
+
+WHOLE = ""
+"""The name under which a record keeps the pause of the whole queue."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A pause that has not ended."""
+
+    group: str | None
+    """None: of the whole queue."""
+    since: datetime
+
+
+def pause(commit: Commit, queue: QueueState, group: str | None) -> bool:
+    """Stops handing messages out; False when that was so already."""
+    record = queue.record
+    if group is not None and group not in record.groups and (queue.fanout or group != "default"):
+        known = ", ".join(sorted(record.groups)) or ("none yet" if queue.fanout else "default")
+        raise ConfigError(f"queue {queue.name!r} has no group {group!r} to pause; there are: {known}")
+    name = WHOLE if group is None else group
+    if name in record.paused:
+        return False
+    record.paused = {**record.paused, name: commit.now_ms}
+    queue.save(commit)
+    return True
+
+
+def resume(commit: Commit, queue: QueueState, group: str | None) -> bool:
+    """Ends a pause and wakes takes that wait; False when there was none."""
+    record, name = queue.record, WHOLE if group is None else group
+    if name not in record.paused:
+        return False
+    record.paused = {other: since for other, since in record.paused.items() if other != name}
+    queue.save(commit)
+    commit.touched.setdefault(queue.name, 0)
+    return True
+
+
+def pauses(record: QueueRecord) -> list[Pause]:
+    """The pauses of a queue, its own first, then the groups' by name."""
+    return [Pause(name or None, from_ms(since)) for name, since in sorted(record.paused.items())]
+
+
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def add_group(commit: Commit, state: QueueState, name: str, after: int | Literal["latest"]) -> None:
+    """Registers a group that gets what comes after a position, unless it is there already."""
+    if name in state.record.groups:
+        return
+    latest = commit.latest(state.name)
+    start = latest if after == "latest" else after
+    if start > latest:
+        raise ConfigError(
+            f"group {name!r} of queue {state.name!r} cannot begin after {start}: the queue ends at {latest}"
+        )
+    register_group(commit, state, name, start)
+
 
 Range = tuple[int, int]
 
@@ -35,12 +127,12 @@ class GroupImage:
         self.covers = covers
         self.messages = messages
 
-    def is_covered(self, seq: int) -> bool:
+    def is_taken(self, seq: int) -> bool:
         """Whether a position was handed out or waits elsewhere."""
         return seq <= self.frontier or any(start <= seq <= end for start, end in self.covers)
 
 
-def add_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
+def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
     """Registers a group that wants every message there is after a position; in work mode it is but a name."""
     record = queue.record
     if record.next_group > MAX_GROUP:
@@ -87,7 +179,7 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     """The group that a take in this name is about; it is registered by its first take."""
     number, fanout = queue.record.groups.get(name), queue.record.policy.mode == "fanout"
     if number is None and (fanout or name != "default"):
-        group = add_group(commit, queue, name, 0)
+        group = register_group(commit, queue, name, 0)
     else:
         group = queue.group(commit.tx, number if fanout and number is not None else WORK)
     if group.record.seen_ms - commit.now_ms >= TOLERATED_MS:
@@ -95,7 +187,7 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     return group
 
 
-# ── pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def image_of(commit: Commit, group: Group) -> GroupImage:
     follow_clock(commit, group)  # a group that gets its waits has none from later than now
     record = group.record
@@ -105,7 +197,7 @@ def image_of(commit: Commit, group: Group) -> GroupImage:
             # It waits for a rate, which each group has of its own, unless a debounce holds it back for all.
             message.due = debounced_until(commit, group.queue, message.key, message.seq)
             message.state = WAITING if message.due > commit.now_ms else READY
-    covers = list(group.covers(commit.tx))
+    covers = list(group.taken_ranges(commit.tx))
     if record.until >= 0:
         covers = _normal([*covers, (max(record.until, record.frontier) + 1, NEVER)])
     return GroupImage(record.frontier, record.absorbed, covers, messages)
@@ -131,7 +223,7 @@ def _united(pictures: list[GroupImage]) -> GroupImage:
     for picture in pictures:
         for seq, message in picture.messages.items():
             known = together.messages.get(seq)
-            if together.is_covered(seq) and (known is None or _urgency(message) < _urgency(known)):
+            if together.is_taken(seq) and (known is None or _urgency(message) < _urgency(known)):
                 together.messages[seq] = message
     return together
 
@@ -143,7 +235,7 @@ def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) 
         for _, lease in group.leases(commit.tx):
             for index in lease.held():
                 message = lease.message(index)
-                if together.is_covered(message.seq):
+                if together.is_taken(message.seq):
                     together.messages.setdefault(message.seq, message)
     for seq, message in together.messages.items():
         if kept is not None and seq in kept.messages:
@@ -176,7 +268,7 @@ def _keep(commit: Commit, shared: Group, picture: GroupImage, until: int) -> Non
     shared.record.until = until
 
 
-# ── writing them ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── writing them ───────────────────────────────────────────────────────────────────────────────────────────────────
 def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
     """Makes the rows of a group that has no leases say what a picture says."""
     commit.tx.delete_range(*keys.group_range(group.topic, group.number))
@@ -186,7 +278,7 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
     for start, end in picture.covers:
         start = max(start, record.frontier + 1)
         if start <= end:
-            group.cover(commit, start, end)
+            group.mark_taken(commit, start, end)
     occupied: dict[str, list[int]] = {}
     most = group.queue.policy.max_in_flight_per_key
     for message in sorted(picture.messages.values(), key=lambda message: message.seq):
@@ -199,12 +291,12 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
                 under_way.append(message.seq)
                 state = READY if state == HELD else state
         due = message.due if state == WAITING else 0
-        group.place(commit, msgspec.structs.replace(message, state=state, due=due, turn=0))
+        group.insert(commit, msgspec.structs.replace(message, state=state, due=due, turn=0))
     for key, seqs in occupied.items():
         group.occupy(commit, key, seqs)
 
 
-# ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── ranges ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _normal(ranges: list[Range]) -> list[Range]:
     """Sorted, apart, not empty."""
     merged: list[Range] = []
@@ -223,3 +315,68 @@ def _intersection(left: list[Range], right: list[Range]) -> list[Range]:
             if low <= end and start <= high:
                 found.append((max(start, low), min(end, high)))
     return _normal(found)
+
+
+# ── a clock that was set back ─────────────────────────────────────────────────────────────────────────────────────────
+TOLERATED_MS = 1000
+"""A clock that went back by less makes things last longer by that much: looking at all of them costs more."""
+
+
+def follow_clock(commit: Commit, group: Group) -> None:
+    """Sets what a group keeps as times back with the clock; for callers that found it more than tolerably behind."""
+    record, now = group.record, commit.now_ms
+    commit.touch(group)
+    record.seen_ms = now
+    _set_leases_back(commit, group, now)
+    _set_waits_back(commit, group, now)
+    _set_limits_back(commit, group, now)
+    commit.touched.setdefault(group.queue.name, 0)  # takes that wait for a later time must look again
+
+
+def _set_leases_back(commit: Commit, group: Group, now: int) -> None:
+    record = group.record
+    record.next_deadline = record.swept = record.swept_deadline = 0
+    for number, lease in list(group.leases(commit.tx)):
+        if _set_lease_back(lease, now):
+            group.save_lease(commit, number, lease)
+        for deadline in lease.deadlines():
+            record.next_deadline = min(record.next_deadline or deadline, deadline)
+
+
+def _set_lease_back(lease: Lease, now: int) -> bool:
+    before = lease.deadline, lease.renewed_ms, lease.delivered_ms, lease.extended
+    back = set_back_ms(lease.renewed_ms or lease.delivered_ms, now)
+    lease.deadline -= 0 if lease.deadline == NEVER else back
+    lease.renewed_ms -= back if lease.renewed_ms else 0
+    lease.delivered_ms -= set_back_ms(lease.delivered_ms, now)
+    if lease.extended:
+        lease.extended = {
+            index: (deadline if deadline == NEVER else deadline - set_back_ms(at, now), at - set_back_ms(at, now))
+            for index, (deadline, at) in lease.extended.items()
+        }
+    return before != (lease.deadline, lease.renewed_ms, lease.delivered_ms, lease.extended)
+
+
+def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
+    for key, _ in list(commit.tx.scan(*keys.rows(group.topic, group.number, b"w"))):
+        message = group.message(commit.tx, keys.tail_seq(key))
+        assert message is not None
+        back = set_back_ms(message.since_ms, now)
+        if back:
+            group.remove(commit, message)
+            message.due, message.since_ms = message.due - back, message.since_ms - back
+            group.insert(commit, message)
+
+
+def _set_limits_back(commit: Commit, group: Group, now: int) -> None:
+    queue, tx = group.queue, commit.tx
+    own = flow_key(group.topic, group.number, b"q")
+    windows = list(tx.scan(own, own + b"\0")) + list(tx.scan(*flow_rows(group.topic, group.number, b"r")))
+    for row, value in windows:
+        window = decode_row(value, Window, queue.name)
+        if window.set_back(now):
+            tx.put(row, encode_row(window))
+    if queue.policy.breaker is not None:
+        breaker = load_breaker(tx, group)
+        if breaker.failures.set_back(now):  # of one that is open, `Limiter.room` shortens the pause
+            save_breaker(commit, group, breaker)

@@ -1,35 +1,54 @@
-"""Repairing a queue: claim, discard, purge, drop. All or nothing, each in one commit. See also `moving`."""
+"""Repairing a queue: claim, discard, run now, purge, drop, redrive, move, replace. All or nothing, each in one commit.
+
+What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
+With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.events import Event
+from penstock.engine.contract import Snapshot
+from penstock.errors import ConfigError
+from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
-from penstock.queue.flow.rows import flow_of_queue, flow_rows
-from penstock.queue.inspect.positions import flying_in, has_failed, unsettled_positions
-from penstock.queue.operations.choice import LEASE_MESSAGES, Request
+from penstock.queue.inspect import available, failed_positions, flying_in, has_failed, inspecting, unsettled_positions
+from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
+from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_overflow
 from penstock.queue.operations.settle import expire_one, over_budget
+from penstock.queue.operations.take import LEASE_MESSAGES, Request
+from penstock.queue.options import DeliveryOptions
 from penstock.queue.results.removal import DISCARDED, answer_removed, answer_taken
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
-from penstock.queue.state.cache import QueueState
-from penstock.queue.state.discarding import discard, is_open
-from penstock.queue.state.group import Group
-from penstock.queue.state.records import NEVER, GroupRecord, Lease, MessageRow
-from penstock.queue.state.trail import FailureTrail, keep_trail, tried_again
+from penstock.queue.state.blocks import BlockCache, copy_columns
+from penstock.queue.state.cache import WORK, QueueCache, QueueState
+from penstock.queue.state.group import Group, discard, discard_for, forget_trail, is_open, keep_trail, tried_again
+from penstock.queue.state.keys import flow_of_queue, flow_rows
+from penstock.queue.state.records import (
+    FAILED,
+    NEVER,
+    READY,
+    WAITING,
+    FailureTrail,
+    GroupRecord,
+    Lease,
+    MessageRow,
+    read_special,
+)
 from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
 
-# ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[LocalDelivery]:
     return queue._writer.run(
         WriteRequest(lambda commit: _claim(commit, queue, queue._cache.state(commit, queue.name), request, idle_ms))
@@ -57,7 +76,7 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
                 continue
             tried = tried_again(commit, group, lease, message, now, "claimed", None)
             keep_trail(commit, message, group, FailureTrail(tried))
-            group.let_go(commit, number, lease, 1 << index)
+            group.release_lease(commit, number, lease, 1 << index)
             message.attempts += 1
             message.last_ms = now
             picked.append((message, event))
@@ -84,7 +103,7 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
     return deliveries
 
 
-# ── discarding ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── discarding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     """Those of some messages that are not settled, that have not failed and that are not in flight."""
     groups = state.all_groups(commit.tx)
@@ -122,7 +141,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     return count
 
 
-# ── emptying ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── emptying ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: LocalQueue) -> int:
     count = queue._writer.run(WriteRequest(lambda commit: _purge(commit, queue)))
     if count:
@@ -178,3 +197,355 @@ def drop(queue: LocalQueue) -> int:
         return count
 
     return queue._writer.run(WriteRequest(apply))
+
+
+# ── running now ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None) -> int:
+    """Makes those of some messages ready that wait for their time, for one group or for all; returns how many."""
+    latest = queue.latest(commit)
+    groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
+    count = 0
+    for seq in dict.fromkeys(seqs):
+        if seq <= latest:
+            count += max([_make_ready(commit, queue, group, seq) for group in groups], default=False)
+    return count
+
+
+def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
+    message = group.message(commit.tx, seq)
+    if message is not None:
+        if message.state != WAITING:
+            return False
+        group.remove(commit, message)
+        message.state, message.due = READY, 0
+        if message.key is not None and queue.record.policy.debounce is not None:
+            forget_debounced(commit, queue, message.key, seq)
+        group.requeue(commit, message)
+        return True
+    if seq <= group.record.absorbed or seq > queue.traits.special or not group.wants(commit.tx, seq):
+        return False
+    value = commit.tx.get(keys.special_key(group.topic, seq))
+    special = None if value is None else read_special(value, queue.name)
+    if special is None or special.due <= commit.now_ms:
+        return False
+    if special.key is not None:
+        forget_debounced(commit, queue, special.key, seq)
+    group.requeue(commit, MessageRow(seq, READY, priority=special.priority, key=special.key))
+    group.mark_taken(commit, seq, seq)
+    return True
+
+
+# ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+Where = Callable[[Event], bool]
+Revived = Callable[[Mapping[str, str]], dict[str, str]]
+
+
+class LettersLeft(msgspec.Struct, frozen=True):
+    """Messages that a redrive could not send back."""
+
+    queue: str
+    """The queue they come from."""
+    group: str | None
+    """The group that gave them up, where that is why."""
+    count: int
+    reason: str
+
+
+class Redriven(int):
+    """How many messages a redrive sent back; `left` says which could not go, and why."""
+
+    left: tuple[LettersLeft, ...]
+
+    def __new__(cls, count: int, left: tuple[LettersLeft, ...] = ()) -> Redriven:
+        made = super().__new__(cls, count)
+        made.left = left
+        return made
+
+
+# ── redrive ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def redrive(
+    queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
+) -> Redriven:
+    picked = _Redrive(to, where)
+    failed = picked.choose_failed(queue, limit)
+    rest = None if limit is None else limit - len(failed)
+    letters = picked.choose(queue, None, rest)
+    dead_letters = queue.policy.dead_letter
+    if dead_letters is not None and queue._registry.record(dead_letters) is not None:
+        rest = None if rest is None else rest - letters
+        letters += picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
+    if dry_run or not (failed or letters):
+        return Redriven(len(failed) + letters, picked.report())
+
+    def apply(commit: Commit) -> int:
+        revived = _revive(commit, queue, failed, to)
+        return revived + sum([_send_back(commit, source, seqs, to) for source, seqs in picked.letters])
+
+    return Redriven(queue._writer.run(WriteRequest(apply)), picked.report())
+
+
+class _Redrive:
+    """The messages a redrive takes, and those that cannot go."""
+
+    def __init__(self, to: LocalQueue | None, where: Where | None) -> None:
+        self._to = to
+        self._where = where
+        self._known: dict[str, QueueState | None] = {}
+        self._left: dict[tuple[str, _Refusal], int] = {}
+        self.letters: list[tuple[LocalQueue, list[int]]] = []
+        """By the queue that holds them."""
+
+    def choose_failed(self, queue: LocalQueue, limit: int | None) -> list[int]:
+        """Picks messages that a queue keeps as failed."""
+        with inspecting(queue) as (snap, state):
+            to, cache = None if self._to is None else self._to.name, queue._cache
+
+            def goes(event: Event) -> bool:
+                wanted = self._where is None or self._where(event)
+                return wanted and (to is None or self._can_go(snap, cache, event, queue.name, to))
+
+            return _choose(_failed_events(snap, state), limit, goes)
+
+    def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> int:
+        """Picks letters of one queue, or of all, that are not in flight; returns how many."""
+        if limit is not None and limit <= 0:
+            return 0
+        chosen: list[int] = []
+        with inspecting(source) as (snap, state):
+            for event in available(snap, state, source.journal.clock.now_ms()):
+                name = origin(event)
+                if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
+                    continue
+                if not self._can_go(snap, source._cache, event, name, name if self._to is None else self._to.name):
+                    continue
+                chosen.append(event.seq)
+                if len(chosen) == limit:
+                    break
+        if chosen:
+            self.letters.append((source, chosen))
+        return len(chosen)
+
+    def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str, to: str) -> bool:
+        if to not in self._known:
+            self._known[to] = cache.load(snap, to)
+        refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
+        if refusal is not None:
+            self._left[name, refusal] = self._left.get((name, refusal), 0) + 1
+        return refusal is None
+
+    def report(self) -> tuple[LettersLeft, ...]:
+        return tuple(LettersLeft(name, why.group, count, why.reason) for (name, why), count in self._left.items())
+
+
+class _Refusal(NamedTuple):
+    """Why a message cannot go to a queue; `group`: the one it would go to, where that is why."""
+
+    reason: str
+    group: str | None = None
+
+
+def _refusal(target: QueueState | None, to: str, event: Event, group: str | None) -> _Refusal | None:
+    """What a queue has against this one message; None: it can go. In fanout mode a letter goes back to the group that
+    gave it up, and to no other."""
+    if target is None:
+        return _Refusal(f"there is no queue {to!r} any more: redrive them with to=")
+    if group is not None and target.fanout and group not in target.record.groups:
+        reason = f"queue {to!r} has no group {group!r} any more: add it again, or redrive them with to="
+        return _Refusal(reason, group)
+    if event.key is not None and target.policy.priority:
+        reason = f"they have ordering keys, and queue {to!r} has priorities: redrive them with to= a queue without"
+        return _Refusal(reason)
+    return None
+
+
+def _failed_events(snap: Snapshot, state: QueueState) -> Iterator[Event]:
+    blocks = BlockCache(state.name, state.topic)
+    for seq in failed_positions(snap, state):
+        event = blocks.event(snap, seq)
+        if event is not None:
+            yield event
+
+
+def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> list[int]:
+    chosen: list[int] = []
+    if limit == 0:
+        return chosen
+    for event in events:
+        if where is None or where(event):
+            chosen.append(event.seq)
+            if len(chosen) == limit:
+                break
+    return chosen
+
+
+def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
+    """Failed messages become ready again, or go to another queue."""
+    state = queue._cache.state(commit, queue.name)
+    groups = state.all_groups(commit.tx)
+    revived: set[int] = set()
+    still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
+    if to is None and state.policy.max_size is not None:
+        refuse_overflow(commit, state, len(still), state.policy.max_size)
+    if to is not None:
+        target = state.cache.state(commit, to.name)
+        seqs = still = [seq for seq in still if _can_still_go(commit, state, seq, target)]
+        _copy_over(commit, state, still, target)
+    for seq in seqs:
+        for group in groups:
+            message = group.message(commit.tx, seq)
+            if message is None or message.state != FAILED:
+                continue
+            group.remove(commit, message)
+            if message.traced:
+                forget_trail(commit, group, seq)
+            revived.add(seq)
+            if to is None:
+                group.requeue(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
+    return len(revived)
+
+
+def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueState) -> bool:
+    event = state.blocks.event(commit.tx, seq)
+    return event is None or _refusal(target, target.name, event, None) is None
+
+
+def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
+    message = group.message(commit.tx, seq)
+    return message is not None and message.state == FAILED
+
+
+def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
+    """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
+    state = source._cache.state(commit, source.name)
+    targets: dict[str, dict[int, str | None]] = {}
+    for seq in still_free(commit, state, seqs):
+        event = state.blocks.event(commit.tx, seq)
+        name = None if event is None else to.name if to is not None else origin(event)
+        if event is not None and name is not None:
+            group = event.headers.get(GROUP) if to is None else None
+            # Its queue or group may have gone, or changed, while we chose.
+            if _refusal(state.cache.find(commit, name), name, event, group) is None:
+                targets.setdefault(name, {})[seq] = group
+    count = 0
+    for name, groups in targets.items():
+        target, chosen = state.cache.state(commit, name), list(groups)
+        receipts = _copy_over(commit, state, chosen, target, former_headers if to is None else original_headers)
+        for seq, receipt in zip(chosen, receipts, strict=True):
+            _settle_for_others(commit, target, groups[seq], receipt)
+            discard(commit, state, seq)
+        count += len(chosen)
+    return count
+
+
+def _settle_for_others(commit: Commit, target: QueueState, group: str | None, receipt: Receipt) -> None:
+    """The other groups of a fanout queue had the message already."""
+    if group is not None and target.fanout:
+        for other in target.delivering(commit.tx):
+            if other.name != group:
+                discard_for(commit, other, receipt.seq)  # sorted in already where lanes take turns
+
+
+# ── move ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | None) -> int:
+    if to is queue:
+        raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
+    with inspecting(queue) as (snap, state):
+        events = available(snap, state, queue.journal.clock.now_ms())
+        chosen = _choose(events, limit, where)
+
+    def apply(commit: Commit) -> int:
+        state, target = queue._cache.state(commit, queue.name), queue._cache.state(commit, to.name)
+        still = still_free(commit, state, chosen)
+        _copy_over(commit, state, still, target)
+        for seq in still:
+            discard(commit, state, seq)
+        return len(still)
+
+    return queue._writer.run(WriteRequest(apply)) if chosen else 0
+
+
+# ── edit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) -> Receipt | None:
+    """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
+    None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
+    fields = (event.kind, event.key, 0, 0, None, None, None, original_headers(event.headers), event)
+    batch, _ = to._pushing.prepare(payload, *fields)
+
+    def apply(commit: Commit) -> Receipt | None:
+        state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
+        flies = any(seq in flying_in(tx, group) for group in state.all_groups(tx))
+        if flies or not any(is_open(tx, group, seq) for group in state.all_groups(tx)):
+            return None
+        target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
+        if to.name == queue.name:
+            waiting = [group.name for group in target.delivering(tx) if is_open(tx, group, seq)]
+        else:
+            died, group = original_options(event), event.headers.get(GROUP)
+            refusal = _refusal(target, to.name, event, group)
+            if refusal is not None:
+                raise ConfigError(f"it cannot go back: {refusal.reason}")
+            waiting = [] if group is None else [group]
+            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
+        discard(commit, state, seq)  # first: a full queue has room for it again
+        (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
+        for other in target.delivering(tx) if target.fanout and waiting else ():
+            if other.name not in waiting:
+                discard_for(commit, other, receipt.seq)
+        return receipt
+
+    receipt = queue._writer.run(WriteRequest(apply))
+    queue._registry.upkeep.note(queue.name, 1)
+    return receipt
+
+
+# ── copies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _copy_over(
+    commit: Commit, state: QueueState, seqs: list[int], target: QueueState, revived: Revived | None = None
+) -> list[Receipt]:
+    """Pushes copies of messages; raises when the target cannot take them all. `revived`: of letters, their headers."""
+    columns = None
+    options: list[DeliveryOptions | None] = []
+    for seq in seqs:
+        event = state.blocks.event(commit.tx, seq)
+        if event is None:
+            continue
+        copy = copy_columns(event)
+        wanted = _pushed_with(commit, state, seq)
+        if revived is not None:
+            copy.headers = [revived(event.headers) or None]
+            died = original_options(event)
+            wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
+        options.append(_fitting(wanted, event, target))
+        if columns is None:
+            columns = copy
+        else:
+            columns.extend(copy)
+    return [] if columns is None else push(commit, target, as_batch(columns), None, each=options, moved=True)
+
+
+def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
+    """What a message was pushed with, as far as another queue knows it."""
+    if event.key is not None:
+        wanted.due = wanted.priority = 0  # a retry's: the messages of a key keep their order
+    to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
+    if not target.policy.priority and not to_front:
+        wanted.priority = 0
+    return wanted
+
+
+def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions:
+    """When and how a message wants to be delivered, as far as that is still ahead."""
+    tx, found = commit.tx, DeliveryOptions()
+    special = tx.get(keys.special_key(state.topic, seq)) if state.traits.special >= seq else None
+    if special is not None:
+        known = read_special(special, state.name)
+        found.priority, found.due, found.since = known.priority, known.due, known.since_ms
+    if not state.fanout:
+        message = state.group(tx, WORK).message(tx, seq)
+        if message is not None:
+            found.priority = message.priority
+            found.due = message.due if message.state == WAITING else 0
+            found.since = message.since_ms
+    own = tx.get(keys.override_key(state.topic, seq)) if state.traits.overridden else None
+    found.max_attempts = None if own is None else int.from_bytes(own)
+    return found

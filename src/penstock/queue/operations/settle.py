@@ -16,43 +16,61 @@ from typing import Final, Literal
 
 import msgspec
 
+from penstock.clock import from_ms
 from penstock.errors import StaleDelivery
 from penstock.journal.commit.commit import Commit
 from penstock.journal.owners import is_alive
-from penstock.queue.flow.circuit import note_failure, note_success
-from penstock.queue.operations.dead import bury
+from penstock.observe.logs import Log
+from penstock.queue import metrics
+from penstock.queue.flow import load_breaker, read_rate, save_breaker
+from penstock.queue.letters import (
+    ATTEMPTS,
+    BEFORE,
+    BUDGET,
+    ERROR,
+    FIRST,
+    GROUP,
+    ID,
+    LAST,
+    PRIORITY,
+    REASON,
+    SEQ,
+    TRACEBACK,
+    TRIED,
+    deaths_before,
+    original_headers,
+)
+from penstock.queue.operations.push import as_batch, push
 from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_failure
 from penstock.queue.state import keys
-from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import Group
-from penstock.queue.state.presence import note_extension
-from penstock.queue.state.records import FAILED, NEVER, READY, WAITING, Lease, MessageRow, indexes_of
-from penstock.queue.state.trail import (
+from penstock.queue.state.blocks import copy_columns
+from penstock.queue.state.cache import QueueState, note_extension
+from penstock.queue.state.group import Group, forget_trail, keep_trail, read_trail, tried_again
+from penstock.queue.state.records import (
+    FAILED,
+    NEVER,
     NO_TRAIL,
+    READY,
+    WAITING,
     AttemptRow,
     FailureTrail,
-    forget_trail,
-    keep_trail,
-    read_trail,
-    tried_again,
+    Lease,
+    MessageRow,
+    indexes_of,
 )
 from penstock.surface.delivery import Outcome
-from penstock.surface.failure import AttemptEnd, FailureText, NackOptions
+from penstock.surface.failure import DEAD_QUEUE, AttemptEnd, FailureText, NackOptions
 
 Reason = Literal["rejected", "attempts exhausted", "expired", "retention"]
-
 REJECTED: Final = "rejected"
 EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
 LEASE_LOST: Final = FailureText("the lease ended")
-
 SWEEP_LEASES = 512
 """How many leases one commit looks at for those that have ended."""
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
-
-
 LAPSED: Final = NackOptions(LEASE_LOST)
 
 
@@ -83,7 +101,7 @@ def stale(token: str, queue: str) -> StaleDelivery:
     )
 
 
-# ── the ways out ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the ways out ───────────────────────────────────────────────────────────────────────────────────────────────────
 def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResult = NOTHING) -> None:
     """Settles a message for good; `given`: what its handler returned, for those that want a reply."""
     if queue.traits.replies:
@@ -91,7 +109,7 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
     times = held.group.record.settle_times
     bucket = (commit.now_ms - held.lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + 1
-    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    held.group.release_lease(commit, held.number, held.lease, 1 << held.index)
     if held.lease.messages is not None:
         _free(commit, held.group, held.lease.messages[held.index])
     if queue.record.policy.breaker is not None:
@@ -109,7 +127,7 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
-    group.let_go(commit, number, lease, mask)
+    group.release_lease(commit, number, lease, mask)
     if lease.messages is not None:
         for index in indexes_of(mask):
             _free(commit, group, lease.messages[index])
@@ -121,7 +139,7 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
 def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
     """One attempt failed: back to its position, now or later, or given up."""
     message = held.lease.message(held.index)
-    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    held.group.release_lease(commit, held.number, held.lease, 1 << held.index)
     return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
 
 
@@ -129,7 +147,7 @@ def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     """Back to its position at once, as if it had not been taken."""
     message = held.lease.message(held.index)
     message.attempts -= 1
-    held.group.let_go(commit, held.number, held.lease, 1 << held.index)
+    held.group.release_lease(commit, held.number, held.lease, 1 << held.index)
     _put_back(commit, held.group, message, 0)
 
 
@@ -187,7 +205,7 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
 def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, index: int) -> None:
     """Takes one message back as if its lease had ended now."""
     message = msgspec.structs.replace(lease.message(index))
-    group.let_go(commit, number, lease, 1 << index)
+    group.release_lease(commit, number, lease, 1 << index)
     _fail(commit, queue, group, lease, message, commit.now_ms, LAPSED)
 
 
@@ -246,19 +264,19 @@ def give_up(
     message.error = failure.error
     keep_trail(commit, message, group, FailureTrail(attempts, failure.traceback) if stays else NO_TRAIL)
     if queue.policy.dead_letter is not None:
-        bury(commit, queue, group, message, reason, failure, attempts)
+        dead_letter(commit, queue, group, message, reason, failure, attempts)
         outcome = "dead"
     elif reason == EXPIRED:
         outcome = "dropped"
     else:
-        group.place(commit, msgspec.structs.replace(message, state=FAILED, due=0))
+        group.insert(commit, msgspec.structs.replace(message, state=FAILED, due=0))
         outcome = "failed"
     if message.key is not None and occupied:
         group.free(commit, message.key, message.seq)
     return outcome
 
 
-# ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int]]]:
     if len(held) == 1:
         one = held[0]
@@ -283,7 +301,7 @@ def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, leas
     if not indexes:
         return
     messages = [(lease.message(index), lease.deadline_of(index)) for index in indexes]
-    group.let_go(commit, number, lease, sum(1 << index for index in indexes))
+    group.release_lease(commit, number, lease, sum(1 << index for index in indexes))
     for message, deadline in messages:
         _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
@@ -322,4 +340,88 @@ def _fail(
 def _put_back(commit: Commit, group: Group, message: MessageRow, due: int) -> None:
     now = commit.now_ms
     state, due = (WAITING, due) if due > now else (READY, 0)
-    group.seat(commit, msgspec.structs.replace(message, state=state, due=due, since_ms=now))
+    group.requeue(commit, msgspec.structs.replace(message, state=state, due=due, since_ms=now))
+
+
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def dead_letter(
+    commit: Commit,
+    queue: QueueState,
+    group: Group,
+    message: MessageRow,
+    reason: str,
+    failure: FailureText,
+    tried: list[AttemptRow],
+) -> None:
+    """Pushes a message to its queue's dead letters; a fresh budget awaits it there."""
+    target = queue.policy.dead_letter
+    assert target is not None
+    event = queue.blocks.event(commit.tx, message.seq)
+    if event is None:
+        return
+    columns = copy_columns(event)
+    headers = {
+        **original_headers(event.headers),
+        REASON: reason,
+        DEAD_QUEUE: queue.name,
+        SEQ: str(message.seq),
+        ID: event.id,
+        ATTEMPTS: str(message.attempts),
+    }
+    if group.name:
+        headers[GROUP] = group.name
+    if failure.error:
+        headers[ERROR] = failure.error
+    if failure.traceback:
+        headers[TRACEBACK] = failure.traceback
+    if message.first_ms:
+        headers[FIRST] = from_ms(message.first_ms).isoformat()
+        headers[LAST] = from_ms(message.last_ms).isoformat()
+    if tried:
+        headers[TRIED] = msgspec.json.encode([attempt.shown() for attempt in tried]).decode()
+    if message.priority:
+        headers[PRIORITY] = str(message.priority)
+    own = commit.tx.get(keys.override_key(queue.topic, message.seq)) if queue.traits.overridden else None
+    if own is not None:
+        headers[BUDGET] = str(int.from_bytes(own))
+    before = deaths_before(event.headers, queue.name)
+    if before is not None:
+        headers[BEFORE] = before
+    columns.headers = [headers]
+    columns.occurred = [event._rows.occurred_ms(event._row)]
+    columns.causation = [event.id]
+    columns.correlation = [event.correlation_id or event.id]
+    push(commit, queue.cache.find_or_create(commit, target), as_batch(columns), None, forced=True)
+
+
+# ── circuit breakers ──────────────────────────────────────────────────────────────────────────────────────────────────
+log = Log("penstock.queue")
+
+
+def note_failure(commit: Commit, queue: QueueState, group: Group, seq: int) -> None:
+    """An attempt failed."""
+    policy = queue.policy
+    if policy.breaker is None:
+        return
+    breaker = load_breaker(commit.tx, group)
+    rate = read_rate(policy.breaker)
+    again = bool(breaker.open_until)
+    if breaker.failed(rate, round(policy.breaker_pause * 1000), commit.now_ms, seq):
+        metrics.breaker_opened.labels(queue=queue.name).inc()
+        log.warning(
+            "the circuit breaker of queue %r (group %r) %s: nothing is handed out for %g s",
+            queue.name,
+            group.name or "default",
+            "stays open, the message tried has failed" if again else f"opens after {rate.count} failures",
+            policy.breaker_pause,
+        )
+    save_breaker(commit, group, breaker)
+
+
+def note_success(commit: Commit, queue: QueueState, group: Group, seqs: list[int]) -> None:
+    """Messages were handled."""
+    breaker = load_breaker(commit.tx, group)
+    if any(breaker.succeeded(seq) for seq in seqs):
+        log.info("the circuit breaker of queue %r (group %r) closes", queue.name, group.name or "default")
+        save_breaker(commit, group, breaker)
+        commit.touched.setdefault(queue.name, 0)  # takes may wait for it

@@ -12,10 +12,10 @@ from typing import Final, Literal
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.queue.inspect.positions import flying_in, has_failed
+from penstock.queue.inspect import flying_in, has_failed
 from penstock.queue.results.reply import REPLY, answer_failure
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.discarding import is_open
+from penstock.queue.state.group import is_open
 from penstock.surface.failure import FailureText
 
 Taken = Literal["removed", "discarded"]

@@ -8,9 +8,8 @@ from penstock.journal.commit.commit import Commit
 from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import Group
+from penstock.queue.state.group import Group, read_trail
 from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
-from penstock.queue.state.trail import read_trail
 from penstock.surface.failure import FailureText
 
 GIVE_UP_STEP = 64
@@ -38,7 +37,7 @@ def _give_up_placed(
     record, step = group.record, GIVE_UP_STEP
     if reason != RETIRED and not record.ready + record.waiting + record.held:
         return step, False  # only failed ones are left
-    seen = list(islice(group.aside(commit.tx, through, looked.get(group.number, 0)), LOOK_STEP))
+    seen = list(islice(group.parked(commit.tx, through, looked.get(group.number, 0)), LOOK_STEP))
     for seq in seen:
         looked[group.number] = seq
         message = group.message(commit.tx, seq)
@@ -79,7 +78,7 @@ def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
     for group in groups:
         _trim_leases(commit, group, through)
     for group in groups:
-        for seq in list(group.aside(commit.tx, through)):
+        for seq in list(group.parked(commit.tx, through)):
             message = group.message(commit.tx, seq)
             if message is not None:
                 group.remove(commit, message)
@@ -93,7 +92,7 @@ def _trim_leases(commit: Commit, group: Group, through: int) -> None:
         gone = [index for index in lease.held() if lease.seq(index) <= through]
         freed = [lease.message(index) for index in gone]
         if gone:
-            group.let_go(commit, number, lease, sum(1 << index for index in gone))
+            group.release_lease(commit, number, lease, sum(1 << index for index in gone))
         for message in freed:
             if message.key is not None:
                 group.free(commit, message.key, message.seq)
@@ -103,10 +102,10 @@ def _trim_untouched(commit: Commit, group: Group, through: int) -> None:
     record = group.record
     if record.frontier >= through:
         return
-    for start, end in list(group.covers(commit.tx)):
+    for start, end in list(group.taken_ranges(commit.tx)):
         if start > through:
             break
-        commit.tx.delete(keys.cover_key(group.topic, group.number, start))
-        record.covered -= end - start + 1
+        commit.tx.delete(keys.taken_key(group.topic, group.number, start))
+        record.taken -= end - start + 1
         through = max(through, end)
     group.advance(commit, through)

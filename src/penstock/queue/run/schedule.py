@@ -22,9 +22,8 @@ from penstock.journal.commit.request import WriteRequest
 from penstock.journal.storage.wire import Columns
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
-from penstock.queue.inspect.positions import inspecting
-from penstock.queue.operations.dead import as_batch
-from penstock.queue.operations.push import push
+from penstock.queue.inspect import inspecting
+from penstock.queue.operations.push import as_batch, push
 from penstock.queue.options import DeliveryOptions, read_delivery_options
 from penstock.queue.run.cron import Cron
 from penstock.queue.state import keys

@@ -18,10 +18,9 @@ from penstock.journal.storage.keys import block_key
 from penstock.journal.upkeep.compaction import compact, one_step
 from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
 from penstock.queue.state import keys
-from penstock.queue.state.cache import QueueCache, QueueState
-from penstock.queue.state.presence import presences
+from penstock.queue.state.cache import QueueCache, QueueState, presences
+from penstock.queue.state.group import members
 from penstock.queue.state.records import encode
-from penstock.queue.state.runs import members
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -255,8 +254,8 @@ class QueueUpkeep:
 
     def _forget_windows(self, commit: Commit, topic: str) -> bool:
         """Rates of keys that have had no delivery for a period, some of them each time."""
-        from penstock.queue.flow.limiter import forget_windows
-        from penstock.queue.flow.merging import forget_pushes
+        from penstock.queue.flow import forget_windows
+        from penstock.queue.operations.push import forget_pushes
 
         queue = self._cache.find(commit, topic)
         for group in () if queue is None else queue.all_groups(commit.tx):

@@ -19,9 +19,8 @@ from penstock.journal.commit.request import WriteRequest
 from penstock.observe.spans import received
 from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, LocalDelivery, release_in
-from penstock.queue.operations.choice import Request, Taken
 from penstock.queue.operations.groups import group_for
-from penstock.queue.operations.take import take
+from penstock.queue.operations.take import Request, Taken, take
 
 if TYPE_CHECKING:
     from penstock.journal.commit.commit import Commit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,17 +17,26 @@ from penstock.errors import ConfigError, UnknownQueue
 from penstock.journal.commit.catalog import TopicRecord, TopicState, load_state, save_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.dedup import change_window
+from penstock.journal.owners import this_host
 from penstock.journal.reading import TopicView
 from penstock.names import refuse_system
-from penstock.queue.flow.checks import shapes_takes
+from penstock.queue.flow import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import GroupRecord, QueueRecord, Traits, encode, read_group, read_queue, read_traits
-
-if TYPE_CHECKING:
-    from penstock.queue.state.presence import Presence
+from penstock.queue.state.records import (
+    GroupRecord,
+    Presence,
+    QueueRecord,
+    Traits,
+    encode,
+    pack_presence,
+    read_group,
+    read_presence,
+    read_queue,
+    read_traits,
+)
 
 WORK = 0
 """The number of the one group that all consumers share in work mode."""
@@ -270,3 +279,51 @@ def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
     close = difflib.get_close_matches(name, list(names), 1)
     meant = f"; did you mean {close[0]!r}? Else" if close else ":"
     return UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")
+
+
+# ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+PRESENCE_MS = 5_000
+"""How often a consumer's presence is written down, at the most."""
+
+
+def presences(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, Presence]]:
+    """The consumers of a queue: key, row, what it says."""
+    return [(key, value, read_presence(value)) for key, value in snap.scan(*keys.presence_range(topic))]
+
+
+def note_presence(
+    commit: Commit, queue: QueueState, label: str, consumer: str, host: str | None, since_ms: int
+) -> None:
+    """Says, every few seconds, that a consumer is there. Without a host it runs in this process."""
+    number = queue.record.groups.get(label, 0)
+    known = queue.seen.get((number, consumer))
+    if known is None or not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
+        since = since_ms or (commit.now_ms if known is None else known.since_ms)
+        _write(commit, queue, number, consumer, Presence(commit.now_ms, since, this_host() if host is None else host))
+
+
+def note_extension(commit: Commit, queue: QueueState, label: str, consumer: str) -> None:
+    """The same of a consumer that has something in hand, and may take nothing for hours."""
+    number = queue.record.groups.get(label, 0)
+    known = queue.seen.get((number, consumer))
+    if known is None:
+        row = commit.tx.get(keys.presence_key(queue.topic, number, consumer))
+        known = None if row is None else read_presence(row)
+    if known is not None and not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
+        _write(commit, queue, number, consumer, Presence(commit.now_ms, known.since_ms, known.host))
+
+
+def forget_presence(commit: Commit, queue: QueueState, label: str, consumer: str) -> bool:
+    """A consumer has ended; False when none of that name was there."""
+    number = queue.record.groups.get(label, 0)
+    queue.seen.pop((number, consumer), None)
+    key = keys.presence_key(queue.topic, number, consumer)
+    if commit.tx.get(key) is None:
+        return False
+    commit.tx.delete(key)
+    return True
+
+
+def _write(commit: Commit, queue: QueueState, number: int, consumer: str, presence: Presence) -> None:
+    queue.seen[number, consumer] = presence
+    commit.tx.put(keys.presence_key(queue.topic, number, consumer), pack_presence(presence))

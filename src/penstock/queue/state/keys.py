@@ -7,7 +7,6 @@ import struct
 from penstock.journal.storage.keys import stored_name
 
 QUEUE = b"qr"
-
 _shared = struct.Struct(">2sIc")
 _shared_seq = struct.Struct(">2sIcQ")
 _group = struct.Struct(">2sII")
@@ -19,17 +18,15 @@ _length = struct.Struct(">H")
 _seq = struct.Struct(">Q")
 _rank_seq = struct.Struct(">IQ")
 _due_seq = struct.Struct(">QQ")
-
 HIGHEST_PRIORITY = (1 << 31) - 1
 FRONT = HIGHEST_PRIORITY
 """The rank of messages pushed to the front: before all others, also in a queue without priorities."""
 LOWEST_PRIORITY = -(1 << 31)
-
 _SHARED = b"qt"
 _GROUP = b"qg"
 
 
-# ── the queue ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the queue ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def queue_key(name: str) -> bytes:
     return QUEUE + name.encode()
 
@@ -89,7 +86,7 @@ def shared_range(topic: int) -> tuple[bytes, bytes]:
     return struct.pack(">2sI", _SHARED, topic), struct.pack(">2sI", _SHARED, topic + 1)
 
 
-# ── a group ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a group ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def group_range(topic: int, group: int) -> tuple[bytes, bytes]:
     """Every row of a group."""
     return _group.pack(_GROUP, topic, group), _group.pack(_GROUP, topic, group + 1)
@@ -129,7 +126,7 @@ def run_key(topic: int, group: int, start: int) -> bytes:
     return _row_seq.pack(_GROUP, topic, group, b"p", start)
 
 
-def cover_key(topic: int, group: int, start: int) -> bytes:
+def taken_key(topic: int, group: int, start: int) -> bytes:
     return _row_seq.pack(_GROUP, topic, group, b"v", start)
 
 
@@ -178,7 +175,7 @@ def held_range(topic: int, group: int, key: str) -> tuple[bytes, bytes]:
     return prefix, prefix + b"\xff" * 9
 
 
-# ── what a key says ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a key says ────────────────────────────────────────────────────────────────────────────────────────────────
 def tail_seq(key: bytes) -> int:
     """The number a key ends with: a position, or a lease's number."""
     return _seq.unpack_from(key, len(key) - 8)[0]  # type: ignore[no-any-return]
@@ -214,3 +211,27 @@ def unpack_seqs(value: bytes) -> list[int]:
 
 def unpack_seq(value: bytes) -> int:
     return _seq.unpack(value)[0]  # type: ignore[no-any-return]
+
+
+# ── flow control ──────────────────────────────────────────────────────────────────────────────────────────────────────
+_PREFIX = b"qf"
+ALL_GROUPS = (1 << 32) - 1
+
+
+def flow_key(topic: int, group: int, tag: bytes, name: str = "") -> bytes:
+    return _row.pack(_PREFIX, topic, group, tag) + name.encode()
+
+
+def flow_rows(topic: int, group: int, tag: bytes) -> tuple[bytes, bytes]:
+    """All of a group's rows of one kind."""
+    return _row.pack(_PREFIX, topic, group, tag), _row.pack(_PREFIX, topic, group, bytes([tag[0] + 1]))
+
+
+def flow_of_group(topic: int, group: int) -> tuple[bytes, bytes]:
+    """Every row of a group."""
+    return _group.pack(_PREFIX, topic, group), _group.pack(_PREFIX, topic, group + 1)
+
+
+def flow_of_queue(topic: int) -> tuple[bytes, bytes]:
+    """Every row of every group of a queue."""
+    return _group.pack(_PREFIX, topic, 0), _group.pack(_PREFIX, topic + 1, 0)

@@ -1,20 +1,23 @@
-"""What queues store: the queue, its groups, leases, and messages that are not where a plain queue would have them."""
+"""What queues store: the queue, its groups, leases, failed attempts, consumers, and messages that have a row."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import msgspec
 
+from penstock.clock import from_ms
 from penstock.errors import Corrupt
-from penstock.journal.storage.keys import StoredPosition, TopicNumber
+from penstock.journal.storage.keys import StoredPosition, TopicNumber, stored_name
 from penstock.queue.policy import QueuePolicy
+from penstock.queue.state import keys
+from penstock.surface.failure import Attempt, AttemptEnd
 
 READY: Final = 0
 WAITING: Final = 1
 HELD: Final = 2
 FAILED: Final = 3
-
 NEVER: Final = (1 << 63) - 1
 """The deadline of a lease that lasts as long as its owner's process."""
 
@@ -66,7 +69,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """Every position up to here was handed out; which of them are not settled, leases and messages say."""
     absorbed: StoredPosition = 0
     """Delays and priorities of positions up to here are known to the group."""
-    covered: int = 0
+    taken: int = 0
     """Positions above the frontier that were handed out, or wait elsewhere, already."""
     ready: int = 0
     waiting: int = 0
@@ -201,7 +204,6 @@ _decode_special = msgspec.msgpack.Decoder(SpecialRow).decode
 _decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
 _decode_message = msgspec.msgpack.Decoder(MessageRow).decode
 _decode_lease = msgspec.msgpack.Decoder(Lease).decode
-
 encode = _encode
 
 
@@ -234,3 +236,70 @@ def _read(decode: Any, value: bytes, name: str) -> Any:
         return decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a record of queue {name!r} does not decode: {error}", topic=name) from error
+
+
+# ── failed attempts ───────────────────────────────────────────────────────────────────────────────────────────────────
+class AttemptRow(msgspec.Struct, array_like=True, frozen=True):
+    """A failed attempt, as it is stored."""
+
+    number: int
+    delivered_ms: int
+    ended_ms: int
+    ended: AttemptEnd
+    consumer: str | None = None
+    host: str | None = None
+    error: str | None = None
+
+    def shown(self) -> Attempt:
+        """The attempt as callers see it."""
+        times = from_ms(self.delivered_ms), from_ms(self.ended_ms)
+        return Attempt(self.number, *times, self.ended, self.consumer, self.host, self.error)
+
+
+class FailureTrail(msgspec.Struct, array_like=True, frozen=True):
+    """A message's failed attempts, and where the last of them failed."""
+
+    attempts: list[AttemptRow] = []
+    """The newest, the oldest of them first."""
+    traceback: str | None = None
+
+    def shown(self) -> list[Attempt]:
+        return [attempt.shown() for attempt in self.attempts]
+
+
+NO_TRAIL = FailureTrail()
+_decode = msgspec.msgpack.Decoder(FailureTrail).decode
+
+
+def decode_trail(value: bytes, queue: str) -> FailureTrail:
+    """A row of a queue as the trail it holds; Corrupt when it is none."""
+    if not value or not 0x80 <= value[0] < 0xC0:  # no text begins so: it is a traceback from before attempts were kept
+        return FailureTrail(traceback=stored_name(value))
+    try:
+        return _decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"a record of queue {queue!r} does not decode: {error}", topic=queue) from error
+
+
+# ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+_times = struct.Struct(">QQ")
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """A consumer as its row has it."""
+
+    seen_ms: int
+    since_ms: int
+    """When it first took something, as the process or the server that it asks knows; 0: not known."""
+    host: str
+
+
+def read_presence(value: bytes) -> Presence:
+    if len(value) < _times.size:  # it was written before machines and starts were
+        return Presence(keys.unpack_seq(value), 0, "")
+    seen, since = _times.unpack_from(value)
+    return Presence(seen, since, value[_times.size :].decode())
+
+
+def pack_presence(presence: Presence) -> bytes:
+    return _times.pack(presence.seen_ms, presence.since_ms) + presence.host.encode()

@@ -11,7 +11,7 @@ from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import messages as operations
 from penstock.protocol.messages import DeadLetterQuery, FailedQuery, FailureDocument, MessageDocument, MessageQuery
-from penstock.queue.inspect.messages import QueueMessage
+from penstock.queue.inspect import QueueMessage
 from penstock.remote.events import event_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.protocol import queues as operations
 from penstock.protocol.queues import MoveRequest, RedriveRequest
-from penstock.queue.operations.moving import Redriven
+from penstock.queue.operations.repair import Redriven
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 
 if TYPE_CHECKING:

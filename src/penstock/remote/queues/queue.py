@@ -26,11 +26,9 @@ from penstock.protocol.queues import (
     QueueDocument,
     RunNowRequest,
 )
-from penstock.queue.control.pausing import Pause
-from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
-from penstock.queue.inspect.messages import MessageState, QueueMessage, check_state
-from penstock.queue.inspect.stats import QueueStats
-from penstock.queue.operations.moving import Redriven
+from penstock.queue.inspect import MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats, check_state
+from penstock.queue.operations.groups import Pause
+from penstock.queue.operations.repair import Redriven
 from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
 from penstock.queue.results.reply import with_reply
 from penstock.queue.results.ticket import ResultTicket

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
-from penstock.queue.control import run_now as running
-from penstock.queue.inspect.letters import origin
-from penstock.queue.operations.moving import replace
-from penstock.queue.operations.repair import discard_many
+from penstock.queue.letters import origin
+from penstock.queue.operations import repair
+from penstock.queue.operations.repair import discard_many, replace
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.server.acts.redriving import redrive_slowly
 
@@ -142,7 +141,7 @@ def run_now(call: ActCall) -> str:
         if not waiting:
             raise ConfigError(f"no message of {queue.name} waits for its time")
         return "" if seq is not None else f"Run {counted(len(waiting), 'delayed message')} of {queue.name} now?"
-    return happened(queue._change(running.run_now, waiting, group), "message", "made ready")
+    return happened(queue._change(repair.run_now, waiting, group), "message", "made ready")
 
 
 def _delayed(queue: LocalQueue, group: str | None) -> Iterator[int]:

@@ -33,9 +33,8 @@ from penstock.protocol.messages import (
     PeekQuery,
     PushRequest,
 )
-from penstock.queue.inspect.failures import dead_letters, failures
-from penstock.queue.inspect.letters import LetterPlace
-from penstock.queue.inspect.messages import QueueMessage, messages
+from penstock.queue.inspect import QueueMessage, dead_letters, failures, messages
+from penstock.queue.letters import DeadLetterCursor
 from penstock.server.api.binding import Call, answered, serves
 from penstock.server.api.parameters import page_size
 from penstock.server.api.queues import called
@@ -162,9 +161,9 @@ def list_failed(call: Call[FailedQuery, None]) -> FailedList:
 
 @serves(operations.LIST_DEAD_LETTERS)
 def list_dead_letters(call: Call[DeadLetterQuery, None]) -> DeadLetterList:
-    after = LetterPlace.read(call.query.after) if call.query.after else None
+    after = DeadLetterCursor.read(call.query.after) if call.query.after else None
     if call.query.after and after is None:
         raise ConfigError(f"after must be the next of the page before, not {call.query.after[:40]!r}")
-    found = ((one, LetterPlace.of(one.event)) for one in dead_letters(called(call), after))
+    found = ((one, DeadLetterCursor.of(one.event)) for one in dead_letters(called(call), after))
     documents, follows = _failures(found, page_size(call.query.limit))
     return DeadLetterList(documents, None if follows is None else str(follows))

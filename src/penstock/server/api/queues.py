@@ -33,7 +33,7 @@ from penstock.protocol.queues import (
     ScheduleList,
     WasRemoved,
 )
-from penstock.queue.inspect.stats import QueueStats
+from penstock.queue.inspect import QueueStats
 from penstock.queue.run.schedule import Schedule
 from penstock.server.api.binding import Call, serves
 from penstock.server.service import Service

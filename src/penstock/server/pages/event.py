@@ -20,7 +20,7 @@ from penstock.server.service import Service, guarded
 from penstock.units import show_size
 
 if TYPE_CHECKING:
-    from penstock.queue.inspect.messages import QueueMessage
+    from penstock.queue.inspect import QueueMessage
     from penstock.queue.queue import LocalQueue
 
 SHOWN_BYTES = 1 << 20
@@ -57,7 +57,7 @@ def payload_of(event: Event) -> EventPayload:
 
 def failure_of(request: Request, service: Service, event: Event) -> FailedMessage | None:
     """Why a message was given up: from a dead letter's headers, or from its queue."""
-    from penstock.queue.inspect.failures import failures, letter
+    from penstock.queue.inspect import failures, letter
 
     if "dead-reason" in event.headers:
         return letter(event)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError
 from penstock.observe.sample import FailedMessage
-from penstock.queue.inspect.letters import LetterPlace
+from penstock.queue.letters import DeadLetterCursor
 from penstock.server.pages.parts import Pager, Row, Table
 
 ROWS = 50
@@ -149,6 +149,6 @@ def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedM
     def to(places: list[str]) -> str:
         return urlencode({**query, own: " ".join(places)})
 
-    after = to([*trail, str(LetterPlace.of(items[ROWS - 1].event))]) if len(items) > ROWS else None
+    after = to([*trail, str(DeadLetterCursor.of(items[ROWS - 1].event))]) if len(items) > ROWS else None
     first = to([]) if len(trail) > 1 else None
     return Turning(items[:ROWS], name, where, None, first, to(trail[:-1]) if trail else None, after, kept)

@@ -10,10 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
-from penstock.queue.inspect.failures import dead_letters, failures
-from penstock.queue.inspect.letters import LetterPlace
-from penstock.queue.inspect.listing import PendingDelivery, QueueConsumer
-from penstock.queue.inspect.messages import STATES, QueueMessage, check_state
+from penstock.queue.inspect import (
+    STATES,
+    PendingDelivery,
+    QueueConsumer,
+    QueueMessage,
+    check_state,
+    dead_letters,
+    failures,
+)
+from penstock.queue.letters import DeadLetterCursor
 from penstock.server.acts.policy import policy_form, policy_words
 from penstock.server.api.queues import groups_of, queue_of
 from penstock.server.pages import charts, lists, parts, rendering, schedules
@@ -37,7 +43,7 @@ def _group(request: Request, queue: LocalQueue) -> str:
 
 
 def _position(text: str) -> int:
-    place = LetterPlace.read(text)
+    place = DeadLetterCursor.read(text)
     return 0 if place is None else place.seq
 
 
@@ -163,7 +169,7 @@ def queue_page(request: Request, service: Service) -> Response:
         shown_groups=SHOWN_GROUPS,
         tiles=tiles(sample, queue.name, group),
         charts=charts.QUEUE,
-        dead=lists.turned(request, "dead", lambda text: dead_letters(queue, LetterPlace.read(text))),
+        dead=lists.turned(request, "dead", lambda text: dead_letters(queue, DeadLetterCursor.read(text))),
         failed=lists.turned(request, "failed", lambda text: failures(queue, group, _position(text))),
         pending=rows.pending(),
         next=queue.peek(10, group=group),

@@ -16,7 +16,7 @@ from penstock.units import show_duration
 
 if TYPE_CHECKING:
     from penstock.observe.sample import FailedMessage
-    from penstock.queue.inspect.messages import MessageState
+    from penstock.queue.inspect import MessageState
     from penstock.surface.failure import Attempt
 
 WIDEST = 60

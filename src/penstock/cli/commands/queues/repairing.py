@@ -55,7 +55,7 @@ def redrive(
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
     import msgspec
 
-    from penstock.queue.operations.moving import Redriven
+    from penstock.queue.operations.repair import Redriven
 
     with context.journal(read_only=dry_run) as journal:
         handle = context.existing_queue(journal, queue)

@@ -28,30 +28,28 @@ PRIORITY: Final = "dead-priority"
 BUDGET: Final = "dead-max-attempts"
 BEFORE: Final = "dead-before"
 """Of a letter that was given up as a letter: these headers as they were, a JSON list, the last time last."""
-
 HEADERS: Final = frozenset(
     (REASON, ERROR, TRACEBACK, DEAD_QUEUE, GROUP, SEQ, ID, ATTEMPTS, FIRST, LAST, TRIED, PRIORITY, BUDGET, BEFORE)
 )
-
 _NUMBER = re.compile("-?[0-9]{1,10}")
 """Headers are text that any producer may have written."""
 _PLACE = re.compile("(.+)#([0-9]{1,18})")
 _decode_deaths = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
-class LetterPlace(msgspec.Struct, frozen=True):
+class DeadLetterCursor(msgspec.Struct, frozen=True):
     """Where a list of dead letters goes on: behind this position of this queue."""
 
     queue: str
     seq: int
 
     @classmethod
-    def of(cls, letter: Event) -> LetterPlace:
+    def of(cls, letter: Event) -> DeadLetterCursor:
         """The place of a dead letter."""
         return cls(letter.topic, letter.seq)
 
     @classmethod
-    def read(cls, text: str) -> LetterPlace | None:
+    def read(cls, text: str) -> DeadLetterCursor | None:
         """The place that `str` wrote; None when this is none."""
         found = _PLACE.fullmatch(text)
         return None if found is None else cls(found[1], int(found[2]))
@@ -60,7 +58,7 @@ class LetterPlace(msgspec.Struct, frozen=True):
         return f"{self.queue}#{self.seq}"
 
 
-def living_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers without those that dead-lettering added."""
     return {name: value for name, value in headers.items() if name not in HEADERS}
 
@@ -68,7 +66,7 @@ def living_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def former_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that a letter had in the queue that gave it up; it may have been one there already."""
     deaths = _former_deaths(headers)
-    found = {**living_headers(headers), **(deaths.pop() if deaths else {})}
+    found = {**original_headers(headers), **(deaths.pop() if deaths else {})}
     return {**found, BEFORE: _encode(deaths)} if deaths else found
 
 
@@ -98,7 +96,7 @@ def _encode(deaths: list[dict[str, str]]) -> str:
     return msgspec.json.encode(deaths).decode()
 
 
-def died_with(event: Event) -> DeliveryOptions:
+def original_options(event: Event) -> DeliveryOptions:
     """The priority and the retry budget that a dead letter had when it was alive."""
     priority = _number(event.headers.get(PRIORITY, ""), keys.LOWEST_PRIORITY, keys.HIGHEST_PRIORITY)
     return DeliveryOptions(priority or 0, max_attempts=_number(event.headers.get(BUDGET, ""), 1, MOST_ATTEMPTS))

@@ -1,1 +1,0 @@
-"""What an operator tells a queue: stop, go on, run this now."""

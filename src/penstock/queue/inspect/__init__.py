@@ -1,1 +1,0 @@
-"""Looking into a queue without taking: one snapshot, nothing changed."""

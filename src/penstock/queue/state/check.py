@@ -1,0 +1,160 @@
+"""Whether a queue's rows agree: every message is in one place, indexes and counters say what the rows say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from penstock.engine.contract import Snapshot
+from penstock.journal.commit.catalog import TopicRecord
+from penstock.journal.reading import TopicView
+from penstock.queue.state import keys
+from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import Group, held_runs, members
+from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, MessageRow, read_message
+
+_INDEXES = b"yuzwhf"
+"""The kinds of rows that say where a message is, beside its own."""
+
+
+def check_queue(snap: Snapshot, queue: QueueState) -> list[str]:
+    """What is wrong with a queue's rows, a sentence each; none in a sound store."""
+    return [
+        f"queue {queue.name!r}, group {group.name or group.number}: {found}"
+        for group in queue.all_groups(snap)
+        for found in _GroupCheck(snap, group).problems()
+    ]
+
+
+class _GroupCheck:
+    """One group's rows, all of them read."""
+
+    def __init__(self, snap: Snapshot, group: Group) -> None:
+        self._snap = snap
+        self._group = group
+        self._record = group.record
+        self._rows = {message.seq: message for message in self._own_rows()}
+        self._runs = dict(members(snap, group))
+        self._leases = dict(group.leases(snap))
+        self._flying = {
+            lease.seq(index): lease.message(index) for lease in self._leases.values() for index in lease.held()
+        }
+
+    def problems(self) -> Iterator[str]:
+        yield from self._places()
+        yield from self._counters()
+        yield from self._indexes()
+        yield from self._keys()
+        yield from self._lanes()
+        yield from self._trails()
+
+    def _own_rows(self) -> Iterator[MessageRow]:
+        for _, value in self._scan(b"e"):
+            yield read_message(value, self._group.queue.name)
+
+    def _scan(self, tag: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter(self._snap.scan(*keys.rows(self._group.topic, self._group.number, tag)))
+
+    def _places(self) -> Iterator[str]:
+        """Every message is in one place: untouched, in a lease, in a row of its own, or in a run."""
+        held = [lease.seq(index) for lease in self._leases.values() for index in lease.held()]
+        found = Counter([*held, *self._rows, *self._runs])
+        yield from (f"message {seq} is in {count} places" for seq, count in found.items() if count > 1)
+        latest = TopicView(self._snap, self._group.queue.name, TopicRecord(self._group.topic)).latest()
+        for seq in found:
+            if not self._group.is_past(self._snap, seq):
+                yield f"message {seq} has a place, and is untouched as well"
+            if seq > latest:
+                yield f"message {seq} was never pushed: the queue ends at {latest}"
+        frontier = self._record.frontier
+        for start, end in self._group.taken_ranges(self._snap):
+            if not frontier + 1 < start <= end:
+                yield f"the taken range {start} to {end} does not lie apart from what is taken up to {frontier}"
+            frontier = end
+
+    def _counters(self) -> Iterator[str]:
+        record, rows = self._record, Counter(message.state for message in self._rows.values())
+        runs = list(held_runs(self._snap, self._group))
+        leases = self._leases.values()
+        counted = {
+            "ready": (record.ready, rows[READY]),
+            "waiting": (record.waiting, rows[WAITING]),
+            "held": (record.held, rows[HELD] + len(self._runs)),
+            "failed": (record.failed, rows[FAILED]),
+            "in_flight": (record.in_flight, len(self._flying)),
+            "leases": (record.leases, len(self._leases)),
+            "endless": (record.endless, sum(lease.owner is not None for lease in leases)),
+            "taken": (record.taken, sum(end - start + 1 for start, end in self._group.taken_ranges(self._snap))),
+            "runs": (record.runs, sum(1 for _ in self._scan(b"p"))),
+            "left in runs": (sum(left for _, _, left in runs), len(self._runs)),
+        }
+        yield from (f"{name} is {said}, counted {is_so}" for name, (said, is_so) in counted.items() if said != is_so)
+        dues = [message.due for message in self._rows.values() if message.state == WAITING]
+        deadlines = [one for lease in leases for one in lease.deadlines() if one != NEVER]
+        for name, said, times in ("due", record.next_due, dues), ("deadline", record.next_deadline, deadlines):
+            if times and not 0 < said <= min(times):
+                yield f"next_{name} is {said}, and one is at {min(times)}"
+
+    def _indexes(self) -> Iterator[str]:
+        """Every message with a row of its own has the index rows of its state, and there are no others."""
+        expected: dict[bytes, bytes] = {}
+        for message in self._rows.values():
+            if message.lane is None:
+                expected[self._group._index_key(message)] = b""
+            else:
+                expected[keys.lane_key(self._group.topic, self._group.number, message.lane, message.seq)] = b""
+        firsts = {first for _, (_, first) in self._lane_rows()}
+        stored = {row: value for tag in _INDEXES for row, value in self._scan(bytes([tag]))}
+        for row in expected.keys() - stored.keys():
+            yield f"message {keys.tail_seq(row)} has no index row {row!r}"
+        for row in stored.keys() - expected.keys():
+            is_turn = row.startswith(keys.rows(self._group.topic, self._group.number, b"z")[0])
+            in_run = stored[row] and self._runs.get(keys.tail_seq(row)) is not None
+            if not in_run and not (is_turn and keys.tail_seq(row) in firsts):
+                yield f"index row {row!r} leads to no message"
+
+    def _keys(self) -> Iterator[str]:
+        """Of an ordering key, those that are under way are listed, and the others wait behind one of them."""
+        group, snap = self._group, self._snap
+        low, high = keys.rows(group.topic, group.number, b"b")
+        busy = {key[len(low) + 2 :].decode(): keys.unpack_seqs(value) for key, value in snap.scan(low, high)}
+        for key, seqs in busy.items():
+            for seq in seqs:
+                message = self._flying.get(seq) or self._rows.get(seq)
+                is_under_way = seq in self._flying or (message is not None and message.state in (READY, WAITING))
+                if not is_under_way or message is None or message.key != key:
+                    yield f"key {key!r} is busy with message {seq}, which is not under way"
+        for seq, message in [*self._flying.items(), *self._rows.items()]:
+            must = seq in self._flying or message.state == READY or (message.state == WAITING and message.attempts > 0)
+            if message.key is not None and must and seq not in busy.get(message.key, []):
+                yield f"message {seq} is under way, and its key {message.key!r} is not busy with it"
+        blocked = [(seq, one.key) for seq, one in self._rows.items() if one.state == HELD] + [*self._runs.items()]
+        for seq, blocker in blocked:
+            if not busy.get(blocker or ""):
+                yield f"message {seq} waits behind its key {blocker!r}, of which nothing is under way"
+
+    def _lane_rows(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        low, high = keys.flow_rows(self._group.topic, self._group.number, b"t")
+        for row, value in self._snap.scan(low, high):
+            turn, first = keys.unpack_seqs(value)
+            yield row[len(low) :].decode(), (turn, first)
+
+    def _lanes(self) -> Iterator[str]:
+        """Every lane has the turn of its first ready message."""
+        firsts: dict[str, int] = {}
+        for message in self._rows.values():
+            if message.lane is not None:
+                firsts[message.lane] = min(message.seq, firsts.get(message.lane, message.seq))
+        lanes = dict(self._lane_rows())
+        if {lane: first for lane, (_, first) in lanes.items()} != firsts:
+            yield f"lanes are {lanes}, and their first messages {firsts}"
+        for turn, first in lanes.values():
+            if self._snap.get(keys.turn_key(self._group.topic, self._group.number, turn, first)) is None:
+                yield f"message {first} is the first of its lane, and has no turn {turn}"
+
+    def _trails(self) -> Iterator[str]:
+        """Every row of failed attempts is that of a message."""
+        traced = {seq for seq, one in [*self._flying.items(), *self._rows.items()] if one.traced}
+        stored = {keys.tail_seq(row) for row, _ in self._scan(b"t")}
+        yield from (f"message {seq} has failed attempts, and no row of them" for seq in traced - stored)
+        yield from (f"failed attempts of message {seq}, which is settled" for seq in stored - traced)
