@@ -50,7 +50,7 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qf t * o key    what a throttle let through last; `*`: of all groups, because pushes are for all of them
     qf t * u key    what a debounce holds back
 
-Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, or in exactly one `e` row
-or run. Rows and the group's counters change in the same commit; `state/check` says whether they agree. A lease may be lost in a power cut (its messages are then
-delivered again); an acknowledgement, once returned, may not.
+Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one `e` row,
+or in exactly one run. Rows and the group's counters change in the same commit; `state/check` says whether they agree. A
+lease may be lost in a power cut (its messages are then delivered again); an acknowledgement, once returned, may not.
 """

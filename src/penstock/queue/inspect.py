@@ -1,13 +1,17 @@
-"""What a queue holds, without taking it: every message and how it is, who holds what, what was given up and why."""
+"""What a queue holds, without taking it: every message and how it is, who holds what, what was given up and why.
+
+`View.walk` goes through the messages of a queue in one snapshot; everything else here chooses among what it finds.
+Counts come from the groups' counters, whatever the queue holds.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -26,261 +30,38 @@ from penstock.queue.flow import BreakerState, breaker_state
 from penstock.queue.letters import DeadLetterCursor
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
-from penstock.queue.state.group import Group, in_turn, members, read_trail
+from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
     HELD,
     NEVER,
-    READY,
+    UNTOUCHED,
     WAITING,
     Lease,
     MessageRow,
     SpecialRow,
-    read_message,
     read_special,
-)
+)  # fmt: skip
 from penstock.queue.token import fits, make_token, read_token
 from penstock.surface.failure import DEAD_QUEUE, Attempt
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
-
-@contextmanager
-def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
-    """A snapshot and the queue in it."""
-    queue._core.check_open()
-    with queue._core.engine.read() as snap, queue._cache.beside(snap, queue.name) as state:
-        if state is None:
-            raise unknown_queue(queue.name)
-        yield snap, state
-
-
-# ── one message ────────────────────────────────────────────────────────────────────────────────────────────────────
-def get(queue: LocalQueue, seq: int) -> Event | None:
-    with inspecting(queue) as (snap, state):
-        now_ms = queue.journal.clock.now_ms()
-        if seq and next(unsettled_positions(snap, state, now_ms, seq - 1), None) == seq:
-            return BlockCache(queue.name, state.topic).event(snap, seq)
-        return None
-
-
-# ── in order ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def unsettled_events(queue: LocalQueue) -> Iterator[Event]:
-    with inspecting(queue) as (snap, state):
-        yield from events_after(snap, state, queue.journal.clock.now_ms(), 0)
-
-
-def events_after(snap: Snapshot, state: QueueState, now_ms: int, after: int) -> Iterator[Event]:
-    """The messages beyond a position that some group has not settled, in order."""
-    blocks = BlockCache(state.name, state.topic)
-    for seq in unsettled_positions(snap, state, now_ms, after):
-        event = blocks.event(snap, seq)
-        if event is not None:
-            yield event
-
-
-def unsettled_positions(snap: Snapshot, state: QueueState, now_ms: int, after: int = 0) -> Iterator[int]:
-    """Positions that some group has not settled, ascending; those that outlived their ttl only while they are held."""
-    overdue = state.overdue_through(snap, now_ms)
-    if not overdue:
-        yield from all_unsettled(snap, state, after)
-        return
-    groups = state.all_groups(snap)
-    flying = {seq for group in groups for seq in flying_in(snap, group)}
-    for seq in all_unsettled(snap, state, after):
-        if seq > overdue or seq in flying or has_failed(snap, groups, seq):
-            yield seq
-
-
-def all_unsettled(snap: Snapshot, state: QueueState, after: int = 0) -> Iterator[int]:
-    """Positions that some group has not settled, ascending, whatever their age."""
-    latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-    previous = 0
-    for seq in heapq.merge(*(positions(snap, group, latest, after) for group in state.all_groups(snap))):
-        if seq != previous:
-            previous = seq
-            yield seq
-
-
-def positions(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iterator[int]:
-    """One group's unsettled positions, ascending."""
-    untaken = untouched(snap, group, latest, after)
-    return heapq.merge(group.parked(snap, after=after), flying_after(snap, group, after), untaken)
-
-
-def available(snap: Snapshot, state: QueueState, now_ms: int) -> Iterator[Event]:
-    """Messages that are not in flight and that have not failed, in order."""
-    blocks = BlockCache(state.name, state.topic)
-    groups = state.all_groups(snap)
-    flying = {seq for group in groups for seq in flying_in(snap, group)}
-    for seq in unsettled_positions(snap, state, now_ms):
-        if seq not in flying and not has_failed(snap, groups, seq):
-            event = blocks.event(snap, seq)
-            if event is not None:
-                yield event
-
-
-def has_failed(snap: Snapshot, groups: list[Group], seq: int) -> bool:
-    """Whether some group has given a message up."""
-    for group in groups:
-        if group.record.failed:
-            message = group.message(snap, seq)
-            if message is not None and message.state == FAILED:
-                return True
-    return False
-
-
-def failed_positions(snap: Snapshot, state: QueueState) -> Iterator[int]:
-    """Positions of messages that some group has given up, ascending, each once."""
-    previous = 0
-    for seq in heapq.merge(*(failed_in(snap, group) for group in state.all_groups(snap))):
-        if seq != previous:
-            previous = seq
-            yield seq
-
-
-def flying_in(snap: Snapshot, group: Group) -> set[int]:
-    """Positions that the group's leases hold."""
-    return {lease.seq(index) for _, lease in group.leases(snap) for index in lease.held()}
-
-
-def flying_after(snap: Snapshot, group: Group, after: int) -> list[int]:
-    """The same beyond a position, ascending."""
-    return sorted(seq for seq in flying_in(snap, group) if seq > after)
-
-
-def untouched(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iterator[int]:
-    """Positions above the frontier that no lease or row covers."""
-    for start, end in untouched_ranges(snap, group, latest, after):
-        yield from range(start, end + 1)
-
-
-def untouched_ranges(snap: Snapshot, group: Group, latest: int, after: int = 0) -> Iterator[tuple[int, int]]:
-    """The same, from where to where."""
-    start = max(group.record.frontier, after) + 1
-    if group.record.until >= 0:
-        latest = min(latest, group.record.until)
-    for low, high in group.taken_ranges(snap):
-        if start < low:
-            yield start, low - 1
-        start = max(start, high + 1)
-    if start <= latest:
-        yield start, latest
-
-
-def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
-    with inspecting(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        found: list[Event] = []
-        for seq in next_positions(snap, state, group_named(snap, state, name), blocks, queue.journal.clock.now_ms()):
-            if limit is not None and len(found) >= limit:
-                break
-            event = blocks.event(snap, seq)
-            if event is not None:
-                found.append(event)
-        return found
-
-
-def next_positions(snap: Snapshot, state: QueueState, group: Group, blocks: BlockCache, now: int) -> Iterator[int]:
-    """What would be taken, in that order."""
-    overdue = state.overdue_through(snap, now)
-    latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-    ranked: list[tuple[int, int]] = []
-    busy: Counter[str] = Counter()
-    for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"y")):
-        priority, seq = keys.split_ready(key)
-        ranked.append((-priority, seq))
-    if group.record.ready > len(ranked):  # those that wait for their lane's turn go after the others
-        yield from (seq for _, seq in sorted(ranked) if seq > overdue)
-        yield from in_turn(snap, group, overdue)
-        ranked.clear()
-    low, _ = keys.rows(group.topic, group.number, b"w")
-    for key, _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)):
-        message = group.message(snap, keys.tail_seq(key))
-        if message is not None and message.key is not None:
-            under_way = group.occupants(snap, message.key)
-            if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key
-                if busy[message.key] + len(under_way) >= state.policy.max_in_flight_per_key:
-                    continue
-                busy[message.key] += 1
-        if message is not None:
-            ranked.append((-message.priority, message.seq))
-    special: set[int] = set()
-    for key, value in unabsorbed(snap, group, latest):
-        seq, options = keys.tail_seq(key), read_special(value, state.name)
-        if options.due > now or options.priority:
-            special.add(seq)
-        if options.due <= now and options.priority:
-            ranked.append((-options.priority, seq))
-
-    def plain() -> Iterator[tuple[int, int]]:
-        for seq in untouched(snap, group, latest):
-            if seq in special:
-                continue
-            event = blocks.event(snap, seq)
-            key = None if event is None or seq <= overdue else event.key
-            if key is not None:
-                if busy[key] + len(group.occupants(snap, key)) >= state.policy.max_in_flight_per_key:
-                    continue
-                busy[key] += 1
-            yield 0, seq
-
-    for _, seq in heapq.merge(sorted(ranked), plain()):
-        if seq > overdue:
-            yield seq
-
-
-def unabsorbed(snap: Snapshot, group: Group, latest: int) -> Iterator[tuple[bytes, bytes]]:
-    """Delays and priorities that the group's next take will sort in."""
-    if group.queue.traits.special > group.record.absorbed:
-        start = keys.special_key(group.topic, group.record.absorbed + 1)
-        for key, value in snap.scan(start, keys.special_key(group.topic, latest + 1)):
-            if not group.is_past(snap, keys.tail_seq(key)):
-                yield key, value
-
-
-def failed_in(snap: Snapshot, group: Group) -> Iterator[int]:
-    """Positions of a group's failed messages, ascending."""
-    if group.record.failed:
-        for key, _ in snap.scan(*keys.rows(group.topic, group.number, b"f")):
-            yield keys.tail_seq(key)
-
-
-# ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def group_names(state: QueueState) -> list[str]:
-    names = set(state.record.groups)
-    return sorted(names if state.fanout else names | {"default"})
-
-
-def group_named(snap: Snapshot, state: QueueState, name: str) -> Group:
-    """The group whose numbers are asked for; one that is not added yet would find the messages of no group."""
-    if not state.fanout:
-        return state.group(snap, WORK)
-    number = state.record.groups.get(name)
-    if number is not None:
-        return state.group(snap, number)
-    if state.record.groups:
-        # What it will find, the others' progress decides: the one furthest behind says the most.
-        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(latest))
-        record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
-        record.ready += furthest.record.in_flight + furthest.record.failed
-        record.ready += state.group(snap, WORK).kept()
-        return Group(state, furthest.number, name, record)
-    record = msgspec.structs.replace(state.group(snap, WORK).record)
-    record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
-    return Group(state, WORK, name, record)
-
-
-# ── messages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 E = TypeVar("E")
 MessageState = Literal["ready", "delayed", "in_flight", "failed"]
 STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
+PRESENT = 30.0
+"""Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
+HOLDS = 10
+READY_SAMPLE = 1000
+"""Ready messages that `oldest_age` looks at: with priorities, the oldest need not be the first."""
+
+_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 
 
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ListedMessage(msgspec.Struct, Generic[E], frozen=True):
     """A message that is not settled, as one group has it, with its event or with a document of it."""
 
@@ -324,211 +105,6 @@ class QueueMessage(ListedMessage[Event], frozen=True):
         return self.event.key
 
 
-def check_state(state: str | None) -> MessageState | None:
-    for known in (None, *STATES):
-        if state == known:
-            return known
-    raise ConfigError(f"a message is {', '.join(STATES)}, not {state!r:.40}")
-
-
-def messages(
-    queue: LocalQueue, state: MessageState | None, group: str | None, after: int, limit: int | None = None
-) -> Iterator[QueueMessage]:
-    """Entries in order of position, then group, from one snapshot; `limit` counts positions."""
-    with inspecting(queue) as (snap, found):
-        now, previous = queue.journal.clock.now_ms(), 0
-        streams = [one.entries(state, group) for one in _listings(snap, found, group, now, after)]
-        for entry in heapq.merge(*streams, key=lambda one: (one.event.seq, one.group or "")):
-            if entry.event.seq != previous:
-                if limit is not None:
-                    if not limit:
-                        return
-                    limit -= 1
-                previous = entry.event.seq
-            yield entry
-
-
-def _listings(snap: Snapshot, state: QueueState, group: str | None, now: int, after: int) -> Iterator[_GroupListing]:
-    """The groups that have messages."""
-    named = state.record.groups
-    if state.fanout and named and group is not None and group not in named:
-        raise ConfigError(f"queue {state.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
-    for one in state.all_groups(snap):
-        label = one.name if one.number else None if state.fanout else "default"
-        if group is None or not state.fanout or label == group or not named:
-            yield _GroupListing(snap, state, one, label, now, after)
-
-
-class _GroupListing:
-    """The messages of one group in one snapshot, after a position."""
-
-    def __init__(
-        self,
-        snap: Snapshot,
-        state: QueueState,
-        group: Group,
-        label: str | None,
-        now: int,
-        after: int,
-    ) -> None:
-        self.snap = snap
-        self.state = state
-        self.group = group
-        self.label = label
-        self.now = now
-        self.after = after
-        self.latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        self.overdue = state.overdue_through(snap, now)
-
-    def entries(self, state: MessageState | None, lease_label: str | None) -> Iterator[QueueMessage]:
-        """The messages in one state (or any), ascending; of deliveries, those taken in a group's name."""
-        sources: list[Iterator[QueueMessage]] = []
-        if state in (None, "in_flight"):
-            sources.append(self._in_flight(lease_label))
-        if state == "failed":
-            sources.append(self._failed())
-        else:
-            sources.append(self._placed(state))
-        if state in (None, "ready"):
-            sources.append(self._held_in_runs())
-        if state in (None, "ready", "delayed"):
-            sources.append(self._untouched(state))
-        return heapq.merge(*sources, key=lambda one: one.event.seq)
-
-    def _in_flight(self, label: str | None) -> Iterator[QueueMessage]:
-        held: list[tuple[int, Lease, int]] = [
-            (lease.seq(index), lease, index)
-            for _, lease in self.group.leases(self.snap)
-            if label is None or lease.label == label
-            for index in lease.held()
-        ]
-        for seq, lease, index in sorted(held, key=lambda one: one[0]):
-            event = self._event(seq)
-            if event is not None:
-                message, deadline = lease.message(index), lease.deadline_of(index)
-                yield self._entry(
-                    event,
-                    "in_flight",
-                    message,
-                    group=lease.label,
-                    consumer=lease.consumer,
-                    deadline=None if deadline == NEVER else from_ms(deadline),
-                )
-
-    def _placed(self, wanted: MessageState | None) -> Iterator[QueueMessage]:
-        """Messages with a row of their own."""
-        if wanted == "in_flight":
-            return
-        start = keys.message_key(self.group.topic, self.group.number, self.after + 1)
-        _, stop = keys.rows(self.group.topic, self.group.number, b"e")
-        for _, value in self.snap.scan(start, stop):
-            message = read_message(value, self.state.name)
-            late = message.state == WAITING and message.due > self.now
-            state: MessageState = "failed" if message.state == FAILED else "delayed" if late else "ready"
-            if wanted in (None, state) and (message.state == FAILED or message.seq > self.overdue):
-                event = self._event(message.seq)
-                if event is not None:
-                    yield self._entry(event, state, message, blocked=message.state == HELD)
-
-    def _failed(self) -> Iterator[QueueMessage]:
-        start = keys.failed_key(self.group.topic, self.group.number, self.after + 1)
-        _, stop = keys.rows(self.group.topic, self.group.number, b"f")
-        for key, _ in self.snap.scan(start, stop):
-            message = self.group.message(self.snap, keys.tail_seq(key))
-            event = self._event(keys.tail_seq(key))
-            if message is not None and event is not None:
-                yield self._entry(event, "failed", message)
-
-    def _held_in_runs(self) -> Iterator[QueueMessage]:
-        """Messages held behind a busy key that have no row of their own."""
-        for seq, key in members(self.snap, self.group, after=max(self.after, self.overdue)):
-            event = self._event(seq) if seq > self.overdue else None
-            if event is not None:
-                yield self._entry(event, "ready", MessageRow(seq, HELD, key=key), blocked=True)
-
-    def _untouched(self, wanted: MessageState | None) -> Iterator[QueueMessage]:
-        """Messages above the frontier; those with a delay or a priority have a row that says so."""
-        group, snap = self.group, self.snap
-        specials = group.queue.traits.special > group.record.absorbed
-        for start, end in untouched_ranges(snap, group, self.latest):
-            at = max(start, self.after + 1, self.overdue + 1)
-            if wanted == "delayed":
-                if specials:
-                    yield from self._delayed_between(at, end)
-                continue
-            while (found := group.queue.blocks.find(snap, at, end)) is not None:
-                event = Event(*found)
-                at = event.seq + 1
-                special = self._special(event.seq) if specials else None
-                entry = self._untouched_entry(event, special or SpecialRow())
-                if wanted in (None, entry.state):
-                    yield entry
-
-    def _delayed_between(self, start: int, end: int) -> Iterator[QueueMessage]:
-        first = max(start, self.group.record.absorbed + 1)
-        low, high = keys.special_key(self.group.topic, first), keys.special_key(self.group.topic, end + 1)
-        for key, value in self.snap.scan(low, high) if first <= end else ():
-            special = read_special(value, self.state.name)
-            event = self._event(keys.tail_seq(key)) if special.due > self.now else None
-            if event is not None:
-                yield self._untouched_entry(event, special)
-
-    def _untouched_entry(self, event: Event, special: SpecialRow) -> QueueMessage:
-        late = special.due > self.now
-        row = MessageRow(event.seq, WAITING if late else READY, priority=special.priority, due=special.due)
-        busy = event.key is not None and self.group.is_busy(self.snap, event.key)
-        return self._entry(event, "delayed" if late else "ready", row, blocked=busy)
-
-    def _special(self, seq: int) -> SpecialRow | None:
-        if not self.group.record.absorbed < seq <= self.group.queue.traits.special:
-            return None
-        value = self.snap.get(keys.special_key(self.group.topic, seq))
-        return None if value is None else read_special(value, self.state.name)
-
-    def _budget(self, seq: int) -> int:
-        own = self.snap.get(keys.override_key(self.group.topic, seq)) if self.state.traits.overridden else None
-        return self.state.policy.max_attempts if own is None else int.from_bytes(own)
-
-    def _event(self, seq: int) -> Event | None:
-        return self.group.queue.blocks.event(self.snap, seq) if seq > self.after else None
-
-    def _entry(
-        self,
-        event: Event,
-        state: MessageState,
-        message: MessageRow,
-        *,
-        group: str | None = None,
-        blocked: bool = False,
-        consumer: str | None = None,
-        deadline: datetime | None = None,
-    ) -> QueueMessage:
-        trail = read_trail(self.snap, self.group, message)
-        return QueueMessage(
-            event,
-            state,
-            group or self.label,
-            message.attempts,
-            self._budget(message.seq),
-            message.priority,
-            from_ms(message.due) if state == "delayed" else None,
-            blocked,
-            message.error,
-            trail.traceback,
-            from_ms(message.first_ms) if message.first_ms else None,
-            from_ms(message.last_ms) if message.last_ms else None,
-            consumer,
-            deadline,
-            trail.shown(),
-        )
-
-
-# ── deliveries and consumers ──────────────────────────────────────────────────────────────────────────────────────────
-PRESENT = 30.0
-"""Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
-HOLDS = 10
-
-
 class PendingDelivery(msgspec.Struct, frozen=True):
     """A delivery in flight."""
 
@@ -560,88 +136,6 @@ class QueueConsumer(msgspec.Struct, frozen=True):
     """The positions of the first ten of them."""
 
 
-def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
-    found = []
-    with inspecting(queue) as (snap, state):
-        for group in state.all_groups(snap):
-            for number, lease in group.leases(snap):
-                if name is not None and lease.label != name:
-                    continue
-                for index in lease.held():
-                    message = lease.message(index)
-                    deadline = lease.deadline_of(index)
-                    found.append(
-                        PendingDelivery(
-                            make_token(state.topic, group.number, number, index, lease.secret),
-                            message.seq,
-                            lease.label,
-                            lease.consumer,
-                            message.attempts,
-                            from_ms(lease.delivered_ms),
-                            from_ms(deadline) if deadline != NEVER else datetime.max.replace(tzinfo=from_ms(0).tzinfo),
-                            message.key,
-                        )
-                    )
-    found.sort(key=lambda one: (one.seq, one.group))
-    return found
-
-
-def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
-    with inspecting(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        group = group_named(snap, state, name)
-        for seq in failed_in(snap, group):
-            event = blocks.event(snap, seq)
-            if event is not None:
-                yield event
-
-
-def groups(queue: LocalQueue) -> list[str]:
-    with inspecting(queue) as (_, state):
-        return group_names(state)
-
-
-def consumers(queue: LocalQueue) -> list[QueueConsumer]:
-    found = []
-    with inspecting(queue) as (snap, state):
-        now = queue.journal.clock.now_ms()
-        labels = {number: name for name, number in state.record.groups.items()}
-        held = _in_hand(snap, state)
-        for key, _, row in presences(snap, state.topic):
-            number, name = keys.split_presence(key)
-            age, label = (now - row.seen_ms) / 1000, labels.get(number, "default")
-            seqs = sorted(held.get((label, name), ()))
-            found.append(
-                QueueConsumer(
-                    name,
-                    label,
-                    from_ms(row.seen_ms),
-                    "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone",
-                    row.host or None,
-                    from_ms(row.since_ms) if row.since_ms else None,
-                    len(seqs),
-                    seqs[:HOLDS],
-                )
-            )
-    return found
-
-
-def _in_hand(snap: Snapshot, state: QueueState) -> dict[tuple[str, str], list[int]]:
-    """The positions that consumers with a name hold, by group and name."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for group in state.all_groups(snap):
-        for _, lease in group.leases(snap):
-            if lease.consumer is not None:
-                seqs = found.setdefault((lease.label, lease.consumer), [])
-                seqs.extend(lease.seq(index) for index in lease.held())
-    return found
-
-
-# ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-READY_SAMPLE = 1000
-"""Ready messages that `oldest_age` looks at: with priorities, the oldest need not be the first."""
-
-
 class QueueStats(msgspec.Struct, frozen=True):
     """How many messages of a group are in which state."""
 
@@ -663,84 +157,308 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The group's circuit breaker: closed, open or half-open; None where the policy has none."""
 
 
-def stats(queue: LocalQueue, name: str) -> QueueStats:
-    with inspecting(queue) as (snap, state):
-        now = queue.journal.clock.now_ms()
-        group = group_named(snap, state, name)
-        record = group.record
-        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        plain = latest - record.frontier - record.taken
-        delayed, ready = record.waiting, record.ready + record.held
-        if record.next_due and record.next_due <= now:
-            low, _ = keys.rows(group.topic, group.number, b"w")
-            due = sum(1 for _ in snap.scan(low, keys.waiting_key(group.topic, group.number, now + 1, 0)))
-            delayed, ready = delayed - due, ready + due
-        for _, value in unabsorbed(snap, group, latest):
-            if read_special(value, state.name).due > now:
-                delayed, plain = delayed + 1, plain - 1
-        metrics.in_flight.labels(queue=queue.name).set(record.in_flight)
-        breaker = breaker_state(snap, state, group, now)
-        if breaker is not None:
-            level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
-            metrics.breaker_open.labels(queue=queue.name, group=name).set(level)
-        overdue = state.overdue_through(snap, now)
-        if overdue:
-            gone = group.overdue(snap, overdue)
-            late = sum(message.due > now for message in _placed(snap, group, overdue))
-            late += sum(
-                read_special(value, state.name).due > now for _, value in unabsorbed(snap, group, min(latest, overdue))
+# ── the walk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Entry(msgspec.Struct, eq=False):
+    """A message that one group has not settled, and how it is."""
+
+    seq: int
+    state: MessageState
+    group: Group
+    label: str | None
+    """The group's name; in work mode the one in whose name it was taken, else "default"."""
+    message: MessageRow
+    event: Event | None = None
+    """Where the walk came by it; see `View.event`."""
+    lease: Lease | None = None
+    number: int = 0
+    """The lease's."""
+    index: int = 0
+
+
+class View:
+    """A queue in one snapshot."""
+
+    def __init__(self, snap: Snapshot, state: QueueState, now: int) -> None:
+        self.snap = snap
+        self.state = state
+        self.now = now
+        self.latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        self.overdue = state.overdue_through(snap, now)
+        """Messages up to here have outlived their ttl: they are gone, unless they are in flight or have failed."""
+
+    def walk(
+        self, wanted: MessageState | None = None, after: int = 0, groups: Iterable[Group] | None = None
+    ) -> Iterator[Entry]:
+        """The messages beyond a position that are not settled, by position, then group; those in one state, or all."""
+        chosen = self.state.all_groups(self.snap) if groups is None else groups
+        walks = [self._walk_group(group, wanted, after) for group in chosen]
+        return heapq.merge(*walks, key=lambda one: (one.seq, one.label or "")) if len(walks) > 1 else walks[0]
+
+    def event(self, entry: Entry) -> Event | None:
+        """The event of a message; None when it was removed."""
+        return entry.event or self.state.blocks.event(self.snap, entry.seq)
+
+    def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
+        """The events of messages in order of position, each once."""
+        previous = 0
+        for entry in entries:
+            if entry.seq != previous:
+                previous = entry.seq
+                event = self.event(entry)
+                if event is not None:
+                    yield event
+
+    def available(self) -> Iterator[Event]:
+        """The messages that no group has in flight or has given up."""
+        for _, same in groupby(self.walk(), lambda one: one.seq):
+            entries = list(same)
+            if all(one.state in ("ready", "delayed") for one in entries):
+                yield from self.events(entries)
+
+    def _walk_group(self, group: Group, wanted: MessageState | None, after: int) -> Iterator[Entry]:
+        label = group.name if group.number else None if self.state.fanout else "default"
+        sources: list[Iterator[Entry]] = []
+        if wanted in (None, "in_flight"):
+            sources.append(self._in_flight(group, after))
+        if wanted == "failed":
+            rows = self.snap.scan(*group.rows(keys.FAILED, after)) if group.record.failed else ()
+            found = (group.find(self.snap, keys.tail_seq(key)) for key, _ in rows)
+            sources.append(self._parked(group, label, (one for one in found if one is not None), wanted))
+        elif wanted != "in_flight":
+            sources.append(self._parked(group, label, group.parked(self.snap, None, after), wanted))
+            sources.append(self._untouched(group, label, wanted, max(after, self.overdue)))
+        return heapq.merge(*sources, key=lambda one: one.seq)
+
+    def _in_flight(self, group: Group, after: int) -> Iterator[Entry]:
+        held = [
+            (lease.seq(index), number, lease, index)
+            for number, lease in group.leases(self.snap)
+            for index in lease.held()
+            if lease.seq(index) > after
+        ]
+        for seq, number, lease, index in sorted(held, key=lambda one: one[0]):
+            yield Entry(seq, "in_flight", group, lease.label, lease.message(index), None, lease, number, index)
+
+    def _parked(
+        self, group: Group, label: str | None, messages: Iterable[MessageRow], wanted: MessageState | None
+    ) -> Iterator[Entry]:
+        """Messages with a row of their own, or in a run."""
+        for message in messages:
+            late = message.state == WAITING and message.due > self.now
+            state: MessageState = "failed" if message.state == FAILED else "delayed" if late else "ready"
+            if wanted in (None, state) and (state == "failed" or message.seq > self.overdue):
+                yield Entry(message.seq, state, group, label, message)
+
+    def _untouched(self, group: Group, label: str | None, wanted: MessageState | None, after: int) -> Iterator[Entry]:
+        """Messages above the frontier; where one has a delay or a priority that is not sorted in, a row says so."""
+        snap, blocks = self.snap, self.state.blocks
+        found: Iterator[tuple[Event | None, SpecialRow | None]]
+        if wanted == "delayed":
+            specials = self.unabsorbed(group, self.latest)
+            found = ((blocks.event(snap, seq), special) for seq, special in specials if seq > after)
+        else:
+            events = (
+                Event(*at)
+                for start, end in group.untouched(snap, self.latest, after)
+                for at in blocks.between(snap, start, end)
             )
-            delayed, ready = delayed - late, ready - (gone - late)
-        oldest = _oldest_ready(snap, state, group, latest, overdue) if plain + ready else None
-        return QueueStats(
-            plain + ready,
-            record.in_flight,
-            delayed,
-            record.failed,
-            None if oldest is None else max(0.0, (now - oldest) / 1000),
-            tuple(group_names(state)),
-            state.record.is_paused(name),
-            breaker,
-        )
+            found = ((event, self.state.special(snap, group, event.seq)) for event in events)
+        for event, special in found:
+            late = special is not None and special.due > self.now
+            if event is not None and wanted in (None, "delayed" if late else "ready"):
+                row = MessageRow(event.seq, UNTOUCHED, key=event.key)
+                if special is not None:
+                    row.priority, row.due = special.priority, special.due
+                yield Entry(event.seq, "delayed" if late else "ready", group, label, row, event)
+
+    def unabsorbed(self, group: Group, through: int) -> Iterator[tuple[int, SpecialRow]]:
+        """Delays and priorities that the group's next take will sort in."""
+        if self.state.traits.special > group.record.absorbed:
+            start = keys.special_key(group.topic, group.record.absorbed + 1)
+            for key, value in self.snap.scan(start, keys.special_key(group.topic, through + 1)):
+                if group.is_untouched(self.snap, keys.tail_seq(key)):
+                    yield keys.tail_seq(key), read_special(value, self.state.name)
+
+    def group(self, name: str) -> Group:
+        """The group whose numbers are asked for; one that is not added yet would find the messages of no group."""
+        snap, state = self.snap, self.state
+        if not state.fanout:
+            return state.group(snap, WORK)
+        number = state.record.groups.get(name)
+        if number is not None:
+            return state.group(snap, number)
+        if state.record.groups:
+            # What it will find, the others' progress decides: the one furthest behind says the most.
+            furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(self.latest))
+            record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
+            record.ready += furthest.record.in_flight + furthest.record.failed
+            record.ready += state.group(snap, WORK).kept()
+            return Group(state, furthest.number, name, record)
+        record = msgspec.structs.replace(state.group(snap, WORK).record)
+        record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
+        return Group(state, WORK, name, record)
+
+    def next_positions(self, group: Group) -> Iterator[int]:
+        """What would be taken from a group, in that order."""
+        snap, now, busy = self.snap, self.now, Counter[str]()
+        most = self.state.policy.max_in_flight_per_key
+        ranked: list[tuple[int, int]] = []
+        for key, _ in snap.scan(*group.rows(keys.READY)):
+            priority, seq = keys.split_ready(key)
+            ranked.append((-priority, seq))
+        if group.record.ready > len(ranked):  # those that wait for their lane's turn go after the others
+            yield from (seq for _, seq in sorted(ranked) if seq > self.overdue)
+            yield from group.in_turn(snap, self.overdue)
+            ranked.clear()
+        for key, _ in snap.scan(*group.due_rows(now)):
+            message = group.find(snap, keys.tail_seq(key))
+            if message is not None and message.key is not None:
+                under_way = group.occupants(snap, message.key)
+                if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key
+                    if busy[message.key] + len(under_way) >= most:
+                        continue
+                    busy[message.key] += 1
+            if message is not None:
+                ranked.append((-message.priority, message.seq))
+        specials = self.unabsorbed(group, self.latest)
+        ranked += [(-one.priority, seq) for seq, one in specials if one.priority and one.due <= now]
+
+        def plain() -> Iterator[tuple[int, int]]:
+            for entry in self._untouched(group, None, "ready", self.overdue):
+                key = entry.message.key
+                if entry.message.priority:
+                    continue
+                if key is not None:
+                    if busy[key] + len(group.occupants(snap, key)) >= most:
+                        continue
+                    busy[key] += 1
+                yield 0, entry.seq
+
+        for _, seq in heapq.merge(sorted(ranked), plain()):
+            if seq > self.overdue:
+                yield seq
 
 
-def settle_times(queue: LocalQueue, name: str) -> dict[int, int]:
-    """How many messages of a group took how long from delivery to acknowledgement; see `GroupRecord.settle_times`."""
+@contextmanager
+def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
+    """A snapshot and the queue in it."""
+    queue._core.check_open()
+    with queue._core.engine.read() as snap, queue._cache.beside(snap, queue.name) as state:
+        if state is None:
+            raise unknown_queue(queue.name)
+        yield snap, state
+
+
+@contextmanager
+def viewing(queue: LocalQueue) -> Iterator[View]:
+    """A queue as it is now."""
     with inspecting(queue) as (snap, state):
-        return dict(group_named(snap, state, name).record.settle_times)
+        yield View(snap, state, queue.journal.clock.now_ms())
 
 
-def _placed(snap: Snapshot, group: Group, through: int) -> Iterator[MessageRow]:
-    """Messages with a row of their own, up to a position, that have not failed."""
-    low, _ = keys.rows(group.topic, group.number, b"e")
-    for _, value in snap.scan(low, keys.message_key(group.topic, group.number, through + 1)):
-        message = read_message(value, group.queue.name)
-        if message.state != FAILED:
-            yield message
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def get(queue: LocalQueue, seq: int) -> Event | None:
+    """The message at a position; None when it is settled or never was."""
+    with viewing(queue) as view:
+        entry = next(view.walk(after=seq - 1), None) if seq else None
+        return None if entry is None or entry.seq != seq else view.event(entry)
 
 
-def _oldest_ready(snap: Snapshot, state: QueueState, group: Group, latest: int, overdue: int) -> int | None:
-    """When the oldest ready message was recorded."""
-    seqs = list(islice((seq for seq in untouched(snap, group, latest) if seq > overdue), 1))
-    for key, _ in islice(snap.scan(*keys.rows(group.topic, group.number, b"y")), READY_SAMPLE):
-        if keys.tail_seq(key) > overdue:
-            seqs.append(keys.tail_seq(key))
-    if group.record.ready:
-        seqs += islice(in_turn(snap, group, overdue), READY_SAMPLE)
-    if not seqs:
-        return None
-    event = BlockCache(state.name, state.topic).event(snap, min(seqs))
-    return None if event is None else int(event._rows.recorded_ms(event._row))
+def unsettled_events(queue: LocalQueue, after: int = 0) -> Iterator[Event]:
+    """Everything beyond a position that some group has not settled, in order."""
+    with viewing(queue) as view:
+        yield from view.events(view.walk(after=after))
 
 
-def length(queue: LocalQueue) -> int:
-    with inspecting(queue) as (snap, state):
-        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        return state.count_unsettled(snap, latest, queue.journal.clock.now_ms())
+def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
+    """What would be taken next for a group."""
+    with viewing(queue) as view:
+        found = (view.state.blocks.event(view.snap, seq) for seq in view.next_positions(view.group(name)))
+        return list(islice((event for event in found if event is not None), limit))
 
 
-# ── what was given up ─────────────────────────────────────────────────────────────────────────────────────────────────
-_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
+def check_state(state: str | None) -> MessageState | None:
+    for known in (None, *STATES):
+        if state == known:
+            return known
+    raise ConfigError(f"a message is {', '.join(STATES)}, not {state!r:.40}")
+
+
+def messages(
+    queue: LocalQueue, state: MessageState | None, group: str | None, after: int, limit: int | None = None
+) -> Iterator[QueueMessage]:
+    """Entries in order of position, then group, from one snapshot; `limit` counts positions."""
+    with viewing(queue) as view:
+        fanout, named = view.state.fanout, view.state.record.groups
+        if fanout and named and group is not None and group not in named:
+            raise ConfigError(f"queue {queue.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
+        groups = view.state.all_groups(view.snap)
+        if fanout and named and group is not None:
+            groups = [one for one in groups if one.number and one.name == group]
+        previous = 0
+        for entry in view.walk(state, after, groups):
+            event = view.event(entry)
+            if event is None or (entry.lease is not None and group not in (None, entry.label)):
+                continue
+            if entry.seq != previous:
+                if limit is not None:
+                    if not limit:
+                        return
+                    limit -= 1
+                previous = entry.seq
+            yield _listed(view, entry, event)
+
+
+def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
+    message, group, lease, snap = entry.message, entry.group, entry.lease, view.snap
+    trail = group.trail(snap, message)
+    own = snap.get(keys.override_key(group.topic, entry.seq)) if view.state.traits.overridden else None
+    blocked = message.state == HELD
+    if message.state == UNTOUCHED and event.key is not None:
+        blocked = group.is_busy(snap, event.key)
+    deadline = NEVER if lease is None else lease.deadline_of(entry.index)
+    return QueueMessage(
+        event,
+        entry.state,
+        entry.label,
+        message.attempts,
+        view.state.policy.max_attempts if own is None else int.from_bytes(own),
+        message.priority,
+        from_ms(message.due) if entry.state == "delayed" else None,
+        blocked,
+        message.error,
+        trail.traceback,
+        from_ms(message.first_ms) if message.first_ms else None,
+        from_ms(message.last_ms) if message.last_ms else None,
+        None if lease is None else lease.consumer,
+        None if deadline == NEVER else from_ms(deadline),
+        trail.shown(),
+    )
+
+
+# ── deliveries and consumers ─────────────────────────────────────────────────────────────────────────────────────────
+def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
+    """The deliveries in flight, of one group or of all."""
+    found = []
+    with viewing(queue) as view:
+        for entry in view.walk("in_flight"):
+            lease = entry.lease
+            if lease is None or name not in (None, lease.label):
+                continue
+            deadline = lease.deadline_of(entry.index)
+            found.append(
+                PendingDelivery(
+                    make_token(view.state.topic, entry.group.number, entry.number, entry.index, lease.secret),
+                    entry.seq,
+                    lease.label,
+                    lease.consumer,
+                    entry.message.attempts,
+                    from_ms(lease.delivered_ms),
+                    from_ms(deadline) if deadline != NEVER else datetime.max.replace(tzinfo=UTC),
+                    entry.message.key,
+                )
+            )
+    return found
 
 
 def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
@@ -753,55 +471,151 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
             raise stale(token, queue.name)
         group = state.group(snap, address.group)
         lease = group.lease(snap, address.number)
-        if lease is None or not fits(state.topic, address, lease.secret) or address.index not in lease.held():
+        if lease is None or not fits(state.topic, address, lease.secret) or not lease.holds(address.index):
             raise stale(token, queue.name)
         message = lease.message(address.index)
-        event = BlockCache(queue.name, state.topic).event(snap, message.seq)
+        event = state.blocks.event(snap, message.seq)
         if event is None:
             raise stale(token, queue.name)
         hold = LeaseHandle(queue, lease.label, lease.consumer).under(group, address.number, lease)
         return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
-def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
-    """The queue's own failed messages beyond a position, in order."""
-    with inspecting(queue) as (snap, state):
-        blocks = BlockCache(queue.name, state.topic)
-        chosen = group_named(snap, state, group)
-        _, stop = keys.rows(chosen.topic, chosen.number, b"f")
-        for key, _ in snap.scan(keys.failed_key(chosen.topic, chosen.number, after + 1), stop):
-            seq = keys.tail_seq(key)
-            event, message = blocks.event(snap, seq), chosen.message(snap, seq)
-            if event is None or message is None:
-                continue
-            at = from_ms(message.last_ms) if message.last_ms else None
-            trail = read_trail(snap, chosen, message)
-            yield FailedMessage(
-                event, queue.name, message.attempts, "attempts", message.error, at, trail.traceback, trail.shown()
+def group_names(state: QueueState) -> list[str]:
+    names = set(state.record.groups)
+    return sorted(names if state.fanout else names | {"default"})
+
+
+def groups(queue: LocalQueue) -> list[str]:
+    """The names of a queue's groups, sorted."""
+    with inspecting(queue) as (_, state):
+        return group_names(state)
+
+
+def consumers(queue: LocalQueue) -> list[QueueConsumer]:
+    """The consumers that gave their name, and what each holds."""
+    found = []
+    with viewing(queue) as view:
+        labels = {number: name for name, number in view.state.record.groups.items()}
+        held: dict[tuple[str, str | None], list[int]] = {}
+        for entry in view.walk("in_flight"):
+            if entry.lease is not None:
+                held.setdefault((entry.lease.label, entry.lease.consumer), []).append(entry.seq)
+        for key, _, row in presences(view.snap, view.state.topic):
+            number, name = keys.split_presence(key)
+            age, label = (view.now - row.seen_ms) / 1000, labels.get(number, "default")
+            seqs = held.get((label, name), [])
+            found.append(
+                QueueConsumer(
+                    name,
+                    label,
+                    from_ms(row.seen_ms),
+                    "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone",
+                    row.host or None,
+                    from_ms(row.since_ms) if row.since_ms else None,
+                    len(seqs),
+                    seqs[:HOLDS],
+                )
             )
+    return found
+
+
+# ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def stats(queue: LocalQueue, name: str) -> QueueStats:
+    """How many messages of a group are in which state."""
+    with viewing(queue) as view:
+        snap, now, overdue, group = view.snap, view.now, view.overdue, view.group(name)
+        record = group.record
+        delayed, ready = record.waiting, record.ready + record.held + view.latest - record.frontier - record.taken
+        if record.next_due and record.next_due <= now:
+            due = sum(1 for _ in snap.scan(*group.due_rows(now)))
+            delayed, ready = delayed - due, ready + due
+        later = sum(special.due > now for _, special in view.unabsorbed(group, view.latest))
+        delayed, ready = delayed + later, ready - later
+        if overdue:
+            rows = snap.scan(group.due_rows(now)[1], group.rows(keys.WAITING)[1])
+            late = sum(keys.tail_seq(key) <= overdue for key, _ in rows)
+            late += sum(special.due > now for _, special in view.unabsorbed(group, min(view.latest, overdue)))
+            delayed, ready = delayed - late, ready - (group.overdue(snap, overdue) - late)
+        metrics.in_flight.labels(queue=queue.name).set(record.in_flight)
+        breaker = breaker_state(snap, view.state, group, now)
+        if breaker is not None:
+            level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
+            metrics.breaker_open.labels(queue=queue.name, group=name).set(level)
+        oldest = _oldest_ready(view, group) if ready else None
+        return QueueStats(
+            ready,
+            record.in_flight,
+            delayed,
+            record.failed,
+            None if oldest is None else max(0.0, (now - oldest) / 1000),
+            tuple(group_names(view.state)),
+            view.state.record.is_paused(name),
+            breaker,
+        )
+
+
+def _oldest_ready(view: View, group: Group) -> int | None:
+    """When the oldest ready message was recorded."""
+    snap, overdue = view.snap, view.overdue
+    seqs = [start for start, _ in islice(group.untouched(snap, view.latest, overdue), 1)]
+    ready = (keys.tail_seq(key) for key, _ in islice(snap.scan(*group.rows(keys.READY)), READY_SAMPLE))
+    seqs += (seq for seq in ready if seq > overdue)
+    if group.record.ready:
+        seqs += islice(group.in_turn(snap, overdue), READY_SAMPLE)
+    event = view.state.blocks.event(snap, min(seqs)) if seqs else None
+    return None if event is None else int(event._rows.recorded_ms(event._row))
+
+
+def settle_times(queue: LocalQueue, name: str) -> dict[int, int]:
+    """How many messages of a group took how long from delivery to acknowledgement; see `GroupRecord.settle_times`."""
+    with viewing(queue) as view:
+        return dict(view.group(name).record.settle_times)
+
+
+def length(queue: LocalQueue) -> int:
+    """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+    with inspecting(queue) as (snap, state):
+        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        return state.count_unsettled(snap, latest, queue.journal.clock.now_ms())
+
+
+# ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
+def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
+    """The messages that a group has given up, in order."""
+    with viewing(queue) as view:
+        yield from view.events(view.walk("failed", groups=[view.group(name)]))
+
+
+def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
+    """The same beyond a position, with the reason each was given up for."""
+    with viewing(queue) as view:
+        for entry in view.walk("failed", after, [view.group(group)]):
+            event, message = view.event(entry), entry.message
+            if event is not None:
+                at = from_ms(message.last_ms) if message.last_ms else None
+                trail = entry.group.trail(view.snap, message)
+                yield FailedMessage(
+                    event, queue.name, message.attempts, "attempts", message.error, at, trail.traceback, trail.shown()
+                )
 
 
 def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
-    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. Those
-    behind a place cost nothing for what lies before it."""
+    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. What
+    lies before a cursor costs nothing."""
     registry = queue._registry
     target = queue.policy.dead_letter
-    place = after or DeadLetterCursor("", 0)
-    own = place.queue == queue.name != target
+    cursor = after or DeadLetterCursor("", 0)
+    own = cursor.queue == queue.name != target
     if target is not None and not own and target in registry.names():
-        for event in _events_after(registry.existing(target), place.seq if place.queue == target else 0):
+        for event in unsettled_events(registry.existing(target), cursor.seq if cursor.queue == target else 0):
             if letters.origin(event) == queue.name:
                 yield letter(event)
     # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
     if queue.name != target and _receives_dead(queue):
-        for event in _events_after(queue, place.seq if own else 0):
+        for event in unsettled_events(queue, cursor.seq if own else 0):
             if letters.origin(event) is not None:
                 yield letter(event)
-
-
-def _events_after(queue: LocalQueue, seq: int) -> Iterator[Event]:
-    with inspecting(queue) as (snap, state):
-        yield from events_after(snap, state, queue.journal.clock.now_ms(), seq)
 
 
 def _receives_dead(queue: LocalQueue) -> bool:

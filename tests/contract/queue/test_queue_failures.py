@@ -31,7 +31,12 @@ def fail_once(queue: Queue) -> None:
 
 def trail_rows(journal: Journal, queue: Queue) -> int:
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
-        return sum(1 for _ in snap.scan(*keys.rows(queue._registry.record(queue.name).topic, 0, b"t")))  # type: ignore[attr-defined]
+        return sum(
+            1
+            for _ in snap.scan(
+                *(keys.group_prefix(queue._registry.record(queue.name).topic, 0) + kind for kind in (b"t", b"u"))
+            )
+        )  # type: ignore[attr-defined]
 
 
 # ── how long it waits ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -324,7 +329,9 @@ def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Jo
 
     def as_before(commit: Commit) -> None:
         topic = queue._registry.record(queue.name).topic  # type: ignore[attr-defined]
-        commit.tx.put(keys.trail_key(topic, 0, 1), b"Traceback (most recent call last): \xc3\xa9")
+        commit.tx.put(
+            keys.group_prefix(topic, 0) + keys.TRAIL + (1).to_bytes(8), b"Traceback (most recent call last): \xc3\xa9"
+        )
 
     journal._writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
     [failure] = queue.failures()

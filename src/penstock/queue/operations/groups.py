@@ -28,6 +28,7 @@ from penstock.queue.state.records import (
     HELD,
     NEVER,
     READY,
+    TAKEN,
     WAITING,
     GroupRecord,
     Lease,
@@ -191,7 +192,7 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
 def image_of(commit: Commit, group: Group) -> GroupImage:
     follow_clock(commit, group)  # a group that gets its waits has none from later than now
     record = group.record
-    messages = {message.seq: message for message in group.messages(commit.tx)}
+    messages = {message.seq: message for message in group.parked(commit.tx)}
     for message in messages.values():
         if message.state == WAITING and message.key is not None and not message.attempts:
             # It waits for a rate, which each group has of its own, unless a debounce holds it back for all.
@@ -278,7 +279,7 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
     for start, end in picture.covers:
         start = max(start, record.frontier + 1)
         if start <= end:
-            group.mark_taken(commit, start, end)
+            group.mark_taken(commit, end, start)
     occupied: dict[str, list[int]] = {}
     most = group.queue.policy.max_in_flight_per_key
     for message in sorted(picture.messages.values(), key=lambda message: message.seq):
@@ -291,7 +292,7 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
                 under_way.append(message.seq)
                 state = READY if state == HELD else state
         due = message.due if state == WAITING else 0
-        group.insert(commit, msgspec.structs.replace(message, state=state, due=due, turn=0))
+        group.move(commit, msgspec.structs.replace(message, state=TAKEN, due=due, turn=0), state)
     for key, seqs in occupied.items():
         group.occupy(commit, key, seqs)
 
@@ -358,14 +359,14 @@ def _set_lease_back(lease: Lease, now: int) -> bool:
 
 
 def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
-    for key, _ in list(commit.tx.scan(*keys.rows(group.topic, group.number, b"w"))):
-        message = group.message(commit.tx, keys.tail_seq(key))
+    for key, _ in list(commit.tx.scan(*group.rows(keys.WAITING))):
+        message = group.find(commit.tx, keys.tail_seq(key))
         assert message is not None
         back = set_back_ms(message.since_ms, now)
         if back:
-            group.remove(commit, message)
+            group.move(commit, message, TAKEN)
             message.due, message.since_ms = message.due - back, message.since_ms - back
-            group.insert(commit, message)
+            group.move(commit, message, WAITING)
 
 
 def _set_limits_back(commit: Commit, group: Group, now: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -19,9 +18,9 @@ from penstock.queue.options import DeliveryOptions, check_rank
 from penstock.queue.results.reply import answer_failure, note_replies
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
-from penstock.queue.state.group import Group, discard, is_open, lane_of
+from penstock.queue.state.group import lane_of
 from penstock.queue.state.keys import ALL_GROUPS, flow_key, flow_rows
-from penstock.queue.state.records import READY, WAITING, MessageRow, SpecialRow, encode
+from penstock.queue.state.records import READY, TAKEN, UNTOUCHED, WAITING, MessageRow, SpecialRow, encode
 from penstock.surface.failure import FailureText
 
 
@@ -136,9 +135,11 @@ def _grant(
             traits.special = fresh[-1]
             queue.save_traits(commit)
         else:
-            state, since = WAITING if due else READY, options.since - back
-            row = MessageRow(0, state, priority=options.priority, key=key, due=due, since_ms=since)
-            _set_aside(commit, queue.group(tx, WORK), fresh, row)
+            group, since = queue.group(tx, WORK), options.since - back
+            group.mark_all_taken(commit, fresh)
+            for seq in fresh:
+                message = MessageRow(seq, TAKEN, 0, options.priority, key, due, since_ms=since)
+                group.move(commit, message, WAITING if due else READY)
     if options.max_attempts is not None:
         value = options.max_attempts.to_bytes(4)
         for seq in fresh:
@@ -146,17 +147,6 @@ def _grant(
         if not traits.overridden:
             traits.overridden = True
             queue.save_traits(commit)
-
-
-def _set_aside(commit: Commit, group: Group, seqs: list[int], row: MessageRow) -> None:
-    """Puts special messages where the one group of a work queue will find them."""
-    for seq in seqs:
-        group.insert(commit, msgspec.structs.replace(row, seq=seq))
-    start = seqs[0]
-    for previous, seq in pairwise([*seqs, 0]):
-        if seq != previous + 1:
-            group.mark_taken(commit, start, previous)
-            start = seq
 
 
 def as_batch(columns: Columns) -> PreparedBatch:
@@ -176,8 +166,7 @@ def give_turns(
                 break
             key = None if columns.key is None else columns.key[row]
             headers = None if columns.headers is None else columns.headers[row]
-            group.advance(commit, seq)
-            group.requeue(commit, MessageRow(seq, key=key), lane_of(fair_by, key, headers))
+            group.requeue(commit, MessageRow(seq, UNTOUCHED, key=key), lane=lane_of(fair_by, key, headers))
 
 
 # ── throttle and debounce ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -267,12 +256,11 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
     known, repeats = find_duplicates(commit, queue.name, batch.dedups or ())
     fresh = (key for row, key in enumerate(batch.columns.key or []) if row not in known and row not in repeats)
     given = [key for key in fresh if key is not None]
-    groups = queue.all_groups(commit.tx)
     replaced = len(given) - len(set(given))
     for key in set(given):
         held = read_row(commit.tx, _debounce_key(queue, key), Debounced, queue.name)
         if held is not None and held.due > commit.now_ms:
-            replaced += any(is_open(commit.tx, group, held.seq) for group in groups)
+            replaced += bool(queue.find(commit.tx, held.seq))
     return replaced
 
 
@@ -281,15 +269,11 @@ def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: i
     now, row = commit.now_ms, _debounce_key(queue, key)
     held = read_row(commit.tx, row, Debounced, queue.name)
     first = now
-    if (
-        held is not None
-        and held.due > now
-        and any(is_open(commit.tx, group, held.seq) for group in queue.all_groups(commit.tx))
-    ):
+    if held is not None and held.due > now and queue.find(commit.tx, held.seq):
         first = min(held.first, now)
         if queue.traits.replies:
             answer_failure(commit, queue, held.seq, "replaced", FailureText("a newer push of its key took its place"))
-        discard(commit, queue, held.seq)
+        queue.discard(commit, held.seq)
     due = now + window_ms if limit_ms is None else min(now + window_ms, first + limit_ms)
     commit.tx.put(row, encode_row(Debounced(seq, due, first)))
     return due

@@ -7,42 +7,40 @@ With a message goes what it was pushed with: its key, its delay, its priority, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
-from penstock.queue.inspect import available, failed_positions, flying_in, has_failed, inspecting, unsettled_positions
+from penstock.queue.inspect import View, viewing
 from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_overflow
 from penstock.queue.operations.settle import expire_one, over_budget
-from penstock.queue.operations.take import LEASE_MESSAGES, Request
+from penstock.queue.operations.take import Request, TakeOperation
 from penstock.queue.options import DeliveryOptions
 from penstock.queue.results.removal import DISCARDED, answer_removed, answer_taken
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import BlockCache, copy_columns
-from penstock.queue.state.cache import WORK, QueueCache, QueueState
-from penstock.queue.state.group import Group, discard, discard_for, forget_trail, is_open, keep_trail, tried_again
+from penstock.queue.state.blocks import copy_columns
+from penstock.queue.state.cache import WORK, QueueState
+from penstock.queue.state.group import Group
 from penstock.queue.state.keys import flow_of_queue, flow_rows
 from penstock.queue.state.records import (
     FAILED,
-    NEVER,
-    READY,
+    TAKEN,
+    UNTOUCHED,
     WAITING,
     FailureTrail,
     GroupRecord,
-    Lease,
     MessageRow,
     read_special,
 )
-from penstock.queue.token import new_secret
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -59,81 +57,51 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
     group = group_for(commit, state, request.label)
     if state.record.is_paused(request.label):
         return []
-    now = commit.now_ms
-    picked: list[tuple[MessageRow, Event]] = []
+    hold = LeaseHandle(queue, request.label, request.consumer)
+    now, operation = commit.now_ms, TakeOperation(commit, state, group, request, hold)
     for number, lease in list(group.leases(commit.tx)):
-        if lease.label != request.label:
-            continue
-        for index in lease.held():
-            if len(picked) >= request.limit:
+        for index in lease.held() if lease.label == request.label else ():
+            if len(operation.messages) >= request.limit:
                 break
             if now - lease.touched_ms(index) < idle_ms:
                 continue
-            message = msgspec.structs.replace(lease.message(index))
-            event = state.blocks.event(commit.tx, message.seq)
-            if event is None or over_budget(commit, state, message):
+            event = state.blocks.event(commit.tx, lease.seq(index))
+            if event is None or over_budget(commit, state, lease.message(index)):
                 expire_one(commit, state, group, number, lease, index)
                 continue
-            tried = tried_again(commit, group, lease, message, now, "claimed", None)
-            keep_trail(commit, message, group, FailureTrail(tried))
-            group.release_lease(commit, number, lease, 1 << index)
-            message.attempts += 1
-            message.last_ms = now
-            picked.append((message, event))
-    lease_ms = request.lease_ms if request.lease_ms is not None else round(state.policy.lease * 1000)
-    deliveries: list[LocalDelivery] = []
-    hold = LeaseHandle(queue, request.label, request.consumer)
-    for at in range(0, len(picked), LEASE_MESSAGES):
-        part = picked[at : at + LEASE_MESSAGES]
-        taken = Lease(
-            new_secret(),
-            now,
-            now + lease_ms if lease_ms else NEVER,
-            part[0][0].seq,
-            len(part),
-            request.label,
-            request.consumer,
-            messages=[message for message, _ in part],
-            owner=None if lease_ms else request.owner,
-        )
-        under = hold.under(group, group.add_lease(commit, taken), taken)
-        deliveries.extend(
-            [LocalDelivery(under, index, event, message.attempts) for index, (message, event) in enumerate(part)]
-        )
-    return deliveries
+            (message,) = group.take_back(commit, number, lease, [index])
+            tried = group.ended_attempts(commit, lease, message, now, "claimed", None)
+            group.save_trail(commit, message, FailureTrail(tried))
+            operation.messages.append((message, event))
+    operation.lease_messages()
+    return operation.deliveries
 
 
 # ── discarding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     """Those of some messages that are not settled, that have not failed and that are not in flight."""
-    groups = state.all_groups(commit.tx)
-    flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
-    latest = state.latest(commit)
-    return [
-        seq
-        for seq in dict.fromkeys(seqs)
-        if seq <= latest
-        and seq not in flying
-        and any(is_open(commit.tx, group, seq) for group in groups)
-        and not has_failed(commit.tx, groups, seq)
-    ]
+    flying, latest = state.in_flight(commit.tx), state.latest(commit)
+    still = []
+    for seq in dict.fromkeys(seqs):
+        found = [] if seq > latest or seq in flying else state.find(commit.tx, seq)
+        if found and all(message.state != FAILED for message in found):
+            still.append(seq)
+    return still
 
 
 def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)
-        latest = state.latest(commit)
-        groups = state.all_groups(commit.tx)
-        flying = {seq for group in groups for seq in flying_in(commit.tx, group)}
+        latest, flying = state.latest(commit), state.in_flight(commit.tx)
         overdue = state.overdue_through(commit.tx, commit.now_ms)
         gone = 0
         for seq in dict.fromkeys(seqs):
-            if not 0 < seq <= latest or seq in flying or not any(is_open(commit.tx, group, seq) for group in groups):
-                continue
-            # What has outlived its ttl is gone already, for every count.
-            gone += seq > overdue or has_failed(commit.tx, groups, seq)
-            answer_taken(commit, state, [seq], DISCARDED)
-            discard(commit, state, seq)
+            found = state.find(commit.tx, seq) if 0 < seq <= latest and seq not in flying else []
+            if found:
+                # What has outlived its ttl is gone already, for every count.
+                gone += seq > overdue or any(message.state == FAILED for message in found)
+                answer_taken(commit, state, [seq], DISCARDED)
+                state.discard(commit, seq)
         return gone
 
     count = queue._writer.run(WriteRequest(apply)) if seqs else 0
@@ -178,7 +146,7 @@ def _count(commit: Commit, state: QueueState, latest: int) -> int:
     if len(groups) == 1:
         overdue = groups[0].overdue(commit.tx, state.overdue_through(commit.tx, commit.now_ms))
         return groups[0].unsettled(latest) + groups[0].record.failed - overdue
-    return sum(1 for _ in unsettled_positions(commit.tx, state, commit.now_ms))
+    return len({entry.seq for entry in View(commit.tx, state, commit.now_ms).walk()})
 
 
 def drop(queue: LocalQueue) -> int:
@@ -212,26 +180,17 @@ def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None
 
 
 def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
-    message = group.message(commit.tx, seq)
-    if message is not None:
-        if message.state != WAITING:
+    message = group.find(commit.tx, seq)
+    if message is None or message.state not in (WAITING, UNTOUCHED):
+        return False
+    if message.state == UNTOUCHED:
+        special = queue.special(commit.tx, group, seq)
+        if special is None or special.due <= commit.now_ms:
             return False
-        group.remove(commit, message)
-        message.state, message.due = READY, 0
-        if message.key is not None and queue.record.policy.debounce is not None:
-            forget_debounced(commit, queue, message.key, seq)
-        group.requeue(commit, message)
-        return True
-    if seq <= group.record.absorbed or seq > queue.traits.special or not group.wants(commit.tx, seq):
-        return False
-    value = commit.tx.get(keys.special_key(group.topic, seq))
-    special = None if value is None else read_special(value, queue.name)
-    if special is None or special.due <= commit.now_ms:
-        return False
-    if special.key is not None:
-        forget_debounced(commit, queue, special.key, seq)
-    group.requeue(commit, MessageRow(seq, READY, priority=special.priority, key=special.key))
-    group.mark_taken(commit, seq, seq)
+        message.priority, message.key = special.priority, special.key
+    if message.key is not None and queue.record.policy.debounce is not None:
+        forget_debounced(commit, queue, message.key, seq)
+    group.requeue(commit, message)
     return True
 
 
@@ -297,37 +256,33 @@ class _Redrive:
 
     def choose_failed(self, queue: LocalQueue, limit: int | None) -> list[int]:
         """Picks messages that a queue keeps as failed."""
-        with inspecting(queue) as (snap, state):
-            to, cache = None if self._to is None else self._to.name, queue._cache
+        with viewing(queue) as view:
+            to = None if self._to is None else self._to.name
 
             def goes(event: Event) -> bool:
                 wanted = self._where is None or self._where(event)
-                return wanted and (to is None or self._can_go(snap, cache, event, queue.name, to))
+                return wanted and (to is None or self._can_go(view, event, queue.name, to))
 
-            return _choose(_failed_events(snap, state), limit, goes)
+            return _choose(view.events(view.walk("failed")), limit, goes)
 
     def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> int:
         """Picks letters of one queue, or of all, that are not in flight; returns how many."""
-        if limit is not None and limit <= 0:
-            return 0
-        chosen: list[int] = []
-        with inspecting(source) as (snap, state):
-            for event in available(snap, state, source.journal.clock.now_ms()):
+        with viewing(source) as view:
+
+            def goes(event: Event) -> bool:
                 name = origin(event)
-                if name is None or (of is not None and name != of) or (self._where and not self._where(event)):
-                    continue
-                if not self._can_go(snap, source._cache, event, name, name if self._to is None else self._to.name):
-                    continue
-                chosen.append(event.seq)
-                if len(chosen) == limit:
-                    break
+                if name is None or of not in (None, name) or (self._where and not self._where(event)):
+                    return False
+                return self._can_go(view, event, name, name if self._to is None else self._to.name)
+
+            chosen = _choose(view.available(), limit, goes)
         if chosen:
             self.letters.append((source, chosen))
         return len(chosen)
 
-    def _can_go(self, snap: Snapshot, cache: QueueCache, event: Event, name: str, to: str) -> bool:
+    def _can_go(self, view: View, event: Event, name: str, to: str) -> bool:
         if to not in self._known:
-            self._known[to] = cache.load(snap, to)
+            self._known[to] = view.state.cache.load(view.snap, to)
         refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
         if refusal is not None:
             self._left[name, refusal] = self._left.get((name, refusal), 0) + 1
@@ -358,24 +313,8 @@ def _refusal(target: QueueState | None, to: str, event: Event, group: str | None
     return None
 
 
-def _failed_events(snap: Snapshot, state: QueueState) -> Iterator[Event]:
-    blocks = BlockCache(state.name, state.topic)
-    for seq in failed_positions(snap, state):
-        event = blocks.event(snap, seq)
-        if event is not None:
-            yield event
-
-
 def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> list[int]:
-    chosen: list[int] = []
-    if limit == 0:
-        return chosen
-    for event in events:
-        if where is None or where(event):
-            chosen.append(event.seq)
-            if len(chosen) == limit:
-                break
-    return chosen
+    return list(islice((event.seq for event in events if where is None or where(event)), limit))
 
 
 def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
@@ -383,7 +322,7 @@ def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue |
     state = queue._cache.state(commit, queue.name)
     groups = state.all_groups(commit.tx)
     revived: set[int] = set()
-    still = [seq for seq in seqs if any(_has_failed(commit, group, seq) for group in groups)]
+    still = [seq for seq in seqs if any(message.state == FAILED for message in state.find(commit.tx, seq))]
     if to is None and state.policy.max_size is not None:
         refuse_overflow(commit, state, len(still), state.policy.max_size)
     if to is not None:
@@ -392,26 +331,19 @@ def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue |
         _copy_over(commit, state, still, target)
     for seq in seqs:
         for group in groups:
-            message = group.message(commit.tx, seq)
+            message = group.find(commit.tx, seq)
             if message is None or message.state != FAILED:
                 continue
-            group.remove(commit, message)
-            if message.traced:
-                forget_trail(commit, group, seq)
+            group.move(commit, message, None)
             revived.add(seq)
             if to is None:
-                group.requeue(commit, MessageRow(seq, READY, priority=message.priority, key=message.key))
+                group.requeue(commit, MessageRow(seq, TAKEN, priority=message.priority, key=message.key))
     return len(revived)
 
 
 def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueState) -> bool:
     event = state.blocks.event(commit.tx, seq)
     return event is None or _refusal(target, target.name, event, None) is None
-
-
-def _has_failed(commit: Commit, group: Group, seq: int) -> bool:
-    message = group.message(commit.tx, seq)
-    return message is not None and message.state == FAILED
 
 
 def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
@@ -432,7 +364,7 @@ def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQue
         receipts = _copy_over(commit, state, chosen, target, former_headers if to is None else original_headers)
         for seq, receipt in zip(chosen, receipts, strict=True):
             _settle_for_others(commit, target, groups[seq], receipt)
-            discard(commit, state, seq)
+            state.discard(commit, seq)
         count += len(chosen)
     return count
 
@@ -442,23 +374,22 @@ def _settle_for_others(commit: Commit, target: QueueState, group: str | None, re
     if group is not None and target.fanout:
         for other in target.delivering(commit.tx):
             if other.name != group:
-                discard_for(commit, other, receipt.seq)  # sorted in already where lanes take turns
+                other.discard(commit, receipt.seq)  # sorted in already where lanes take turns
 
 
 # ── move ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | None) -> int:
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
-    with inspecting(queue) as (snap, state):
-        events = available(snap, state, queue.journal.clock.now_ms())
-        chosen = _choose(events, limit, where)
+    with viewing(queue) as view:
+        chosen = _choose(view.available(), limit, where)
 
     def apply(commit: Commit) -> int:
         state, target = queue._cache.state(commit, queue.name), queue._cache.state(commit, to.name)
         still = still_free(commit, state, chosen)
         _copy_over(commit, state, still, target)
         for seq in still:
-            discard(commit, state, seq)
+            state.discard(commit, seq)
         return len(still)
 
     return queue._writer.run(WriteRequest(apply)) if chosen else 0
@@ -473,12 +404,11 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
 
     def apply(commit: Commit) -> Receipt | None:
         state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
-        flies = any(seq in flying_in(tx, group) for group in state.all_groups(tx))
-        if flies or not any(is_open(tx, group, seq) for group in state.all_groups(tx)):
+        if seq in state.in_flight(tx) or not state.find(tx, seq):
             return None
         target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
         if to.name == queue.name:
-            waiting = [group.name for group in target.delivering(tx) if is_open(tx, group, seq)]
+            waiting = [group.name for group in target.delivering(tx) if group.find(tx, seq) is not None]
         else:
             died, group = original_options(event), event.headers.get(GROUP)
             refusal = _refusal(target, to.name, event, group)
@@ -486,11 +416,11 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
                 raise ConfigError(f"it cannot go back: {refusal.reason}")
             waiting = [] if group is None else [group]
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
-        discard(commit, state, seq)  # first: a full queue has room for it again
+        state.discard(commit, seq)  # first: a full queue has room for it again
         (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
         for other in target.delivering(tx) if target.fanout and waiting else ():
             if other.name not in waiting:
-                discard_for(commit, other, receipt.seq)
+                other.discard(commit, receipt.seq)
         return receipt
 
     receipt = queue._writer.run(WriteRequest(apply))
@@ -541,7 +471,7 @@ def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions
         known = read_special(special, state.name)
         found.priority, found.due, found.since = known.priority, known.due, known.since_ms
     if not state.fanout:
-        message = state.group(tx, WORK).message(tx, seq)
+        message = state.group(tx, WORK).find(tx, seq)
         if message is not None:
             found.priority = message.priority
             found.due = message.due if message.state == WAITING else 0

@@ -45,13 +45,10 @@ from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_f
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState, note_extension
-from penstock.queue.state.group import Group, forget_trail, keep_trail, read_trail, tried_again
+from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
     NEVER,
-    NO_TRAIL,
-    READY,
-    WAITING,
     AttemptRow,
     FailureTrail,
     Lease,
@@ -109,9 +106,9 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
     times = held.group.record.settle_times
     bucket = (commit.now_ms - held.lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + 1
-    held.group.release_lease(commit, held.number, held.lease, 1 << held.index)
+    held.group.release(commit, held.number, held.lease, 1 << held.index)
     if held.lease.messages is not None:
-        _free(commit, held.group, held.lease.messages[held.index])
+        held.group.settle(commit, held.lease.messages[held.index])
     if queue.record.policy.breaker is not None:
         note_success(commit, queue, held.group, [held.lease.seq(held.index)])
 
@@ -127,10 +124,10 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
-    group.release_lease(commit, number, lease, mask)
+    group.release(commit, number, lease, mask)
     if lease.messages is not None:
         for index in indexes_of(mask):
-            _free(commit, group, lease.messages[index])
+            group.settle(commit, lease.messages[index])
     if queue.record.policy.breaker is not None:
         note_success(commit, queue, group, [lease.seq(index) for index in indexes_of(mask)])
     return mask.bit_count()
@@ -138,17 +135,16 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
 
 def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
     """One attempt failed: back to its position, now or later, or given up."""
-    message = held.lease.message(held.index)
-    held.group.release_lease(commit, held.number, held.lease, 1 << held.index)
+    (message,) = held.group.take_back(commit, held.number, held.lease, [held.index])
     return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
 
 
 def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     """Back to its position at once, as if it had not been taken."""
-    message = held.lease.message(held.index)
+    (message,) = held.group.take_back(commit, held.number, held.lease, [held.index])
     message.attempts -= 1
-    held.group.release_lease(commit, held.number, held.lease, 1 << held.index)
-    _put_back(commit, held.group, message, 0)
+    message.since_ms = commit.now_ms
+    held.group.requeue(commit, message)
 
 
 def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms: int) -> int:
@@ -204,8 +200,7 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
 
 def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, index: int) -> None:
     """Takes one message back as if its lease had ended now."""
-    message = msgspec.structs.replace(lease.message(index))
-    group.release_lease(commit, number, lease, 1 << index)
+    (message,) = group.take_back(commit, number, lease, [index])
     _fail(commit, queue, group, lease, message, commit.now_ms, LAPSED)
 
 
@@ -251,29 +246,24 @@ def give_up(
     failure: FailureText | None,
     *,
     tried: list[AttemptRow] | None = None,
-    occupied: bool = True,
 ) -> Outcome:
-    """No further attempt: to the dead letters, else it stays, failed; what outlived its ttl just goes. `tried`: its
-    failed attempts, when one ends with this."""
+    """Sends a message to the dead letters, else keeps it as failed; what outlived its ttl just goes.
+
+    `tried`: its failed attempts, when one ends with this.
+    """
     failure = failure or FailureText()
-    outcome: Outcome
-    stays = queue.policy.dead_letter is None and reason != EXPIRED
     if queue.traits.replies:
         answer_failure(commit, queue, message.seq, reason, failure)
-    attempts = read_trail(commit.tx, group, message).attempts if tried is None else tried
+    attempts = group.trail(commit.tx, message).attempts if tried is None else tried
     message.error = failure.error
-    keep_trail(commit, message, group, FailureTrail(attempts, failure.traceback) if stays else NO_TRAIL)
+    if queue.policy.dead_letter is None and reason != EXPIRED:
+        group.save_trail(commit, message, FailureTrail(attempts, failure.traceback))
+        group.move(commit, message, FAILED)
+        return "failed"
     if queue.policy.dead_letter is not None:
         dead_letter(commit, queue, group, message, reason, failure, attempts)
-        outcome = "dead"
-    elif reason == EXPIRED:
-        outcome = "dropped"
-    else:
-        group.insert(commit, msgspec.structs.replace(message, state=FAILED, due=0))
-        outcome = "failed"
-    if message.key is not None and occupied:
-        group.free(commit, message.key, message.seq)
-    return outcome
+    group.move(commit, message, None)
+    return "dropped" if queue.policy.dead_letter is None else "dead"
 
 
 # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -290,19 +280,9 @@ def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int
     return list(together.values())
 
 
-def _free(commit: Commit, group: Group, message: MessageRow) -> None:
-    if message.traced:
-        forget_trail(commit, group, message.seq)
-    if message.key is not None:
-        group.free(commit, message.key, message.seq)
-
-
 def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:
-    if not indexes:
-        return
-    messages = [(lease.message(index), lease.deadline_of(index)) for index in indexes]
-    group.release_lease(commit, number, lease, sum(1 << index for index in indexes))
-    for message, deadline in messages:
+    deadlines = [lease.deadline_of(index) for index in indexes]
+    for message, deadline in zip(group.take_back(commit, number, lease, indexes), deadlines, strict=True):
         _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
@@ -323,24 +303,19 @@ def _fail(
         else:
             note_failure(commit, queue, group, message.seq)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
-    tried = tried_again(commit, group, lease, message, since_ms, ended, failure.error)
+    tried = group.ended_attempts(commit, lease, message, since_ms, ended, failure.error)
     if options.dead or over_budget(commit, queue, message):
         reason: Reason = REJECTED if options.dead else EXHAUSTED
         return give_up(commit, queue, group, message, reason, failure, tried=tried)
     message.error = failure.error
-    keep_trail(commit, message, group, FailureTrail(tried, failure.traceback))
+    group.save_trail(commit, message, FailureTrail(tried, failure.traceback))
     wait = options.delay
     if wait is None:
         retry = queue.policy.retry
         wait = options.otherwise if retry is None else retry.delay(message.attempts)
-    _put_back(commit, group, message, since_ms + round(wait * 1000))
+    message.since_ms, due = commit.now_ms, since_ms + round(wait * 1000)
+    group.requeue(commit, message, due if due > commit.now_ms else 0)
     return "requeued"
-
-
-def _put_back(commit: Commit, group: Group, message: MessageRow, due: int) -> None:
-    now = commit.now_ms
-    state, due = (WAITING, due) if due > now else (READY, 0)
-    group.requeue(commit, msgspec.structs.replace(message, state=state, due=due, since_ms=now))
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from itertools import islice
 import msgspec
 
 from penstock.clock import set_back_ms
+from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event, EventRows
 from penstock.journal.commit.catalog import TopicRecord
@@ -22,10 +23,10 @@ from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import DamagedBlock, Rows, has_keys
+from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
 from penstock.queue.state.cache import QueueState, note_presence
-from penstock.queue.state.group import SHORTEST_RUN, Group, HeldRun, whose_turn
-from penstock.queue.state.records import HELD, NEVER, READY, WAITING, Lease, MessageRow, read_special
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import HELD, NEVER, READY, TAKEN, UNTOUCHED, WAITING, Lease, MessageRow, read_special
 from penstock.queue.token import new_secret
 
 LEASE_MESSAGES = 1024
@@ -34,6 +35,10 @@ STEP = 256
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
 RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
 """How many of them a block counts that is walked past as a whole, and how many of its messages count as one more."""
+
+
+SHORTEST_RUN = 16
+"""Fewer messages behind busy keys than this get a row each."""
 
 
 class Request(msgspec.Struct, eq=False):
@@ -74,7 +79,7 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     plain = _take_plainly(commit, queue, group, request, hold)
     if plain is not None:
         return plain
-    if commit.fenced and _may_dead_letter(queue, group, commit.now_ms):
+    if commit.fenced and _may_append(queue, group, commit.now_ms):
         return Taken([], False, commit.now_ms + FENCE_MS)
     taking = TakeOperation(commit, queue, group, request, hold)
     behind = taking.catch_up()
@@ -142,7 +147,7 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     return Taken([LocalDelivery(under, index, Event(rows, row + index), 1) for index in range(count)], False, 0)
 
 
-def _may_dead_letter(queue: QueueState, group: Group, now: int) -> bool:
+def _may_append(queue: QueueState, group: Group, now: int) -> bool:
     """Whether a take may have to append dead letters, which is refused while an exclusive fence is open."""
     policy, deadline = queue.policy, group.record.next_deadline
     appends = policy.dead_letter is not None or queue.traits.replies
@@ -226,7 +231,7 @@ class TakeOperation:
             else:
                 break
             limit -= self._take_untouched(limit, through)
-        self._lease_messages()
+        self.lease_messages()
 
     def newest(self, limit: int) -> None:
         """From the other end: by position backwards, the lowest priority first."""
@@ -246,17 +251,17 @@ class TakeOperation:
                 limit -= self._take_at(top)
             else:
                 break
-        self._lease_messages()
+        self.lease_messages()
 
     def _ready(self, limit: int, *, reverse: bool) -> list[tuple[int, int]]:
         """Priorities and positions of the ready messages at one end, the next one last."""
         group = self.group
-        rows = self.commit.tx.scan(*keys.rows(group.topic, group.number, b"y"), reverse=reverse)
+        rows = self.commit.tx.scan(*group.rows(keys.READY), reverse=reverse)
         # What this very commit pushes has its row, but its event is not written yet.
         visible = (one for one in (keys.split_ready(key) for key, _ in rows) if one[1] <= self.latest)
         found = list(islice(visible, limit))
         if len(found) < limit and len(found) < group.record.ready:
-            found += [(1, seq) for seq in whose_turn(self.commit.tx, group, self.latest, limit - len(found))]
+            found += [(1, seq) for seq in group.next_in_turn(self.commit.tx, self.latest, limit - len(found))]
         found.reverse()
         return found
 
@@ -274,35 +279,31 @@ class TakeOperation:
             self.walked += 1
             self.group.mark_taken(self.commit, seq, seq)
             return 0
-        event = Event(*found)
+        event, message = Event(*found), MessageRow(seq, UNTOUCHED)
         if event.key is not None:
             raise ConfigError(
                 f"message {seq} of queue {self.queue.name!r} has an ordering key: take(newest=True) would deliver it "
                 "before earlier ones of its key"
             )
-        self.group.mark_taken(self.commit, seq, seq)
         if self._is_over(*found):
             self.walked += 1
-            give_up(self.commit, self.queue, self.group, MessageRow(seq), EXPIRED, None)
+            give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
             return 0
-        self.messages.append((MessageRow(seq), event))
+        self.group.move(self.commit, message, TAKEN)
+        self.messages.append((message, event))
         return 1
 
     def _take_ready(self, seq: int) -> int:
         group, tx = self.group, self.commit.tx
-        message = group.message(tx, seq)
+        message = group.find(tx, seq)
         assert message is not None
         event = self.blocks.event(tx, seq)
         if event is None:
             self.walked += 1
-            group.remove(self.commit, message)
-            # Retention or a forced compaction has removed it: there is nothing to deliver any more.
-            if message.key is not None:
-                group.free(self.commit, message.key, seq)
+            group.move(self.commit, message, None)  # retention or a forced compaction has removed its event
             return 0
         if self._is_over(event._rows, event._row):
             self.walked += 1
-            group.remove(self.commit, message)
             give_up(self.commit, self.queue, group, message, EXPIRED, None)
             return 0
         group.dequeue(self.commit, message)
@@ -314,15 +315,12 @@ class TakeOperation:
 
     def _take_untouched(self, limit: int, through: int) -> int:
         """A run of positions from the frontier on, no further than `through`; returns how many were taken."""
-        group, record = self.group, self.group.record
-        ahead = group.next_taken(self.commit.tx)
-        if ahead is not None and ahead[0] <= through:
-            through = ahead[0] - 1
-        first = record.frontier + 1
+        group = self.group
+        first, through = next(group.untouched(self.commit.tx, through))
         found = self.blocks.find(self.commit.tx, first, through)
         if found is None:
             self.walked += 1
-            group.advance(self.commit, through)
+            group.mark_taken(self.commit, through)
             return 0
         rows, row = found
         if self.ttl_bound is not None and self._is_over(rows, row):
@@ -351,17 +349,17 @@ class TakeOperation:
             if has_keys(found[0]):
                 break
             rows, row = found
-        self._lease_messages()
+        self.lease_messages()
         count = len(events)
         lease = self._lease(start, count, None)
         number = self.group.add_lease(self.commit, lease)
-        self.group.advance(self.commit, start + count - 1)
+        self.group.mark_taken(self.commit, start + count - 1)
         hold = self.hold.under(self.group, number, lease)
         self.deliveries.extend([LocalDelivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
     def _take_keyed(self, rows: Rows, row: int, through: int) -> int:
-        """Messages with ordering keys, one by one: those behind an unsettled one of the same key are set aside."""
+        """Messages with ordering keys, one by one: those behind an unsettled one of the same key are held."""
         group, commit = self.group, self.commit
         seq = rows.seq(row)
         key = rows.key(row)
@@ -369,12 +367,10 @@ class TakeOperation:
         if len(occupants) >= self.queue.record.policy.max_in_flight_per_key:
             self._pass_blocked(rows, row, through)
             return 0
-        group.advance(commit, seq)
-        message = MessageRow(seq, key=key)
+        group.mark_taken(commit, seq)
+        message = MessageRow(seq, TAKEN, key=key)
         if key is not None:
-            if occupants and group.unblock_key(
-                commit, key, occupants
-            ):  # more may be in flight now than when it was blocked
+            if occupants and group.unblock_key(commit, key):  # more may be in flight now than when it was blocked
                 self.walked += 1
                 group.requeue(commit, message)
                 return 0
@@ -385,26 +381,26 @@ class TakeOperation:
         return 1
 
     def _must_wait(self, message: MessageRow) -> bool:
-        """Sets a message aside whose key has had as many deliveries as its rate allows; else counts this one."""
+        """Has a message wait whose key has had as many deliveries as its rate allows; else counts this one."""
         due = 0 if self.limiter is None or message.key is None else self.limiter.take_key(message.key)
         if not due:
             return False
         self.walked += 2  # its rows and its key's: twice what walking past one costs
-        message.state, message.due, message.since_ms = WAITING, due, self.now
-        self.group.insert(self.commit, message)
+        message.due, message.since_ms = due, self.now
+        self.group.move(self.commit, message, WAITING)
         return True
 
     def _pass_blocked(self, rows: Rows, row: int, through: int) -> None:
-        """Sets messages aside whose keys are busy: many neighbours as one run, a few with a row each."""
+        """Holds messages whose keys are busy: many neighbours as one run, a few with a row each."""
         group, commit = self.group, self.commit
         assert isinstance(rows, Block)
-        run = HeldRun(commit.tx, group)
+        run = _HeldRun(commit.tx, group)
         stop = min(rows.count, rows.row_after(through))
         free = run.first_free(rows, row, stop)
         if free - row < SHORTEST_RUN:
             for at in range(row, free):
-                group.advance(commit, rows.seq(at))
-                group.insert(commit, MessageRow(rows.seq(at), HELD, key=rows.key(at)))
+                group.mark_taken(commit, rows.seq(at))
+                group.move(commit, MessageRow(rows.seq(at), TAKEN, key=rows.key(at)), HELD)
                 self.walked += 1
             return
         # As many blocks as a step allows, because a run costs a row for every key in it.
@@ -422,10 +418,10 @@ class TakeOperation:
                 break
         if run.is_full:
             self.walked = STEP
-        run.store(commit)
+        group.hold_run(commit, run.start, run.end, run.count, run.firsts)
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _lease_messages(self) -> None:
+    def lease_messages(self) -> None:
         """One lease over the messages picked one by one so far."""
         picked, self.messages = self.messages, []
         for at in range(0, len(picked), LEASE_MESSAGES):
@@ -469,37 +465,71 @@ class TakeOperation:
         last = min(view.position_before(self.ttl_bound + 1), through)
         if queue.policy.dead_letter is None and not queue.traits.replies:
             self.walked += 1
-            group.advance(commit, max(last, group.record.frontier + 1))
+            group.mark_taken(commit, max(last, group.record.frontier + 1))
             return
         while group.record.frontier < last and self.walked < STEP:
             self.walked += 1
             seq = group.record.frontier + 1
             event = self.blocks.event(commit.tx, seq)
-            over = MessageRow(seq, key=None if event is None else event.key)
             taken = group.record.taken
-            group.advance(commit, seq)
-            if event is not None:
-                give_up(commit, queue, group, over, EXPIRED, None, occupied=False)
+            if event is None:
+                group.mark_taken(commit, seq)
+            else:
+                give_up(commit, queue, group, MessageRow(seq, UNTOUCHED, key=event.key), EXPIRED, None)
             if taken != group.record.taken:
                 break  # the frontier has jumped over taken positions
 
 
+class _HeldRun:
+    """A run in the making: messages of neighbouring blocks, right above the frontier, whose keys are all busy."""
+
+    __slots__ = ("_blocked", "_group", "_snap", "count", "end", "firsts", "start")
+
+    def __init__(self, snap: Snapshot, group: Group) -> None:
+        self._snap = snap
+        self._group = group
+        self._blocked: dict[str | None, bool] = {None: False}
+        self.firsts: dict[str | None, int] = {}
+        """Where the first message of each key is."""
+        self.start = self.end = self.count = 0
+
+    def _is_busy(self, key: str | None) -> bool:
+        known = self._blocked.get(key)
+        if known is None:
+            known = self._blocked[key] = self._group.is_busy(self._snap, key or "")
+        return known
+
+    def first_free(self, block: Block, row: int, stop: int) -> int:
+        """The first row from `row` on that does not belong to the run."""
+        return first_free_row(block, row, stop, self._is_busy)
+
+    def add(self, block: Block, row: int, stop: int) -> None:
+        """Takes in some rows of a block."""
+        for key, at in first_rows(block, row, stop, self.firsts).items():
+            self.firsts[key] = block.seq(at)
+        self.start = self.start or block.seq(row)
+        self.end = block.seq(stop - 1)
+        self.count += stop - row
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many keys, each of which is a row, as one step should write."""
+        return len(self.firsts) >= LONGEST_SCAN
+
+
 # ── before a take ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def wake_due(commit: Commit, group: Group, step: int) -> bool:
-    """Messages whose time has come become ready, `step` of them; True when there may be more."""
+    """Makes messages ready whose time has come, `step` of them; True when there may be more."""
     tx = commit.tx
-    low, _ = keys.rows(group.topic, group.number, b"w")
-    due = list(islice(tx.scan(low, keys.waiting_key(group.topic, group.number, commit.now_ms + 1, 0)), step))
+    due = list(islice(tx.scan(*group.due_rows(commit.now_ms)), step))
     for key, _ in due:
-        message = group.message(tx, keys.tail_seq(key))
+        message = group.find(tx, keys.tail_seq(key))
         assert message is not None
-        group.remove(commit, message)
-        message.state, message.due = READY, 0
         group.requeue(commit, message)
     commit.touch(group)
     group.record.next_due = 0
-    for key, _ in tx.scan(*keys.rows(group.topic, group.number, b"w")):
-        group.record.next_due = keys.split_waiting(key)[0]
+    for key, _ in tx.scan(*group.rows(keys.WAITING)):
+        group.record.next_due = keys.split_due(key)[0]
         break
     return len(due) == step
 
@@ -509,33 +539,18 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
     tx, now = commit.tx, commit.now_ms
     start = keys.special_key(group.topic, group.record.absorbed + 1)
     rows = list(islice(tx.scan(start, keys.special_key(group.topic, latest + 1)), step))
-    runs: list[list[int]] = []
-    for key, value in rows:
-        seq, special = keys.tail_seq(key), read_special(value, queue.name)
+    messages: list[MessageRow] = []
+    for row, value in rows:
+        seq, special = keys.tail_seq(row), read_special(value, queue.name)
         back = set_back_ms(special.since_ms, now)
-        due = special.due - back
-        if due <= now and special.priority == 0:
-            continue  # late enough to be like any other
-        if group.is_past(tx, seq):
-            continue  # discarded, or another group's, before this one came to it
-        if runs and runs[-1][1] == seq - 1:
-            runs[-1][1] = seq
-        else:
-            runs.append([seq, seq])
-        waits = due > now
-        group.insert(
-            commit,
-            MessageRow(
-                seq,
-                WAITING if waits else READY,
-                priority=special.priority,
-                key=special.key,
-                due=due if waits else 0,
-                since_ms=special.since_ms - back,
-            ),
-        )
-    for first, last in runs:
-        group.mark_taken(commit, first, last)
+        due = special.due - back if special.due - back > now else 0
+        # One may be late enough to be like any other, or discarded, or another group's.
+        if (due or special.priority) and group.is_untouched(tx, seq):
+            since = special.since_ms - back
+            messages.append(MessageRow(seq, TAKEN, 0, special.priority, special.key, due, since_ms=since))
+    group.mark_all_taken(commit, [message.seq for message in messages])
+    for message in messages:
+        group.move(commit, message, WAITING if message.due else READY)
     commit.touch(group)
     full = len(rows) == step
     group.record.absorbed = keys.tail_seq(rows[-1][0]) if full else latest
@@ -543,19 +558,16 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
 
 
 def sort_in(commit: Commit, queue: QueueState, group: Group, latest: int, step: int) -> None:
-    """Sorts some messages in that were not when they were pushed: they were there before the policy, or before the
+    """Sorts messages into lanes that were not when they were pushed: they were there before the policy, or before the
     group, or were appended to the topic."""
     for _ in range(step):
-        first, through = group.record.frontier + 1, latest
-        ahead = group.next_taken(commit.tx)
-        if ahead is not None and ahead[0] <= through:
-            through = ahead[0] - 1
-        if first > through:
+        if (stretch := next(group.untouched(commit.tx, latest), None)) is None:
             return
+        first, through = stretch
         found = queue.blocks.find(commit.tx, first, through)
         if found is None:
-            group.advance(commit, through)
+            group.mark_taken(commit, through)
             continue
         rows, row = found
-        group.advance(commit, rows.seq(row))
-        group.requeue(commit, MessageRow(rows.seq(row), key=rows.key(row)))
+        group.mark_taken(commit, rows.seq(row))
+        group.requeue(commit, MessageRow(rows.seq(row), TAKEN, key=rows.key(row)))

@@ -12,10 +12,9 @@ from typing import Final, Literal
 from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.queue.inspect import flying_in, has_failed
 from penstock.queue.results.reply import REPLY, answer_failure
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import is_open
+from penstock.queue.state.records import FAILED
 from penstock.surface.failure import FailureText
 
 Taken = Literal["removed", "discarded"]
@@ -29,12 +28,8 @@ def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
     """Before a queue's messages up to a position go, in flight or not."""
     if queue.traits.replies:
         tx = commit.tx
-        flying = {seq for group in queue.all_groups(tx) for seq in flying_in(tx, group)}
-        waiting = [
-            seq
-            for seq in _wanting(commit, queue, through)
-            if seq in flying or any(is_open(tx, group, seq) for group in queue.all_groups(tx))
-        ]
+        flying = queue.in_flight(tx)
+        waiting = [seq for seq in _wanting(commit, queue, through) if seq in flying or queue.find(tx, seq)]
         answer_taken(commit, queue, waiting, REMOVED, held=flying)
 
 
@@ -46,9 +41,9 @@ def answer_taken(
     if not queue.traits.replies:
         return
     queue.blocks.refresh(commit)
-    groups, overdue = queue.all_groups(commit.tx), queue.overdue_through(commit.tx, commit.now_ms)
+    overdue = queue.overdue_through(commit.tx, commit.now_ms)
     for seq in seqs:
-        if not has_failed(commit.tx, groups, seq):
+        if all(message.state != FAILED for message in queue.find(commit.tx, seq)):
             late = seq <= overdue and seq not in held
             answer_failure(commit, queue, seq, _EXPIRED if late else why, FailureText() if late else _WHY)
 

@@ -8,8 +8,8 @@ from penstock.journal.commit.commit import Commit
 from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import Group, read_trail
-from penstock.queue.state.records import FAILED, READY, WAITING, MessageRow, read_special
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import FAILED, UNTOUCHED, MessageRow, read_special
 from penstock.surface.failure import FailureText
 
 GIVE_UP_STEP = 64
@@ -37,15 +37,15 @@ def _give_up_placed(
     record, step = group.record, GIVE_UP_STEP
     if reason != RETIRED and not record.ready + record.waiting + record.held:
         return step, False  # only failed ones are left
-    seen = list(islice(group.parked(commit.tx, through, looked.get(group.number, 0)), LOOK_STEP))
+    parked = group.parked(commit.tx, through, looked.get(group.number, 0))
+    seen = [message.seq for message in islice(parked, LOOK_STEP)]
     for seq in seen:
         looked[group.number] = seq
-        message = group.message(commit.tx, seq)
+        message = group.find(commit.tx, seq)  # giving up others may have made it ready
         if message is None or (message.state == FAILED and reason != RETIRED):
             continue
-        group.remove(commit, message)
-        failure = FailureText(message.error, read_trail(commit.tx, group, message).traceback)
-        give_up(commit, queue, group, message, reason, failure, occupied=message.state in (READY, WAITING))
+        failure = FailureText(message.error, group.trail(commit.tx, message).traceback)
+        give_up(commit, queue, group, message, reason, failure)
         step -= 1
         if step <= 0:
             return step, True
@@ -63,12 +63,13 @@ def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through:
         if seq > record.absorbed and queue.traits.special >= seq:
             value = tx.get(keys.special_key(group.topic, seq))
             priority = 0 if value is None else read_special(value, queue.name).priority
-        group.advance(commit, seq)
         step -= 1
         told = queue.policy.dead_letter is not None or queue.traits.replies
         if event is not None and (reason != EXPIRED or told):
-            over = MessageRow(seq, key=event.key, priority=priority)
-            give_up(commit, queue, group, over, reason, None, occupied=False)
+            over = MessageRow(seq, UNTOUCHED, key=event.key, priority=priority)
+            give_up(commit, queue, group, over, reason, None)
+        else:
+            group.mark_taken(commit, seq)
     return step
 
 
@@ -78,24 +79,16 @@ def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
     for group in groups:
         _trim_leases(commit, group, through)
     for group in groups:
-        for seq in list(group.parked(commit.tx, through)):
-            message = group.message(commit.tx, seq)
-            if message is not None:
-                group.remove(commit, message)
-                if message.key is not None and message.state in (READY, WAITING):
-                    group.free(commit, message.key, seq)
+        for seq in [message.seq for message in group.parked(commit.tx, through)]:
+            group.discard(commit, seq)
         _trim_untouched(commit, group, through)
 
 
 def _trim_leases(commit: Commit, group: Group, through: int) -> None:
     for number, lease in list(group.leases(commit.tx)):
         gone = [index for index in lease.held() if lease.seq(index) <= through]
-        freed = [lease.message(index) for index in gone]
-        if gone:
-            group.release_lease(commit, number, lease, sum(1 << index for index in gone))
-        for message in freed:
-            if message.key is not None:
-                group.free(commit, message.key, message.seq)
+        for message in group.take_back(commit, number, lease, gone):
+            group.move(commit, message, None)
 
 
 def _trim_untouched(commit: Commit, group: Group, through: int) -> None:
@@ -105,7 +98,7 @@ def _trim_untouched(commit: Commit, group: Group, through: int) -> None:
     for start, end in list(group.taken_ranges(commit.tx)):
         if start > through:
             break
-        commit.tx.delete(keys.taken_key(group.topic, group.number, start))
+        commit.tx.delete(group.row(keys.TAKEN, start))
         record.taken -= end - start + 1
         through = max(through, end)
-    group.advance(commit, through)
+    group.mark_taken(commit, through)

@@ -19,7 +19,6 @@ from penstock.journal.upkeep.compaction import compact, one_step
 from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
-from penstock.queue.state.group import members
 from penstock.queue.state.records import encode
 
 if TYPE_CHECKING:
@@ -274,8 +273,7 @@ def remove_through(commit: Commit, queue: QueueState, through: int, core: Journa
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
     for group in queue.all_groups(commit.tx):
-        low, high = (keys.trail_key(queue.topic, group.number, seq) for seq in (0, trimmed + 1))
-        commit.tx.delete_range(low, high)
+        commit.tx.delete_range(*group.rows(keys.TRAIL, 0, trimmed))
 
 
 def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:
@@ -302,10 +300,8 @@ def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int,
         size += block.count
     unsettled: set[int] = set()
     for group in queue.all_groups(snap):
-        low, high = (keys.message_key(topic, group.number, at) for at in (start + 1, reached + 1))
-        unsettled.update(keys.tail_seq(key) for key, _ in snap.scan(low, high))
-        unsettled.update(seq for seq, _ in members(snap, group, reached, start))
-        unsettled.update(lease.seq(index) for _, lease in group.leases(snap) for index in lease.held())
+        unsettled.update(message.seq for message in group.parked(snap, reached, start))
+        unsettled.update(group.in_flight(snap))
     thinned: list[ThinnedBlock] = []
     for stored in found:
         block = stored[2]

@@ -6,7 +6,7 @@ A block that fails its checksum must not stop the queue: its positions are deliv
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import islice
 
 from penstock.engine.contract import Snapshot
@@ -16,11 +16,14 @@ from penstock.journal.commit.catalog import load_state, open_block
 from penstock.journal.commit.commit import Commit
 from penstock.journal.storage import keys
 from penstock.journal.storage.block import NO_HEADERS, Block, columns_of
+from penstock.journal.storage.columns import CodedText, unpack_ints
 from penstock.journal.storage.wire import Columns
 
 KEPT_BLOCKS = 128
 KEPT_BYTES = 8 << 20
 READ_AHEAD = 32
+LONGEST_SCAN = 512
+"""Rows scanned one by one, where a block has too many keys to search its bytes; and about as many keys of a run."""
 
 
 class DamagedBlock:
@@ -121,6 +124,14 @@ class BlockCache:
         row = block.row_after(seq - 1)
         return (block, row) if block.seq(row) <= through else None
 
+    def between(self, snap: Snapshot, start: int, end: int) -> Iterator[tuple[Rows, int]]:
+        """The block and row of every stored event from one position to another."""
+        while (found := self.find(snap, start, end)) is not None:
+            block, first = found
+            for row in range(first, block.row_after(end)):
+                yield block, row
+            start = block.last + 1
+
     def event(self, snap: Snapshot, seq: int) -> Event | None:
         """The event at a position, or None when compaction removed it."""
         found = self.find(snap, seq, seq)
@@ -201,3 +212,63 @@ def copy_columns(event: Event) -> Columns:
 
 def _size(block: Rows) -> int:
     return len(block.raw_payload(0)) if isinstance(block, DamagedBlock) else len(block.payload) + 64 * block.count
+
+
+# ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────────
+def first_free_row(block: Block, row: int, stop: int, is_busy: Callable[[str | None], bool]) -> int:
+    """The first row from `row` on whose key is free (or that has none); `stop` when all before it are busy."""
+    values, codes = _coded(block)
+    if isinstance(codes, int):
+        return stop if is_busy(values[codes]) else row
+    if codes is not None and len(codes) == block.count:
+        free = bytes([not is_busy(value) for value in values])
+        if 1 not in free and row == 0 and stop == block.count:
+            return stop
+        found = codes.translate(free.ljust(256, b"\1")).find(1, row, stop)
+        return stop if found < 0 else found
+    last = min(stop, row + LONGEST_SCAN)
+    return next((at for at in range(row, last) if not is_busy(block.key(at))), last)
+
+
+def first_rows(block: Block, row: int, stop: int, known: Container[str | None] = ()) -> dict[str | None, int]:
+    """Every key among some rows that is not known yet, and its first row."""
+    values, codes = _coded(block)
+    found: dict[str | None, int] = {}
+    if isinstance(codes, int):
+        if values[codes] not in known:
+            found[values[codes]] = row
+    elif codes is not None and len(codes) == block.count:
+        for code, value in enumerate(values):
+            if value not in known and (at := codes.find(code, row, stop)) >= 0:
+                found[value] = at
+    else:
+        for at in range(row, stop):
+            key = block.key(at)
+            if key not in known:
+                found.setdefault(key, at)
+    return found
+
+
+def row_with_key(block: Block, row: int, stop: int, key: str) -> int | None:
+    """The first row from `row` on that has a key."""
+    values, codes = _coded(block)
+    if row >= stop:
+        return None
+    if isinstance(codes, int):
+        return row if values[codes] == key else None
+    if codes is not None:
+        if key not in values:
+            return None
+        code = values.index(key)
+        if len(codes) == block.count:
+            at = codes.find(code, row, stop)
+            return None if at < 0 else at
+        numbers = unpack_ints(codes, block.count)
+        return next((at for at in range(row, stop) if numbers[at] == code), None)
+    return next((at for at in range(row, stop) if block.key(at) == key), None)
+
+
+def _coded(block: Block) -> tuple[list[str | None], int | bytes | None]:
+    """A block's keys and which row has which; None where they are not in that form."""
+    column = block.wire.key
+    return (column.values, column.codes) if isinstance(column, CodedText) else ([], None)

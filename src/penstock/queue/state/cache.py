@@ -27,14 +27,17 @@ from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     GroupRecord,
+    MessageRow,
     Presence,
     QueueRecord,
+    SpecialRow,
     Traits,
     encode,
     pack_presence,
     read_group,
     read_presence,
     read_queue,
+    read_special,
     read_traits,
 )
 
@@ -116,7 +119,7 @@ class QueueState:
         """A group by its number; one that has no record yet has not done anything yet."""
         group = self._groups.get(number)
         if group is None:
-            value = snap.get(keys.record_key(self.topic, number))
+            value = snap.get(keys.group_prefix(self.topic, number) + keys.RECORD)
             record = GroupRecord() if value is None else read_group(value, self.name)
             name = next((name for name, known in self.record.groups.items() if known == number), "")
             group = self._groups[number] = Group(self, number, name, record)
@@ -139,6 +142,36 @@ class QueueState:
     def all_groups(self, snap: Snapshot) -> list[Group]:
         """The shared group, which in fanout mode keeps what no other wants, and the named ones."""
         return [self.group(snap, WORK), *self.named_groups(snap)]
+
+    def find(self, snap: Snapshot, seq: int) -> list[MessageRow]:
+        """The message at a position as every group has it that has neither settled it nor handed it out."""
+        found = [group.find(snap, seq) for group in self.all_groups(snap)]
+        return [message for message in found if message is not None]
+
+    def special(self, snap: Snapshot, group: Group, seq: int) -> SpecialRow | None:
+        """The delay or priority of a message that a group has not sorted in yet; None where there is none."""
+        if not group.record.absorbed < seq <= self.traits.special:
+            return None
+        value = snap.get(keys.special_key(self.topic, seq))
+        return None if value is None else read_special(value, self.name)
+
+    def in_flight(self, snap: Snapshot) -> set[int]:
+        """The positions that leases of some group hold."""
+        return {seq for group in self.all_groups(snap) for seq in group.in_flight(snap)}
+
+    def discard(self, commit: Commit, seq: int) -> None:
+        """Settles a message that is not in flight, for all groups."""
+        for group in self.all_groups(commit.tx):
+            group.discard(commit, seq)
+
+    def presence(self, snap: Snapshot, label: str, consumer: str) -> Presence | None:
+        """A consumer of a group; None when it is not listed, or not any more."""
+        number = self.record.groups.get(label, 0)
+        known = self.seen.get((number, consumer))
+        if known is None:
+            row = snap.get(keys.presence_key(self.topic, number, consumer))
+            known = None if row is None else read_presence(row)
+        return known
 
     def unsettled(self, commit: Commit) -> int:
         """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
@@ -281,7 +314,9 @@ def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
     return UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")
 
 
-# ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A row for each that gave its name, with its machine, its start and its last sign of life: a take (one that waits looks
+# every second) or an extended lease. It is written down at most every few seconds: it costs a busy consumer nothing.
 PRESENCE_MS = 5_000
 """How often a consumer's presence is written down, at the most."""
 
@@ -294,27 +329,22 @@ def presences(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, Presence]]
 def note_presence(
     commit: Commit, queue: QueueState, label: str, consumer: str, host: str | None, since_ms: int
 ) -> None:
-    """Says, every few seconds, that a consumer is there. Without a host it runs in this process."""
-    number = queue.record.groups.get(label, 0)
-    known = queue.seen.get((number, consumer))
+    """Notes, every few seconds, that a consumer is there. Without a host it runs in this process."""
+    known = queue.seen.get((queue.record.groups.get(label, 0), consumer))
     if known is None or not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
         since = since_ms or (commit.now_ms if known is None else known.since_ms)
-        _write(commit, queue, number, consumer, Presence(commit.now_ms, since, this_host() if host is None else host))
+        _save_presence(commit, queue, label, consumer, since, this_host() if host is None else host)
 
 
 def note_extension(commit: Commit, queue: QueueState, label: str, consumer: str) -> None:
-    """The same of a consumer that has something in hand, and may take nothing for hours."""
-    number = queue.record.groups.get(label, 0)
-    known = queue.seen.get((number, consumer))
-    if known is None:
-        row = commit.tx.get(keys.presence_key(queue.topic, number, consumer))
-        known = None if row is None else read_presence(row)
+    """Notes the same of a consumer that has something in hand, and may take nothing for hours."""
+    known = queue.presence(commit.tx, label, consumer)
     if known is not None and not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
-        _write(commit, queue, number, consumer, Presence(commit.now_ms, known.since_ms, known.host))
+        _save_presence(commit, queue, label, consumer, known.since_ms, known.host)
 
 
 def forget_presence(commit: Commit, queue: QueueState, label: str, consumer: str) -> bool:
-    """A consumer has ended; False when none of that name was there."""
+    """Forgets a consumer that has ended; False when none of that name was there."""
     number = queue.record.groups.get(label, 0)
     queue.seen.pop((number, consumer), None)
     key = keys.presence_key(queue.topic, number, consumer)
@@ -324,6 +354,7 @@ def forget_presence(commit: Commit, queue: QueueState, label: str, consumer: str
     return True
 
 
-def _write(commit: Commit, queue: QueueState, number: int, consumer: str, presence: Presence) -> None:
-    queue.seen[number, consumer] = presence
+def _save_presence(commit: Commit, queue: QueueState, label: str, consumer: str, since_ms: int, host: str) -> None:
+    number = queue.record.groups.get(label, 0)
+    presence = queue.seen[number, consumer] = Presence(commit.now_ms, since_ms, host)
     commit.tx.put(keys.presence_key(queue.topic, number, consumer), pack_presence(presence))

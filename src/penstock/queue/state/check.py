@@ -10,11 +10,10 @@ from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.reading import TopicView
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import Group, held_runs, members
+from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, MessageRow, read_message
 
-_INDEXES = b"yuzwhf"
-"""The kinds of rows that say where a message is, beside its own."""
+_INDEXES = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD, keys.FAILED)
 
 
 def check_queue(snap: Snapshot, queue: QueueState) -> list[str]:
@@ -34,7 +33,7 @@ class _GroupCheck:
         self._group = group
         self._record = group.record
         self._rows = {message.seq: message for message in self._own_rows()}
-        self._runs = dict(members(snap, group))
+        self._runs = dict(group.run_members(snap))
         self._leases = dict(group.leases(snap))
         self._flying = {
             lease.seq(index): lease.message(index) for lease in self._leases.values() for index in lease.held()
@@ -49,11 +48,11 @@ class _GroupCheck:
         yield from self._trails()
 
     def _own_rows(self) -> Iterator[MessageRow]:
-        for _, value in self._scan(b"e"):
+        for _, value in self._scan(keys.MESSAGE):
             yield read_message(value, self._group.queue.name)
 
     def _scan(self, tag: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(self._snap.scan(*keys.rows(self._group.topic, self._group.number, tag)))
+        return iter(self._snap.scan(*self._group.rows(tag)))
 
     def _places(self) -> Iterator[str]:
         """Every message is in one place: untouched, in a lease, in a row of its own, or in a run."""
@@ -62,7 +61,7 @@ class _GroupCheck:
         yield from (f"message {seq} is in {count} places" for seq, count in found.items() if count > 1)
         latest = TopicView(self._snap, self._group.queue.name, TopicRecord(self._group.topic)).latest()
         for seq in found:
-            if not self._group.is_past(self._snap, seq):
+            if self._group.is_untouched(self._snap, seq):
                 yield f"message {seq} has a place, and is untouched as well"
             if seq > latest:
                 yield f"message {seq} was never pushed: the queue ends at {latest}"
@@ -74,7 +73,7 @@ class _GroupCheck:
 
     def _counters(self) -> Iterator[str]:
         record, rows = self._record, Counter(message.state for message in self._rows.values())
-        runs = list(held_runs(self._snap, self._group))
+        runs = list(self._group.runs(self._snap))
         leases = self._leases.values()
         counted = {
             "ready": (record.ready, rows[READY]),
@@ -85,7 +84,7 @@ class _GroupCheck:
             "leases": (record.leases, len(self._leases)),
             "endless": (record.endless, sum(lease.owner is not None for lease in leases)),
             "taken": (record.taken, sum(end - start + 1 for start, end in self._group.taken_ranges(self._snap))),
-            "runs": (record.runs, sum(1 for _ in self._scan(b"p"))),
+            "runs": (record.runs, sum(1 for _ in self._scan(keys.RUN))),
             "left in runs": (sum(left for _, _, left in runs), len(self._runs)),
         }
         yield from (f"{name} is {said}, counted {is_so}" for name, (said, is_so) in counted.items() if said != is_so)
@@ -100,15 +99,15 @@ class _GroupCheck:
         expected: dict[bytes, bytes] = {}
         for message in self._rows.values():
             if message.lane is None:
-                expected[self._group._index_key(message)] = b""
+                expected[self._group.index_key(message)] = b""
             else:
-                expected[keys.lane_key(self._group.topic, self._group.number, message.lane, message.seq)] = b""
+                expected[keys.lane_key(self._group.prefix, message.lane, message.seq)] = b""
         firsts = {first for _, (_, first) in self._lane_rows()}
-        stored = {row: value for tag in _INDEXES for row, value in self._scan(bytes([tag]))}
+        stored = {row: value for tag in _INDEXES for row, value in self._scan(tag)}
         for row in expected.keys() - stored.keys():
             yield f"message {keys.tail_seq(row)} has no index row {row!r}"
         for row in stored.keys() - expected.keys():
-            is_turn = row.startswith(keys.rows(self._group.topic, self._group.number, b"z")[0])
+            is_turn = row.startswith(self._group.prefix + keys.TURN)
             in_run = stored[row] and self._runs.get(keys.tail_seq(row)) is not None
             if not in_run and not (is_turn and keys.tail_seq(row) in firsts):
                 yield f"index row {row!r} leads to no message"
@@ -116,7 +115,7 @@ class _GroupCheck:
     def _keys(self) -> Iterator[str]:
         """Of an ordering key, those that are under way are listed, and the others wait behind one of them."""
         group, snap = self._group, self._snap
-        low, high = keys.rows(group.topic, group.number, b"b")
+        low, high = group.rows(keys.BUSY)
         busy = {key[len(low) + 2 :].decode(): keys.unpack_seqs(value) for key, value in snap.scan(low, high)}
         for key, seqs in busy.items():
             for seq in seqs:
@@ -149,12 +148,12 @@ class _GroupCheck:
         if {lane: first for lane, (_, first) in lanes.items()} != firsts:
             yield f"lanes are {lanes}, and their first messages {firsts}"
         for turn, first in lanes.values():
-            if self._snap.get(keys.turn_key(self._group.topic, self._group.number, turn, first)) is None:
+            if self._snap.get(keys.turn_key(self._group.prefix, turn, first)) is None:
                 yield f"message {first} is the first of its lane, and has no turn {turn}"
 
     def _trails(self) -> Iterator[str]:
         """Every row of failed attempts is that of a message."""
         traced = {seq for seq, one in [*self._flying.items(), *self._rows.items()] if one.traced}
-        stored = {keys.tail_seq(row) for row, _ in self._scan(b"t")}
+        stored = {keys.tail_seq(row) for row, _ in self._scan(keys.TRAIL)}
         yield from (f"message {seq} has failed attempts, and no row of them" for seq in traced - stored)
         yield from (f"failed attempts of message {seq}, which is settled" for seq in stored - traced)

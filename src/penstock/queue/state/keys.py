@@ -11,9 +11,6 @@ _shared = struct.Struct(">2sIc")
 _shared_seq = struct.Struct(">2sIcQ")
 _group = struct.Struct(">2sII")
 _row = struct.Struct(">2sIIc")
-_row_seq = struct.Struct(">2sIIcQ")
-_row_rank = struct.Struct(">2sIIcIQ")
-_row_due = struct.Struct(">2sIIcQQ")
 _length = struct.Struct(">H")
 _seq = struct.Struct(">Q")
 _rank_seq = struct.Struct(">IQ")
@@ -22,8 +19,15 @@ HIGHEST_PRIORITY = (1 << 31) - 1
 FRONT = HIGHEST_PRIORITY
 """The rank of messages pushed to the front: before all others, also in a queue without priorities."""
 LOWEST_PRIORITY = -(1 << 31)
+ALL_GROUPS = (1 << 32) - 1
+"""The group of those rows of flow control that are about pushes."""
 _SHARED = b"qt"
 _GROUP = b"qg"
+_FLOW = b"qf"
+
+RECORD, LEASE, MESSAGE, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"e", b"t", b"p", b"v", b"b"
+READY, LANE, TURN, WAITING, HELD, FAILED = b"y", b"u", b"z", b"w", b"h", b"f"
+"""The kinds of a group's rows; those of the second line find messages by their state."""
 
 
 # ── the queue ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,92 +91,58 @@ def shared_range(topic: int) -> tuple[bytes, bytes]:
 
 
 # ── a group ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def group_prefix(topic: int, group: int) -> bytes:
+    """What every row of a group begins with."""
+    return _group.pack(_GROUP, topic, group)
+
+
 def group_range(topic: int, group: int) -> tuple[bytes, bytes]:
     """Every row of a group."""
-    return _group.pack(_GROUP, topic, group), _group.pack(_GROUP, topic, group + 1)
+    return group_prefix(topic, group), group_prefix(topic, group + 1)
 
 
 def groups_range(topic: int) -> tuple[bytes, bytes]:
     """Every row of every group of a queue."""
-    return _group.pack(_GROUP, topic, 0), _group.pack(_GROUP, topic + 1, 0)
+    return group_prefix(topic, 0), group_prefix(topic + 1, 0)
 
 
-def rows(topic: int, group: int, tag: bytes) -> tuple[bytes, bytes]:
-    """All of a group's rows of one kind."""
-    return _row.pack(_GROUP, topic, group, tag), _row.pack(_GROUP, topic, group, bytes([tag[0] + 1]))
+def ready_key(group: bytes, priority: int, seq: int) -> bytes:
+    return group + READY + _rank_seq.pack(HIGHEST_PRIORITY - priority, seq)
 
 
-def record_key(topic: int, group: int) -> bytes:
-    return _row.pack(_GROUP, topic, group, b"g")
+def waiting_key(group: bytes, due: int, seq: int) -> bytes:
+    return group + WAITING + _due_seq.pack(due, seq)
 
 
-def lease_key(topic: int, group: int, number: int) -> bytes:
-    return _row_seq.pack(_GROUP, topic, group, b"l", number)
+def turn_key(group: bytes, turn: int, seq: int) -> bytes:
+    return group + TURN + _due_seq.pack(turn, seq)
 
 
-def message_key(topic: int, group: int, seq: int) -> bytes:
-    return _row_seq.pack(_GROUP, topic, group, b"e", seq)
+def busy_key(group: bytes, key: str) -> bytes:
+    return group + BUSY + _text(key)
 
 
-def failed_key(topic: int, group: int, seq: int) -> bytes:
-    return _row_seq.pack(_GROUP, topic, group, b"f", seq)
+def lane_key(group: bytes, lane: str, seq: int) -> bytes:
+    return group + LANE + _text(lane) + _seq.pack(seq)
 
 
-def trail_key(topic: int, group: int, seq: int) -> bytes:
-    return _row_seq.pack(_GROUP, topic, group, b"t", seq)
-
-
-def run_key(topic: int, group: int, start: int) -> bytes:
-    return _row_seq.pack(_GROUP, topic, group, b"p", start)
-
-
-def taken_key(topic: int, group: int, start: int) -> bytes:
-    return _row_seq.pack(_GROUP, topic, group, b"v", start)
-
-
-def ready_key(topic: int, group: int, priority: int, seq: int) -> bytes:
-    return _row_rank.pack(_GROUP, topic, group, b"y", HIGHEST_PRIORITY - priority, seq)
-
-
-def waiting_key(topic: int, group: int, due: int, seq: int) -> bytes:
-    return _row_due.pack(_GROUP, topic, group, b"w", due, seq)
-
-
-def turn_key(topic: int, group: int, turn: int, seq: int) -> bytes:
-    return _row_due.pack(_GROUP, topic, group, b"z", turn, seq)
-
-
-def lane_key(topic: int, group: int, lane: str, seq: int) -> bytes:
-    return _lane_prefix(topic, group, lane) + _seq.pack(seq)
-
-
-def lane_end(topic: int, group: int, lane: str) -> bytes:
+def lane_end(group: bytes, lane: str) -> bytes:
     """What lies behind every row of a lane."""
-    return _lane_prefix(topic, group, lane) + b"\xff" * 9
+    return group + LANE + _text(lane) + b"\xff" * 9
 
 
-def _lane_prefix(topic: int, group: int, lane: str) -> bytes:
-    text = lane.encode()
-    return _row.pack(_GROUP, topic, group, b"u") + _length.pack(len(text)) + text
+def held_key(group: bytes, key: str, seq: int) -> bytes:
+    return group + HELD + _text(key) + _seq.pack(seq)
 
 
-def busy_key(topic: int, group: int, key: str) -> bytes:
-    text = key.encode()
-    return _row.pack(_GROUP, topic, group, b"b") + _length.pack(len(text)) + text
-
-
-def held_prefix(topic: int, group: int, key: str) -> bytes:
-    text = key.encode()
-    return _row.pack(_GROUP, topic, group, b"h") + _length.pack(len(text)) + text
-
-
-def held_key(topic: int, group: int, key: str, seq: int) -> bytes:
-    return held_prefix(topic, group, key) + _seq.pack(seq)
-
-
-def held_range(topic: int, group: int, key: str) -> tuple[bytes, bytes]:
-    prefix = held_prefix(topic, group, key)
+def held_range(group: bytes, key: str) -> tuple[bytes, bytes]:
+    prefix = group + HELD + _text(key)
     return prefix, prefix + b"\xff" * 9
+
+
+def _text(value: str) -> bytes:
+    text = value.encode()
+    return _length.pack(len(text)) + text
 
 
 # ── what a key says ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,13 +157,8 @@ def split_ready(key: bytes) -> tuple[int, int]:
     return HIGHEST_PRIORITY - rank, seq
 
 
-def split_waiting(key: bytes) -> tuple[int, int]:
-    """Due time and position of a waiting row."""
-    return _due_seq.unpack_from(key, _row.size)
-
-
-def split_turn(key: bytes) -> tuple[int, int]:
-    """Turn and position of a row of turns."""
+def split_due(key: bytes) -> tuple[int, int]:
+    """Due time and position of a waiting row; turn and position of a row of turns."""
     return _due_seq.unpack_from(key, _row.size)
 
 
@@ -214,24 +179,20 @@ def unpack_seq(value: bytes) -> int:
 
 
 # ── flow control ──────────────────────────────────────────────────────────────────────────────────────────────────────
-_PREFIX = b"qf"
-ALL_GROUPS = (1 << 32) - 1
-
-
 def flow_key(topic: int, group: int, tag: bytes, name: str = "") -> bytes:
-    return _row.pack(_PREFIX, topic, group, tag) + name.encode()
+    return _row.pack(_FLOW, topic, group, tag) + name.encode()
 
 
 def flow_rows(topic: int, group: int, tag: bytes) -> tuple[bytes, bytes]:
     """All of a group's rows of one kind."""
-    return _row.pack(_PREFIX, topic, group, tag), _row.pack(_PREFIX, topic, group, bytes([tag[0] + 1]))
+    return _row.pack(_FLOW, topic, group, tag), _row.pack(_FLOW, topic, group, bytes([tag[0] + 1]))
 
 
 def flow_of_group(topic: int, group: int) -> tuple[bytes, bytes]:
     """Every row of a group."""
-    return _group.pack(_PREFIX, topic, group), _group.pack(_PREFIX, topic, group + 1)
+    return _group.pack(_FLOW, topic, group), _group.pack(_FLOW, topic, group + 1)
 
 
 def flow_of_queue(topic: int) -> tuple[bytes, bytes]:
     """Every row of every group of a queue."""
-    return _group.pack(_PREFIX, topic, 0), _group.pack(_PREFIX, topic + 1, 0)
+    return _group.pack(_FLOW, topic, 0), _group.pack(_FLOW, topic + 1, 0)

@@ -18,6 +18,10 @@ READY: Final = 0
 WAITING: Final = 1
 HELD: Final = 2
 FAILED: Final = 3
+UNTOUCHED: Final = 4
+"""Above the frontier, and not marked as taken; no row says so."""
+TAKEN: Final = 5
+"""In a lease, or on its way from one place to another; no row says so."""
 NEVER: Final = (1 << 63) - 1
 """The deadline of a lease that lasts as long as its owner's process."""
 
