@@ -37,11 +37,11 @@ from penstock.local.transaction import Transaction as Transaction
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing
-from penstock.queue.control.pausing import Pause as Pause
-from penstock.queue.inspect.listing import PendingDelivery as PendingDelivery
-from penstock.queue.inspect.listing import QueueConsumer as QueueConsumer
-from penstock.queue.inspect.messages import QueueMessage as QueueMessage
-from penstock.queue.inspect.stats import QueueStats as QueueStats
+from penstock.queue.inspect import PendingDelivery as PendingDelivery
+from penstock.queue.inspect import QueueConsumer as QueueConsumer
+from penstock.queue.inspect import QueueMessage as QueueMessage
+from penstock.queue.inspect import QueueStats as QueueStats
+from penstock.queue.operations.groups import Pause as Pause
 from penstock.queue.policy import QueuePolicy as QueuePolicy
 from penstock.queue.results.ticket import ResultTicket as ResultTicket
 from penstock.queue.retry import Retry as Retry

@@ -172,10 +172,10 @@ def test_flow_control_that_is_not_used_is_not_called(journal: Journal) -> None:
         "ack": usual_calls(lambda delivery: delivery.ack(), queue.take),
     }
     for calls in called.values():
-        assert [one for one in calls if one.startswith("queue/flow/")] == []
+        assert [one for one in calls if one.startswith("queue/flow.py")] == []
     limited = journal.queue("limited", rate="1000/s", breaker="5/m")
     limited.push_many(range(4 * TRIES))
-    assert any(one.startswith("queue/flow/") for one in usual_calls(lambda _: limited.take()))
+    assert any(one.startswith("queue/flow.py") for one in usual_calls(lambda _: limited.take()))
 
 
 def test_what_flow_control_costs_where_it_is_not_used(journal: Journal) -> None:

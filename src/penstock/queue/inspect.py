@@ -157,6 +157,10 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The group's circuit breaker: closed, open or half-open; None where the policy has none."""
 
 
+_PLAIN: Final = MessageRow(0, UNTOUCHED)
+"""What is known of an untouched message that was pushed without a delay or a priority."""
+
+
 # ── the walk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Entry(msgspec.Struct, eq=False):
     """A message that one group has not settled, and how it is."""
@@ -251,25 +255,23 @@ class View:
 
     def _untouched(self, group: Group, label: str | None, wanted: MessageState | None, after: int) -> Iterator[Entry]:
         """Messages above the frontier; where one has a delay or a priority that is not sorted in, a row says so."""
-        snap, blocks = self.snap, self.state.blocks
-        found: Iterator[tuple[Event | None, SpecialRow | None]]
+        snap, state = self.snap, self.state
         if wanted == "delayed":
-            specials = self.unabsorbed(group, self.latest)
-            found = ((blocks.event(snap, seq), special) for seq, special in specials if seq > after)
-        else:
-            events = (
-                Event(*at)
-                for start, end in group.untouched(snap, self.latest, after)
-                for at in blocks.between(snap, start, end)
-            )
-            found = ((event, self.state.special(snap, group, event.seq)) for event in events)
-        for event, special in found:
-            late = special is not None and special.due > self.now
-            if event is not None and wanted in (None, "delayed" if late else "ready"):
-                row = MessageRow(event.seq, UNTOUCHED, key=event.key)
-                if special is not None:
-                    row.priority, row.due = special.priority, special.due
-                yield Entry(event.seq, "delayed" if late else "ready", group, label, row, event)
+            for seq, special in self.unabsorbed(group, self.latest):
+                event = state.blocks.event(snap, seq) if seq > after and special.due > self.now else None
+                if event is not None:
+                    yield Entry(seq, "delayed", group, label, special.row(seq), event)
+            return
+        plain = state.traits.special <= group.record.absorbed
+        for start, end in group.untouched(snap, self.latest, after):
+            for block, at in state.blocks.between(snap, start, end):
+                seq = block.seq(at)
+                found = None if plain else state.special(snap, group, seq)
+                if found is None:
+                    yield Entry(seq, "ready", group, label, _PLAIN, Event(block, at))
+                elif wanted is None or found.due <= self.now:
+                    late: MessageState = "delayed" if found.due > self.now else "ready"
+                    yield Entry(seq, late, group, label, found.row(seq), Event(block, at))
 
     def unabsorbed(self, group: Group, through: int) -> Iterator[tuple[int, SpecialRow]]:
         """Delays and priorities that the group's next take will sort in."""
@@ -325,7 +327,7 @@ class View:
 
         def plain() -> Iterator[tuple[int, int]]:
             for entry in self._untouched(group, None, "ready", self.overdue):
-                key = entry.message.key
+                key = None if entry.event is None else entry.event.key
                 if entry.message.priority:
                     continue
                 if key is not None:

@@ -20,7 +20,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import lane_of
 from penstock.queue.state.keys import ALL_GROUPS, flow_key, flow_rows
-from penstock.queue.state.records import READY, TAKEN, UNTOUCHED, WAITING, MessageRow, SpecialRow, encode
+from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
 from penstock.surface.failure import FailureText
 
 
@@ -166,7 +166,8 @@ def give_turns(
                 break
             key = None if columns.key is None else columns.key[row]
             headers = None if columns.headers is None else columns.headers[row]
-            group.requeue(commit, MessageRow(seq, UNTOUCHED, key=key), lane=lane_of(fair_by, key, headers))
+            group.mark_taken(commit, seq)
+            group.requeue(commit, MessageRow(seq, TAKEN, key=key), lane=lane_of(fair_by, key, headers))
 
 
 # ── throttle and debounce ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -187,7 +187,7 @@ def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bo
         special = queue.special(commit.tx, group, seq)
         if special is None or special.due <= commit.now_ms:
             return False
-        message.priority, message.key = special.priority, special.key
+        message = special.row(seq)
     if message.key is not None and queue.record.policy.debounce is not None:
         forget_debounced(commit, queue, message.key, seq)
     group.requeue(commit, message)

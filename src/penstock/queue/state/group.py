@@ -259,7 +259,8 @@ class Group:
 
     def requeue(self, commit: Commit, message: MessageRow, due: int = 0, lane: str | None = None) -> None:
         """Makes a message ready, or has it wait until `due`; of a key's untried messages the first goes first."""
-        self.move(commit, message, TAKEN)
+        if message.state != TAKEN:
+            self.move(commit, message, TAKEN)
         state, key, message.due = WAITING if due else READY, message.key, due
         if key is not None:
             occupants = self.occupants(commit.tx, key)

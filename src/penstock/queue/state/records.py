@@ -65,6 +65,10 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     since_ms: int = 0
     """When its delay began; 0: it waits for a moment that its pusher named."""
 
+    def row(self, seq: int) -> MessageRow:
+        """The message as one that nobody has sorted in."""
+        return MessageRow(seq, UNTOUCHED, 0, self.priority, self.key, self.due, since_ms=self.since_ms)
+
 
 class GroupRecord(msgspec.Struct, array_like=True):
     """How far a group is, and how many messages are in which state."""
