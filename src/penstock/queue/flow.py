@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from penstock.clock import seconds, set_back_ms
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, Corrupt
+from penstock.errors import ConfigError
 from penstock.journal.commit.commit import Commit
 from penstock.names import check_whole
-from penstock.queue.state.keys import flow_key, flow_rows
+from penstock.queue.state import keys
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
@@ -239,24 +239,8 @@ def shapes_takes(policy: QueuePolicy) -> bool:
 # ── in the store ──────────────────────────────────────────────────────────────────────────────────────────────────────
 FORGET_STEP = 1024
 """Rows of keys that one commit looks at to forget those that do not count any more."""
-T = TypeVar("T")
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def read_row(snap: Snapshot, key: bytes, kind: type[T], queue: str) -> T | None:
-    """What a row says; None when it is not there."""
-    value = snap.get(key)
-    return None if value is None else decode_row(value, kind, queue)
-
-
-def decode_row(value: bytes, kind: type[T], queue: str) -> T:
-    try:
-        return msgspec.msgpack.decode(value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"a record of queue {queue!r} does not decode: {error}", topic=queue) from error
-
-
-encode_row = _encode
+read_window = keys.reader(Window)
+read_breaker = keys.reader(Breaker)
 
 
 def forget_rows(commit: Commit, rows: tuple[bytes, bytes], after: bytes, is_over: Callable[[bytes], bool]) -> bytes:
@@ -275,17 +259,18 @@ def forget_rows(commit: Commit, rows: tuple[bytes, bytes], after: bytes, is_over
 
 
 def load_breaker(snap: Snapshot, group: Group) -> Breaker:
-    return read_row(snap, flow_key(group.topic, group.number, b"k"), Breaker, group.queue.name) or Breaker()
+    value = snap.get(keys.flow_key(group.topic, group.number, b"k"))
+    return Breaker() if value is None else read_breaker(value, group.queue.name)
 
 
 def save_breaker(commit: Commit, group: Group, breaker: Breaker) -> None:
-    commit.tx.put(flow_key(group.topic, group.number, b"k"), encode_row(breaker))
+    commit.tx.put(keys.flow_key(group.topic, group.number, b"k"), keys.encode(breaker))
 
 
 def forget_breakers(commit: Commit, queue: QueueState) -> None:
     """The policy has no breaker any more: one that it gets later begins closed."""
     for group in queue.all_groups(commit.tx):
-        commit.tx.delete(flow_key(group.topic, group.number, b"k"))
+        commit.tx.delete(keys.flow_key(group.topic, group.number, b"k"))
 
 
 def breaker_state(snap: Snapshot, queue: QueueState, group: Group, now: int) -> BreakerState | None:
@@ -306,7 +291,7 @@ class Limiter:
         self._now = commit.now_ms
         self._rate = None if policy.rate is None else read_rate(policy.rate)
         self._key_rate = None if policy.rate_per_key is None else read_rate(policy.rate_per_key)
-        self._window = Window() if self._rate is None else self._load(flow_key(queue.topic, group.number, b"q"))
+        self._window = Window() if self._rate is None else self._load(keys.flow_key(queue.topic, group.number, b"q"))
         self._breaker: Breaker | None = None
         self.next_ms = 0
         """When a take that was refused may look again; 0: none was."""
@@ -344,24 +329,25 @@ class Limiter:
             save_breaker(self._commit, self._group, self._breaker)
         if self._rate is not None and count:
             self._window.note(self._rate, self._now, count)
-            row = flow_key(self._queue.topic, self._group.number, b"q")
-            self._commit.tx.put(row, encode_row(self._window))
+            row = keys.flow_key(self._queue.topic, self._group.number, b"q")
+            self._commit.tx.put(row, keys.encode(self._window))
 
     def take_key(self, key: str) -> int:
         """Counts a delivery of a key and returns 0; or, where its rate is used up, says when the next one may be."""
         rate = self._key_rate
         if rate is None:
             return 0
-        row = flow_key(self._queue.topic, self._group.number, b"r", key)
+        row = keys.flow_key(self._queue.topic, self._group.number, b"r", key)
         window = self._load(row)
         if not window.room(rate, self._now):
             return window.next_ms(rate, self._now)
         window.note(rate, self._now, 1)
-        self._commit.tx.put(row, encode_row(window))
+        self._commit.tx.put(row, keys.encode(window))
         return 0
 
     def _load(self, row: bytes) -> Window:
-        return read_row(self._commit.tx, row, Window, self._queue.name) or Window()
+        value = self._commit.tx.get(row)
+        return Window() if value is None else read_window(value, self._queue.name)
 
 
 def limiter_for(commit: Commit, queue: QueueState, group: Group) -> Limiter | None:
@@ -377,6 +363,6 @@ def forget_windows(commit: Commit, queue: QueueState, group: Group, after: bytes
     rate: Rate | None = None if text is None else read_rate(text)
 
     def is_over(value: bytes) -> bool:
-        return rate is None or decode_row(value, Window, queue.name).is_over(rate, commit.now_ms)
+        return rate is None or read_window(value, queue.name).is_over(rate, commit.now_ms)
 
-    return forget_rows(commit, flow_rows(queue.topic, group.number, b"r"), after, is_over)
+    return forget_rows(commit, keys.flow_rows(queue.topic, group.number, b"r"), after, is_over)

@@ -16,13 +16,12 @@ from penstock.clock import from_ms, set_back_ms
 from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_state
 from penstock.journal.commit.commit import Commit
-from penstock.queue.flow import Window, decode_row, encode_row, forget_breakers, load_breaker, save_breaker
+from penstock.queue.flow import forget_breakers, load_breaker, read_window, save_breaker
 from penstock.queue.operations.push import debounced_until
 from penstock.queue.policy import QueuePolicy, check_together, refuse_other_mode
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.keys import flow_key, flow_of_group, flow_rows
 from penstock.queue.state.records import (
     FAILED,
     HELD,
@@ -117,20 +116,22 @@ def add_group(commit: Commit, state: QueueState, name: str, after: int | Literal
 Range = tuple[int, int]
 
 
-class GroupImage:
+class GroupImage(msgspec.Struct):
     """A group's whole state but its leases, in memory: for the rare occasions when it is built anew."""
 
-    __slots__ = ("absorbed", "covers", "frontier", "messages")
+    absorbed: int
+    untouched: list[Range]
+    """From where to where, ascending; of a group without an end the last one goes on for ever."""
+    messages: dict[int, MessageRow]
 
-    def __init__(self, frontier: int, absorbed: int, covers: list[Range], messages: dict[int, MessageRow]) -> None:
-        self.frontier = frontier
-        self.absorbed = absorbed
-        self.covers = covers
-        self.messages = messages
+    def is_untouched(self, seq: int) -> bool:
+        return any(start <= seq <= end for start, end in self.untouched)
 
-    def is_taken(self, seq: int) -> bool:
-        """Whether a position was handed out or waits elsewhere."""
-        return seq <= self.frontier or any(start <= seq <= end for start, end in self.covers)
+    def part(self, after: int, until: int = NEVER) -> GroupImage:
+        """What lies between two positions, the second one included."""
+        clipped = [(max(start, after + 1), min(end, until)) for start, end in self.untouched]
+        messages = {seq: message for seq, message in self.messages.items() if after < seq <= until}
+        return GroupImage(max(self.absorbed, after), [one for one in clipped if one[0] <= one[1]], messages)
 
 
 def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
@@ -150,9 +151,12 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
     kept = image_of(commit, shared) if not others or shared.kept() else None
     begin = _for_newcomer(commit, others, kept) if others else kept
     assert begin is not None
-    _install(commit, group, _from(commit, queue, begin, after))
-    if kept is not None:
-        _keep(commit, shared, kept, min(shared.record.until, after) if others else after)
+    trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
+    begin = begin.part(after)
+    _install(commit, group, GroupImage(begin.absorbed, begin.part(trimmed).untouched, begin.messages))
+    if kept is not None:  # what this one does not want stays with the shared group
+        until = min(shared.record.until, after) if others else after
+        _install(commit, shared, kept.part(0, until), until)
     return group
 
 
@@ -168,7 +172,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
         _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)], kept))
         commit.flush()
     commit.tx.delete_range(*keys.group_range(queue.topic, number))
-    commit.tx.delete_range(*flow_of_group(queue.topic, number))
+    commit.tx.delete_range(*keys.flow_of_group(queue.topic, number))
     queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
     queue.record.paused = {known: since for known, since in queue.record.paused.items() if known != name}
     queue.save(commit)
@@ -188,68 +192,35 @@ def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     return group
 
 
-# ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── images ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def image_of(commit: Commit, group: Group) -> GroupImage:
+    """A group as it is, without what it has handed out."""
     follow_clock(commit, group)  # a group that gets its waits has none from later than now
-    record = group.record
     messages = {message.seq: message for message in group.parked(commit.tx)}
     for message in messages.values():
         if message.state == WAITING and message.key is not None and not message.attempts:
             # It waits for a rate, which each group has of its own, unless a debounce holds it back for all.
             message.due = debounced_until(commit, group.queue, message.key, message.seq)
             message.state = WAITING if message.due > commit.now_ms else READY
-    covers = list(group.taken_ranges(commit.tx))
-    if record.until >= 0:
-        covers = _normal([*covers, (max(record.until, record.frontier) + 1, NEVER)])
-    return GroupImage(record.frontier, record.absorbed, covers, messages)
-
-
-def _from(commit: Commit, queue: QueueState, picture: GroupImage, after: int) -> GroupImage:
-    """The part of a picture after a position, and above what compaction removed."""
-    trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
-    return GroupImage(
-        max(picture.frontier, after, trimmed),
-        max(picture.absorbed, after),
-        list(picture.covers),
-        {seq: message for seq, message in picture.messages.items() if seq > after},
-    )
-
-
-def _united(pictures: list[GroupImage]) -> GroupImage:
-    frontier = min(picture.frontier for picture in pictures)
-    covers = [(frontier + 1, NEVER)]
-    for picture in pictures:
-        covers = _intersection(covers, _normal([*picture.covers, (frontier + 1, picture.frontier)]))
-    together = GroupImage(frontier, min(picture.absorbed for picture in pictures), covers, {})
-    for picture in pictures:
-        for seq, message in picture.messages.items():
-            known = together.messages.get(seq)
-            if together.is_taken(seq) and (known is None or _urgency(message) < _urgency(known)):
-                together.messages[seq] = message
-    return together
+    return GroupImage(group.record.absorbed, list(group.untouched(commit.tx, NEVER)), messages)
 
 
 def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) -> GroupImage:
     """Every message that some group has not settled, as if it had not been tried yet; and what no group wanted."""
-    together = _united([*(image_of(commit, group) for group in groups), *([] if kept is None else [kept])])
-    for group in groups:
-        for _, lease in group.leases(commit.tx):
-            for index in lease.held():
-                message = lease.message(index)
-                if together.is_taken(message.seq):
-                    together.messages.setdefault(message.seq, message)
-    for seq, message in together.messages.items():
-        if kept is not None and seq in kept.messages:
+    images = [*(image_of(commit, group) for group in groups), *([] if kept is None else [kept])]
+    ranges = _merged([one for image in images for one in image.untouched])
+    together = GroupImage(min(image.absorbed for image in images), ranges, {})
+    held = [lease.message(index) for group in groups for _, lease in group.leases(commit.tx) for index in lease.held()]
+    parked = [message for image in images for message in image.messages.values()]
+    for message in [*sorted(parked, key=_urgency), *held]:
+        if message.seq in together.messages or together.is_untouched(message.seq):
             continue
-        waits = message.state == WAITING and not message.attempts
-        together.messages[seq] = MessageRow(
-            seq,
-            WAITING if waits else READY,
-            priority=message.priority,
-            key=message.key,
-            due=message.due if waits else 0,
-            since_ms=message.since_ms,
-        )
+        if kept is None or message.seq not in kept.messages:
+            waits = message.state == WAITING and not message.attempts
+            due, since = message.due if waits else 0, message.since_ms
+            state = WAITING if waits else READY
+            message = MessageRow(message.seq, state, 0, message.priority, message.key, due, since_ms=since)
+        together.messages[message.seq] = message
     return together
 
 
@@ -257,32 +228,19 @@ def _urgency(message: MessageRow) -> tuple[int, int]:
     return ({READY: 0, HELD: 0, WAITING: 1, FAILED: 2}[message.state], message.due)
 
 
-def _keep(commit: Commit, shared: Group, picture: GroupImage, until: int) -> None:
-    """Leaves with the shared group what no group wants."""
-    part = GroupImage(
-        picture.frontier,
-        picture.absorbed,
-        [(start, min(end, until)) for start, end in picture.covers if start <= until],
-        {seq: message for seq, message in picture.messages.items() if seq <= until},
-    )
-    _install(commit, shared, part)
-    shared.record.until = until
-
-
-# ── writing them ───────────────────────────────────────────────────────────────────────────────────────────────────
-def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
-    """Makes the rows of a group that has no leases say what a picture says."""
+def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -> None:
+    """Makes the rows of a group that has no leases say what an image says; `until`: where the group ends."""
     commit.tx.delete_range(*keys.group_range(group.topic, group.number))
-    commit.tx.delete_range(*flow_of_group(group.topic, group.number))
+    commit.tx.delete_range(*keys.flow_of_group(group.topic, group.number))
     commit.touch(group)
-    record = group.record = GroupRecord(picture.frontier, picture.absorbed, seen_ms=group.record.seen_ms)
-    for start, end in picture.covers:
-        start = max(start, record.frontier + 1)
-        if start <= end:
-            group.mark_taken(commit, end, start)
+    stops = [start - 1 for start, _ in image.untouched] + ([until] if until >= 0 else [])
+    group.record = GroupRecord(stops[0], image.absorbed, until=until, seen_ms=group.record.seen_ms)
+    for (_, end), stop in zip(image.untouched, stops[1:], strict=False):
+        if end < stop:
+            group.mark_taken(commit, stop, end + 1)
     occupied: dict[str, list[int]] = {}
     most = group.queue.policy.max_in_flight_per_key
-    for message in sorted(picture.messages.values(), key=lambda message: message.seq):
+    for message in sorted(image.messages.values(), key=lambda message: message.seq):
         state = message.state
         if message.key is not None and state != FAILED:
             under_way = occupied.setdefault(message.key, [])
@@ -291,31 +249,20 @@ def _install(commit: Commit, group: Group, picture: GroupImage) -> None:
             else:
                 under_way.append(message.seq)
                 state = READY if state == HELD else state
-        due = message.due if state == WAITING else 0
-        group.move(commit, msgspec.structs.replace(message, state=TAKEN, due=due, turn=0), state)
+        group.move(commit, msgspec.structs.replace(message, state=TAKEN, turn=0), state)
     for key, seqs in occupied.items():
         group.occupy(commit, key, seqs)
 
 
-# ── ranges ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _normal(ranges: list[Range]) -> list[Range]:
-    """Sorted, apart, not empty."""
+def _merged(ranges: list[Range]) -> list[Range]:
+    """Ranges in order, those together that overlap or touch."""
     merged: list[Range] = []
-    for start, end in sorted(one for one in ranges if one[0] <= one[1]):
+    for start, end in sorted(ranges):
         if merged and start <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((start, end))
     return merged
-
-
-def _intersection(left: list[Range], right: list[Range]) -> list[Range]:
-    found: list[Range] = []
-    for start, end in left:
-        for low, high in right:
-            if low <= end and start <= high:
-                found.append((max(start, low), min(end, high)))
-    return _normal(found)
 
 
 # ── a clock that was set back ─────────────────────────────────────────────────────────────────────────────────────────
@@ -371,12 +318,12 @@ def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
 
 def _set_limits_back(commit: Commit, group: Group, now: int) -> None:
     queue, tx = group.queue, commit.tx
-    own = flow_key(group.topic, group.number, b"q")
-    windows = list(tx.scan(own, own + b"\0")) + list(tx.scan(*flow_rows(group.topic, group.number, b"r")))
+    own = keys.flow_key(group.topic, group.number, b"q")
+    windows = list(tx.scan(own, own + b"\0")) + list(tx.scan(*keys.flow_rows(group.topic, group.number, b"r")))
     for row, value in windows:
-        window = decode_row(value, Window, queue.name)
+        window = read_window(value, queue.name)
         if window.set_back(now):
-            tx.put(row, encode_row(window))
+            tx.put(row, keys.encode(window))
     if queue.policy.breaker is not None:
         breaker = load_breaker(tx, group)
         if breaker.failures.set_back(now):  # of one that is open, `Limiter.room` shortens the pause

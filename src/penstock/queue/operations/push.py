@@ -13,13 +13,12 @@ from penstock.journal.commit.checked import find_duplicates, remember_dedup
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
 from penstock.journal.storage.wire import Columns
-from penstock.queue.flow import decode_row, encode_row, forget_rows, read_row
+from penstock.queue.flow import forget_rows
 from penstock.queue.options import DeliveryOptions, check_rank
 from penstock.queue.results.reply import answer_failure, note_replies
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import lane_of
-from penstock.queue.state.keys import ALL_GROUPS, flow_key, flow_rows
 from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
 from penstock.surface.failure import FailureText
 
@@ -188,6 +187,10 @@ class Debounced(msgspec.Struct, array_like=True):
     """When the first push came that this one stands for."""
 
 
+_read_passed = keys.reader(Passed)
+_read_debounced = keys.reader(Debounced)
+
+
 class Throttle:
     """A batch without those of its messages whose key had one within the window."""
 
@@ -208,12 +211,12 @@ class Throttle:
             if row in known:  # the append says which message it repeats
                 self.kept.append(row)
                 continue
-            passed = None if key is None else read_row(commit.tx, _throttle_key(queue, key), Passed, queue.name)
+            passed = None if key is None else _last_passed(commit, queue, key)
             back = 0 if passed is None else set_back_ms(passed.at, commit.now_ms)
             if key is not None and passed is not None and commit.now_ms < passed.at - back + window_ms:
                 if back:
                     passed.at -= back
-                    commit.tx.put(_throttle_key(queue, key), encode_row(passed))
+                    commit.tx.put(_throttle_key(queue, key), keys.encode(passed))
                 number = int.from_bytes(passed.id)
                 self._originals[row] = Receipt(queue.name, passed.seq, number, duplicate=True)
             elif key is not None and key in first:
@@ -242,7 +245,7 @@ class Throttle:
             key = self._keys[row]
             if key is not None and not receipt.duplicate:
                 passed = Passed(receipt.seq, receipt._number.to_bytes(16), self._commit.now_ms)
-                self._commit.tx.put(_throttle_key(self._queue, key), encode_row(passed))
+                self._commit.tx.put(_throttle_key(self._queue, key), keys.encode(passed))
         for row, original in self._repeats.items():
             found[row] = msgspec.structs.replace(found[original], duplicate=True)
         for row in (*self._originals, *self._repeats):
@@ -259,7 +262,7 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
     given = [key for key in fresh if key is not None]
     replaced = len(given) - len(set(given))
     for key in set(given):
-        held = read_row(commit.tx, _debounce_key(queue, key), Debounced, queue.name)
+        held = _held_back(commit, queue, key)
         if held is not None and held.due > commit.now_ms:
             replaced += bool(queue.find(commit.tx, held.seq))
     return replaced
@@ -268,7 +271,7 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
 def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: int, limit_ms: int | None) -> int:
     """Puts a new message of a key into the place of the one that is held back; returns when it is due."""
     now, row = commit.now_ms, _debounce_key(queue, key)
-    held = read_row(commit.tx, row, Debounced, queue.name)
+    held = _held_back(commit, queue, key)
     first = now
     if held is not None and held.due > now and queue.find(commit.tx, held.seq):
         first = min(held.first, now)
@@ -276,20 +279,20 @@ def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: i
             answer_failure(commit, queue, held.seq, "replaced", FailureText("a newer push of its key took its place"))
         queue.discard(commit, held.seq)
     due = now + window_ms if limit_ms is None else min(now + window_ms, first + limit_ms)
-    commit.tx.put(row, encode_row(Debounced(seq, due, first)))
+    commit.tx.put(row, keys.encode(Debounced(seq, due, first)))
     return due
 
 
 def debounced_until(commit: Commit, queue: QueueState, key: str, seq: int) -> int:
     """Until when a debounce holds a message back; 0: none does."""
-    held = read_row(commit.tx, _debounce_key(queue, key), Debounced, queue.name)
+    held = _held_back(commit, queue, key)
     return held.due if held is not None and held.seq == seq else 0
 
 
 def forget_debounced(commit: Commit, queue: QueueState, key: str, seq: int) -> None:
     """A message that was held back is due before its time: the next push of its key leaves it alone."""
     row = _debounce_key(queue, key)
-    held = read_row(commit.tx, row, Debounced, queue.name)
+    held = _held_back(commit, queue, key)
     if held is not None and held.seq == seq:
         commit.tx.delete(row)
 
@@ -300,19 +303,29 @@ def forget_pushes(commit: Commit, queue: QueueState, after: dict[bytes, bytes]) 
     bound = None if throttle is None else commit.now_ms - round(throttle * 1000)
 
     def passed_is_over(value: bytes) -> bool:
-        return bound is None or decode_row(value, Passed, queue.name).at <= bound
+        return bound is None or _read_passed(value, queue.name).at <= bound
 
     def held_is_over(value: bytes) -> bool:
-        return decode_row(value, Debounced, queue.name).due <= commit.now_ms
+        return _read_debounced(value, queue.name).due <= commit.now_ms
 
     for tag, is_over in ((b"o", passed_is_over), (b"u", held_is_over)):
-        rows = flow_rows(queue.topic, ALL_GROUPS, tag)
+        rows = keys.flow_rows(queue.topic, keys.ALL_GROUPS, tag)
         after[tag] = forget_rows(commit, rows, after.get(tag, b""), is_over)
 
 
 def _throttle_key(queue: QueueState, key: str) -> bytes:
-    return flow_key(queue.topic, ALL_GROUPS, b"o", key)
+    return keys.flow_key(queue.topic, keys.ALL_GROUPS, b"o", key)
 
 
 def _debounce_key(queue: QueueState, key: str) -> bytes:
-    return flow_key(queue.topic, ALL_GROUPS, b"u", key)
+    return keys.flow_key(queue.topic, keys.ALL_GROUPS, b"u", key)
+
+
+def _last_passed(commit: Commit, queue: QueueState, key: str) -> Passed | None:
+    value = commit.tx.get(_throttle_key(queue, key))
+    return None if value is None else _read_passed(value, queue.name)
+
+
+def _held_back(commit: Commit, queue: QueueState, key: str) -> Debounced | None:
+    value = commit.tx.get(_debounce_key(queue, key))
+    return None if value is None else _read_debounced(value, queue.name)

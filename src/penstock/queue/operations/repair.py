@@ -30,7 +30,6 @@ from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.keys import flow_of_queue, flow_rows
 from penstock.queue.state.records import (
     FAILED,
     TAKEN,
@@ -125,7 +124,7 @@ def _purge(commit: Commit, queue: LocalQueue) -> int:
     answer_removed(commit, state, latest)
     for group in state.all_groups(commit.tx):
         commit.tx.delete_range(*keys.group_range(state.topic, group.number))
-        commit.tx.delete_range(*flow_rows(state.topic, group.number, b"t"))
+        commit.tx.delete_range(*keys.flow_rows(state.topic, group.number, b"t"))
         old = group.record
         fresh = Group(
             state,
@@ -156,7 +155,7 @@ def drop(queue: LocalQueue) -> int:
         state = queue._cache.state(commit, queue.name)
         commit.tx.delete_range(*keys.groups_range(state.topic))
         commit.tx.delete_range(*keys.shared_range(state.topic))
-        commit.tx.delete_range(*flow_of_queue(state.topic))
+        commit.tx.delete_range(*keys.flow_of_queue(state.topic))
         # Cursors may keep the topic's history: what was here is not delivered again if the queue is made anew.
         left = keys.pack_dropped(commit.latest(queue.name), state.record.over_log)
         commit.tx.put(keys.dropped_key(state.topic), left)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import TypeVar
 
+import msgspec
+
+from penstock.errors import Corrupt
 from penstock.journal.storage.keys import stored_name
 
 QUEUE = b"qr"
@@ -176,6 +181,24 @@ def unpack_seqs(value: bytes) -> list[int]:
 
 def unpack_seq(value: bytes) -> int:
     return _seq.unpack(value)[0]  # type: ignore[no-any-return]
+
+
+# ── what a row says ──────────────────────────────────────────────────────────────────────────────────────────────────
+T = TypeVar("T")
+encode = msgspec.msgpack.Encoder().encode
+
+
+def reader(kind: type[T]) -> Callable[[bytes, str], T]:
+    """What reads rows of one kind, of a queue that Corrupt names when one does not decode."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(value: bytes, queue: str) -> T:
+        try:
+            return decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"a record of queue {queue!r} does not decode: {error}", topic=queue) from error
+
+    return read
 
 
 # ── flow control ──────────────────────────────────────────────────────────────────────────────────────────────────────

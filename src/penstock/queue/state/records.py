@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from penstock.clock import from_ms
-from penstock.errors import Corrupt
 from penstock.journal.storage.keys import StoredPosition, TopicNumber, stored_name
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
@@ -205,45 +204,13 @@ def indexes_of(mask: int) -> list[int]:
     return [index for index in range(mask.bit_length()) if mask >> index & 1]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
-_decode_traits = msgspec.msgpack.Decoder(Traits).decode
-_decode_special = msgspec.msgpack.Decoder(SpecialRow).decode
-_decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
-_decode_message = msgspec.msgpack.Decoder(MessageRow).decode
-_decode_lease = msgspec.msgpack.Decoder(Lease).decode
-encode = _encode
-
-
-def read_queue(value: bytes, name: str) -> QueueRecord:
-    return _read(_decode_queue, value, name)  # type: ignore[no-any-return]
-
-
-def read_traits(value: bytes, name: str) -> Traits:
-    return _read(_decode_traits, value, name)  # type: ignore[no-any-return]
-
-
-def read_special(value: bytes, name: str) -> SpecialRow:
-    return _read(_decode_special, value, name)  # type: ignore[no-any-return]
-
-
-def read_group(value: bytes, name: str) -> GroupRecord:
-    return _read(_decode_group, value, name)  # type: ignore[no-any-return]
-
-
-def read_message(value: bytes, name: str) -> MessageRow:
-    return _read(_decode_message, value, name)  # type: ignore[no-any-return]
-
-
-def read_lease(value: bytes, name: str) -> Lease:
-    return _read(_decode_lease, value, name)  # type: ignore[no-any-return]
-
-
-def _read(decode: Any, value: bytes, name: str) -> Any:
-    try:
-        return decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"a record of queue {name!r} does not decode: {error}", topic=name) from error
+read_queue = keys.reader(QueueRecord)
+read_traits = keys.reader(Traits)
+read_special = keys.reader(SpecialRow)
+read_group = keys.reader(GroupRecord)
+read_message = keys.reader(MessageRow)
+read_lease = keys.reader(Lease)
+encode = keys.encode
 
 
 # ── failed attempts ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,17 +243,14 @@ class FailureTrail(msgspec.Struct, array_like=True, frozen=True):
 
 
 NO_TRAIL = FailureTrail()
-_decode = msgspec.msgpack.Decoder(FailureTrail).decode
+_read_trail = keys.reader(FailureTrail)
 
 
 def decode_trail(value: bytes, queue: str) -> FailureTrail:
     """A row of a queue as the trail it holds; Corrupt when it is none."""
     if not value or not 0x80 <= value[0] < 0xC0:  # no text begins so: it is a traceback from before attempts were kept
         return FailureTrail(traceback=stored_name(value))
-    try:
-        return _decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"a record of queue {queue!r} does not decode: {error}", topic=queue) from error
+    return _read_trail(value, queue)
 
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,116 @@
+"""A message is in exactly one place: what the checker says of sound rows, and of rows that do not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import penstock
+from penstock import Journal, Queue
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.request import WriteRequest
+from penstock.queue.inspect import inspecting
+from penstock.queue.queue import LocalQueue
+from penstock.queue.state import keys
+from penstock.queue.state.check import check_queue
+from penstock.queue.state.group import Group
+from penstock.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageRow
+
+
+def problems(queue: Queue) -> list[str]:
+    assert isinstance(queue, LocalQueue)
+    with inspecting(queue) as (snap, state):
+        return check_queue(snap, state)
+
+
+@pytest.fixture
+def journal() -> Iterator[Journal]:
+    """In memory: what the rows say is the same everywhere."""
+    with penstock.open("memory:") as journal:
+        yield journal
+
+
+@pytest.fixture
+def queue(journal: Journal) -> Queue:
+    """1 in flight, 2 held behind it, 3 failed, 4 waits, 5 is ready, 6 is untouched."""
+    queue = journal.queue("jobs", max_attempts=1)
+    queue.push("first", key="a")
+    queue.push("second", key="a")
+    queue.push("fails")
+    queue.push("late", delay=60)
+    queue.push("front", priority="front")
+    queue.push("untouched")
+    front = queue.take()
+    flying = queue.take()
+    assert front is not None and flying is not None and (front.event.seq, flying.event.seq) == (5, 1)
+    failing = queue.take()
+    assert failing is not None and failing.event.seq == 3
+    failing.nack(error="broken")
+    front.release()
+    assert {one.seq: one.state for one in queue.messages()} == {
+        1: "in_flight", 2: "ready", 3: "failed", 4: "delayed", 5: "ready", 6: "ready",
+    }  # fmt: skip
+    return queue
+
+
+def test_rows_of_a_queue_with_messages_in_every_place_agree(queue: Queue) -> None:
+    assert problems(queue) == []
+
+
+CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
+    "a second place": (
+        lambda commit, group: group.move(commit, MessageRow(1, TAKEN), READY),
+        "message 1 is in 2 places",
+    ),
+    "a row of what is untouched": (
+        lambda commit, group: group.move(commit, MessageRow(6, TAKEN), FAILED),
+        "message 6 has a place, and is untouched as well",
+    ),
+    "a message that was never pushed": (
+        lambda commit, group: group.move(commit, MessageRow(99, TAKEN, due=1), WAITING),
+        "message 99 was never pushed: the queue ends at 6",
+    ),
+    "a counter": (
+        lambda commit, group: setattr(group.record, "ready", 7) or commit.touch(group),
+        "ready is 7, counted 1",
+    ),
+    "an index row too few": (
+        lambda commit, group: commit.tx.delete(group.row(keys.FAILED, 3)),
+        "message 3 has no index row",
+    ),
+    "an index row too many": (
+        lambda commit, group: commit.tx.put(keys.ready_key(group.prefix, 0, 2), b""),
+        "leads to no message",
+    ),
+    "a key nobody keeps busy": (
+        lambda commit, group: group.occupy(commit, "a", []),
+        "message 2 waits behind its key 'a', of which nothing is under way",
+    ),
+    "failed attempts of nobody": (
+        lambda commit, group: commit.tx.put(group.row(keys.TRAIL, 2), b"\x92\x90\xc0"),
+        "failed attempts of message 2, which is settled",
+    ),
+    "a time nobody looks at": (
+        lambda commit, group: setattr(group.record, "next_due", 0) or commit.touch(group),
+        "next_due is 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_checker_names_what_does_not_agree(queue: Queue, name: str) -> None:
+    assert isinstance(queue, LocalQueue)
+    damage, expected = CHANGES[name]
+
+    def apply(commit: Commit) -> None:
+        damage(commit, queue._cache.state(commit, queue.name).group(commit.tx, 0))
+
+    queue._writer.run(WriteRequest(apply))
+    assert any(expected in found for found in problems(queue)), problems(queue)
+
+
+def test_a_forced_compaction_leaves_no_rows_of_what_it_removes(journal: Journal, queue: Queue) -> None:
+    journal.topic("jobs").compact(5, force=True)
+    assert [event.seq for event in queue] == [6]
+    assert problems(queue) == []
