@@ -39,7 +39,7 @@ from penstock.journal.storage.block import read_block
 from penstock.journal.storage.pending import RowOptions, decode_pending, with_options
 from penstock.journal.storage.wire import encode_wire
 from penstock.names import shown_url
-from penstock.queue.inspect import _attempts as read_attempts
+from penstock.queue.letters import _attempts as read_attempts
 from penstock.queue.run.cron import Cron
 from penstock.queue.state.records import (
     AttemptRow,

@@ -76,12 +76,12 @@ class Window(msgspec.Struct, array_like=True):
     begun: list[tuple[int, int]] = []
 
     def forget(self, rate: Rate, now: int) -> None:
-        """Leaves out what lies a period back."""
+        """Drops what lies a period back."""
         bound = now - rate.period_ms
         self.begun = [one for one in self.begun if one[0] > bound]
 
     def set_back(self, now: int) -> bool:
-        """The clock was set back: nothing has begun later than now. True when something had."""
+        """Follows a clock that was set back: nothing has begun later than now. True when something had."""
         moved = [(at - set_back_ms(at, now), count) for at, count in self.begun]
         changed, self.begun = moved != self.begun, moved
         return changed
@@ -103,7 +103,7 @@ class Window(msgspec.Struct, array_like=True):
         return now
 
     def note(self, rate: Rate, now: int, count: int) -> None:
-        """Some began now."""
+        """Counts some that begin now."""
         slot = max(1, rate.period_ms // SLOTS)
         if self.begun:
             now = max(now, self.begun[-1][0])  # a clock may go back a little without anyone setting windows back
@@ -143,7 +143,7 @@ class Breaker(msgspec.Struct, array_like=True):
         return 0 if state == "open" or self.probe else min(asked, 1)
 
     def failed(self, rate: Rate, pause_ms: int, now: int, seq: int) -> bool:
-        """An attempt failed; True when that opens the breaker."""
+        """Counts a failed attempt; True when that opens the breaker."""
         if self.open_until:
             if seq != self.probe:
                 return False  # it was under way before the breaker opened
@@ -157,7 +157,7 @@ class Breaker(msgspec.Struct, array_like=True):
         return True
 
     def succeeded(self, seq: int) -> bool:
-        """A message was handled; True when that closes the breaker."""
+        """Notes that a message was handled; True when that closes the breaker."""
         if not self.open_until or seq != self.probe:
             return False
         self.open_until = self.probe = self.probe_lease = 0
@@ -244,7 +244,7 @@ read_breaker = keys.reader(Breaker)
 
 
 def forget_rows(commit: Commit, rows: tuple[bytes, bytes], after: bytes, is_over: Callable[[bytes], bool]) -> bytes:
-    """Removes some rows that do not count any more; returns where to go on, from the beginning at the end."""
+    """Removes some rows that do not count any more; returns where the next call goes on."""
     seen, last = 0, b""
     over: list[bytes] = []
     for key, value in commit.tx.scan(max(rows[0], after), rows[1]):
@@ -268,7 +268,7 @@ def save_breaker(commit: Commit, group: Group, breaker: Breaker) -> None:
 
 
 def forget_breakers(commit: Commit, queue: QueueState) -> None:
-    """The policy has no breaker any more: one that it gets later begins closed."""
+    """Removes the breakers of a queue whose policy has none any more: a later one begins closed."""
     for group in queue.all_groups(commit.tx):
         commit.tx.delete(keys.flow_key(group.topic, group.number, b"k"))
 
@@ -322,7 +322,7 @@ class Limiter:
         return min(asked, room)
 
     def taken(self, deliveries: list[LocalDelivery]) -> None:
-        """Some messages were taken."""
+        """Counts messages that were taken."""
         count = len(deliveries)
         if self._breaker is not None and self._breaker.open_until and count:
             self._breaker.probe, self._breaker.probe_lease = deliveries[0].event.seq, deliveries[0]._hold.number

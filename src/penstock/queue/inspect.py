@@ -22,12 +22,11 @@ from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
 from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
-from penstock.limits import ATTEMPTS_KEPT
 from penstock.observe.sample import FailedMessage
-from penstock.queue import letters, metrics
+from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, LocalDelivery
 from penstock.queue.flow import BreakerState, breaker_state
-from penstock.queue.letters import DeadLetterCursor
+from penstock.queue.letters import DeadLetterCursor, letter, origin
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
@@ -44,7 +43,7 @@ from penstock.queue.state.records import (
     read_special,
 )  # fmt: skip
 from penstock.queue.token import fits, make_token, read_token
-from penstock.surface.failure import DEAD_QUEUE, Attempt
+from penstock.surface.failure import Attempt
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -57,8 +56,6 @@ PRESENT = 30.0
 HOLDS = 10
 READY_SAMPLE = 1000
 """Ready messages that `oldest_age` looks at: with priorities, the oldest need not be the first."""
-
-_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -358,6 +355,11 @@ def viewing(queue: LocalQueue) -> Iterator[View]:
         yield View(snap, state, queue.journal.clock.now_ms())
 
 
+def _moment(ms: int) -> datetime | None:
+    """A stored time; None where there is none."""
+    return from_ms(ms) if 0 < ms < NEVER else None
+
+
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
     """The message at a position; None when it is settled or never was."""
@@ -414,26 +416,25 @@ def messages(
 def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
     message, group, lease, snap = entry.message, entry.group, entry.lease, view.snap
     trail = group.trail(snap, message)
-    own = snap.get(keys.override_key(group.topic, entry.seq)) if view.state.traits.overridden else None
     blocked = message.state == HELD
     if message.state == UNTOUCHED and event.key is not None:
         blocked = group.is_busy(snap, event.key)
-    deadline = NEVER if lease is None else lease.deadline_of(entry.index)
+    deadline = 0 if lease is None else lease.deadline_of(entry.index)
     return QueueMessage(
         event,
         entry.state,
         entry.label,
         message.attempts,
-        view.state.policy.max_attempts if own is None else int.from_bytes(own),
+        view.state.budget(snap, entry.seq),
         message.priority,
         from_ms(message.due) if entry.state == "delayed" else None,
         blocked,
         message.error,
         trail.traceback,
-        from_ms(message.first_ms) if message.first_ms else None,
-        from_ms(message.last_ms) if message.last_ms else None,
+        _moment(message.first_ms),
+        _moment(message.last_ms),
         None if lease is None else lease.consumer,
-        None if deadline == NEVER else from_ms(deadline),
+        _moment(deadline),
         trail.shown(),
     )
 
@@ -448,18 +449,10 @@ def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
             if lease is None or name not in (None, lease.label):
                 continue
             deadline = lease.deadline_of(entry.index)
-            found.append(
-                PendingDelivery(
-                    make_token(view.state.topic, entry.group.number, entry.number, entry.index, lease.secret),
-                    entry.seq,
-                    lease.label,
-                    lease.consumer,
-                    entry.message.attempts,
-                    from_ms(lease.delivered_ms),
-                    from_ms(deadline) if deadline != NEVER else datetime.max.replace(tzinfo=UTC),
-                    entry.message.key,
-                )
-            )
+            token = make_token(view.state.topic, entry.group.number, entry.number, entry.index, lease.secret)
+            times = from_ms(lease.delivered_ms), _moment(deadline) or datetime.max.replace(tzinfo=UTC)
+            who, message = (lease.label, lease.consumer), entry.message
+            found.append(PendingDelivery(token, entry.seq, *who, message.attempts, *times, message.key))
     return found
 
 
@@ -507,18 +500,9 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
             number, name = keys.split_presence(key)
             age, label = (view.now - row.seen_ms) / 1000, labels.get(number, "default")
             seqs = held.get((label, name), [])
-            found.append(
-                QueueConsumer(
-                    name,
-                    label,
-                    from_ms(row.seen_ms),
-                    "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone",
-                    row.host or None,
-                    from_ms(row.since_ms) if row.since_ms else None,
-                    len(seqs),
-                    seqs[:HOLDS],
-                )
-            )
+            state = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
+            seen, since = from_ms(row.seen_ms), _moment(row.since_ms)
+            found.append(QueueConsumer(name, label, seen, state, row.host or None, since, len(seqs), seqs[:HOLDS]))
     return found
 
 
@@ -595,11 +579,9 @@ def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Itera
         for entry in view.walk("failed", after, [view.group(group)]):
             event, message = view.event(entry), entry.message
             if event is not None:
-                at = from_ms(message.last_ms) if message.last_ms else None
-                trail = entry.group.trail(view.snap, message)
-                yield FailedMessage(
-                    event, queue.name, message.attempts, "attempts", message.error, at, trail.traceback, trail.shown()
-                )
+                at, trail = _moment(message.last_ms), entry.group.trail(view.snap, message)
+                why = "attempts", message.error, at, trail.traceback, trail.shown()
+                yield FailedMessage(event, queue.name, message.attempts, *why)
 
 
 def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
@@ -611,53 +593,19 @@ def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> It
     own = cursor.queue == queue.name != target
     if target is not None and not own and target in registry.names():
         for event in unsettled_events(registry.existing(target), cursor.seq if cursor.queue == target else 0):
-            if letters.origin(event) == queue.name:
+            if origin(event) == queue.name:
                 yield letter(event)
     # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
     if queue.name != target and _receives_dead(queue):
         for event in unsettled_events(queue, cursor.seq if own else 0):
-            if letters.origin(event) is not None:
+            if origin(event) is not None:
                 yield letter(event)
 
 
 def _receives_dead(queue: LocalQueue) -> bool:
     """Whether dead letters come, or came, to a queue: some queue's policy names it, or it begins with one."""
-    if any(letters.origin(event) is not None for event in queue.peek(1)):
+    if any(origin(event) is not None for event in queue.peek(1)):
         return True
     registry = queue._registry
     records = (registry.record(name) for name in registry.names())
     return any(record is not None and record.policy.dead_letter == queue.name for record in records)
-
-
-def letter(event: Event) -> FailedMessage:
-    """A dead letter with what its headers say. Anyone may push such headers: what cannot be read is left out."""
-    headers = event.headers
-    return FailedMessage(
-        event,
-        headers.get(DEAD_QUEUE, ""),
-        _count(headers.get(letters.ATTEMPTS, "")),
-        headers.get(letters.REASON, ""),
-        headers.get(letters.ERROR),
-        _time(headers.get(letters.LAST, "")),
-        headers.get(letters.TRACEBACK),
-        _attempts(headers.get(letters.TRIED, "")),
-    )
-
-
-def _attempts(text: str) -> list[Attempt]:
-    try:
-        return _decode_attempts(text)[:ATTEMPTS_KEPT] if text else []
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return []
-
-
-def _count(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
+from penstock.clock import from_ms
 from penstock.events import Event
+from penstock.limits import ATTEMPTS_KEPT
+from penstock.observe.sample import FailedMessage
 from penstock.queue.options import DeliveryOptions
 from penstock.queue.policy import MOST_ATTEMPTS
 from penstock.queue.state import keys
-from penstock.surface.failure import DEAD_QUEUE
+from penstock.queue.state.records import AttemptRow, MessageRow
+from penstock.surface.failure import DEAD_QUEUE, Attempt, FailureText
 
 REASON: Final = "dead-reason"
 ERROR: Final = "dead-error"
@@ -33,29 +38,51 @@ HEADERS: Final = frozenset(
 )
 _NUMBER = re.compile("-?[0-9]{1,10}")
 """Headers are text that any producer may have written."""
-_PLACE = re.compile("(.+)#([0-9]{1,18})")
+_CURSOR = re.compile("(.+)#([0-9]{1,18})")
+_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 _decode_deaths = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 class DeadLetterCursor(msgspec.Struct, frozen=True):
-    """Where a list of dead letters goes on: behind this position of this queue."""
+    """Says where a list of dead letters goes on: behind this position of this queue."""
 
     queue: str
     seq: int
 
     @classmethod
     def of(cls, letter: Event) -> DeadLetterCursor:
-        """The place of a dead letter."""
+        """The cursor behind a dead letter."""
         return cls(letter.topic, letter.seq)
 
     @classmethod
     def read(cls, text: str) -> DeadLetterCursor | None:
-        """The place that `str` wrote; None when this is none."""
-        found = _PLACE.fullmatch(text)
+        """Reads what `str` wrote; None when this is no cursor."""
+        found = _CURSOR.fullmatch(text)
         return None if found is None else cls(found[1], int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.queue}#{self.seq}"
+
+
+def dead_headers(
+    event: Event, queue: str, message: MessageRow, reason: str, failure: FailureText, tried: list[AttemptRow]
+) -> dict[str, str]:
+    """The headers with which a message goes from its queue to the dead letters; `tried`: its failed attempts."""
+    found = {
+        REASON: reason,
+        DEAD_QUEUE: queue,
+        SEQ: str(message.seq),
+        ID: event.id,
+        ATTEMPTS: str(message.attempts),
+        ERROR: failure.error,
+        TRACEBACK: failure.traceback,
+        FIRST: from_ms(message.first_ms).isoformat() if message.first_ms else None,
+        LAST: from_ms(message.last_ms).isoformat() if message.first_ms else None,
+        TRIED: msgspec.json.encode([attempt.shown() for attempt in tried]).decode() if tried else None,
+        PRIORITY: str(message.priority) if message.priority else None,
+        BEFORE: deaths_before(event.headers, queue),
+    }
+    return {**original_headers(event.headers), **{name: text for name, text in found.items() if text}}
 
 
 def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -111,3 +138,37 @@ def _number(text: str, least: int, most: int) -> int | None:
 def origin(event: Event) -> str | None:
     """The queue a dead letter comes from, or None when it is none."""
     return event.headers.get(DEAD_QUEUE)
+
+
+def letter(event: Event) -> FailedMessage:
+    """A dead letter with what its headers say. Anyone may push such headers: what cannot be read is left out."""
+    headers = event.headers
+    return FailedMessage(
+        event,
+        headers.get(DEAD_QUEUE, ""),
+        _count(headers.get(ATTEMPTS, "")),
+        headers.get(REASON, ""),
+        headers.get(ERROR),
+        _time(headers.get(LAST, "")),
+        headers.get(TRACEBACK),
+        _attempts(headers.get(TRIED, "")),
+    )
+
+
+def _attempts(text: str) -> list[Attempt]:
+    try:
+        return _decode_attempts(text)[:ATTEMPTS_KEPT] if text else []
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return []
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

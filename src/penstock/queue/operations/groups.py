@@ -135,7 +135,7 @@ class GroupImage(msgspec.Struct):
 
 
 def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> Group:
-    """Registers a group that wants every message there is after a position; in work mode it is but a name."""
+    """Registers a group that gets every unsettled message after a position; in work mode only its name."""
     record = queue.record
     if record.next_group > MAX_GROUP:
         raise ConfigError(f"queue {queue.name!r} has had {MAX_GROUP} groups, which is all it can have")
@@ -161,7 +161,7 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
 
 
 def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
-    """Forgets a group; what only the last one had not settled waits for the next one to be added."""
+    """Removes a group. What the last one had not settled is kept for the next group that is added."""
     number = queue.record.groups.get(name)
     if number is None:
         return False
@@ -181,7 +181,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
 
 
 def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
-    """The group that a take in this name is about; it is registered by its first take."""
+    """Finds the group that a take names; the first take registers it."""
     number, fanout = queue.record.groups.get(name), queue.record.policy.mode == "fanout"
     if number is None and (fanout or name != "default"):
         group = register_group(commit, queue, name, 0)
@@ -206,7 +206,7 @@ def image_of(commit: Commit, group: Group) -> GroupImage:
 
 
 def _for_newcomer(commit: Commit, groups: list[Group], kept: GroupImage | None) -> GroupImage:
-    """Every message that some group has not settled, as if it had not been tried yet; and what no group wanted."""
+    """Collects what some group has not settled, as if it had not been tried yet, and what no group wanted."""
     images = [*(image_of(commit, group) for group in groups), *([] if kept is None else [kept])]
     ranges = _merged([one for image in images for one in image.untouched])
     together = GroupImage(min(image.absorbed for image in images), ranges, {})
@@ -271,7 +271,7 @@ TOLERATED_MS = 1000
 
 
 def follow_clock(commit: Commit, group: Group) -> None:
-    """Sets what a group keeps as times back with the clock; for callers that found it more than tolerably behind."""
+    """Sets a group's deadlines, due times and limits back with a clock that went back."""
     record, now = group.record, commit.now_ms
     commit.touch(group)
     record.seen_ms = now

@@ -73,7 +73,7 @@ def push(
 
 
 def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_given: list[str | None]) -> None:
-    """Holds messages back that have a key, each in the place of the one before it."""
+    """Holds messages with a key back; each replaces the one of its key that is held back."""
     policy = queue.record.policy
     assert policy.debounce is not None
     limit = None if policy.debounce_limit is None else round(policy.debounce_limit * 1000)
@@ -108,7 +108,7 @@ def _count_fresh(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int
 
 
 def refuse_overflow(commit: Commit, queue: QueueState, fresh: int, max_size: int) -> None:
-    """QueueFull when a queue has no room for so many more messages."""
+    """Raises QueueFull when a queue has no room for so many more messages."""
     held = queue.unsettled(commit)
     if fresh and held + fresh > max_size:
         raise QueueFull(
@@ -156,7 +156,7 @@ def as_batch(columns: Columns) -> PreparedBatch:
 def give_turns(
     commit: Commit, queue: QueueState, receipts: list[Receipt], columns: Columns, rows: Iterable[int], fair_by: str
 ) -> None:
-    """Sorts some rows of a batch of new messages in, for every group that has sorted in what lies before them."""
+    """Sorts new messages into lanes, for every group that has sorted in all that lie before them."""
     fresh = [row for row in rows if not receipts[row].duplicate]
     for group in queue.delivering(commit.tx):
         for row in fresh:
@@ -192,7 +192,7 @@ _read_debounced = keys.reader(Debounced)
 
 
 class Throttle:
-    """A batch without those of its messages whose key had one within the window."""
+    """Leaves out those messages of a batch whose key had one within the window."""
 
     __slots__ = ("_commit", "_dedups", "_keys", "_originals", "_queue", "_repeats", "batch", "kept")
 
@@ -256,7 +256,7 @@ class Throttle:
 
 
 def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int:
-    """How many messages fewer there will be because a batch's take their place, or each other's."""
+    """Counts the messages that a batch will replace, those of the batch itself included."""
     known, repeats = find_duplicates(commit, queue.name, batch.dedups or ())
     fresh = (key for row, key in enumerate(batch.columns.key or []) if row not in known and row not in repeats)
     given = [key for key in fresh if key is not None]
@@ -269,7 +269,7 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
 
 
 def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: int, limit_ms: int | None) -> int:
-    """Puts a new message of a key into the place of the one that is held back; returns when it is due."""
+    """Replaces the message of a key that is held back by a new one; returns when that is due."""
     now, row = commit.now_ms, _debounce_key(queue, key)
     held = _held_back(commit, queue, key)
     first = now
@@ -290,7 +290,7 @@ def debounced_until(commit: Commit, queue: QueueState, key: str, seq: int) -> in
 
 
 def forget_debounced(commit: Commit, queue: QueueState, key: str, seq: int) -> None:
-    """A message that was held back is due before its time: the next push of its key leaves it alone."""
+    """Forgets that a message was held back, so that the next push of its key does not replace it."""
     row = _debounce_key(queue, key)
     held = _held_back(commit, queue, key)
     if held is not None and held.seq == seq:

@@ -21,7 +21,7 @@ from penstock.queue.inspect import View, viewing
 from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_overflow
-from penstock.queue.operations.settle import expire_one, over_budget
+from penstock.queue.operations.settle import expire_messages, over_budget
 from penstock.queue.operations.take import Request, TakeOperation
 from penstock.queue.options import DeliveryOptions
 from penstock.queue.results.removal import DISCARDED, answer_removed, answer_taken
@@ -66,7 +66,7 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
                 continue
             event = state.blocks.event(commit.tx, lease.seq(index))
             if event is None or over_budget(commit, state, lease.message(index)):
-                expire_one(commit, state, group, number, lease, index)
+                expire_messages(commit, state, group, number, lease, [index])
                 continue
             (message,) = group.take_back(commit, number, lease, [index])
             tried = group.ended_attempts(commit, lease, message, now, "claimed", None)
@@ -78,7 +78,7 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
 
 # ── discarding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
-    """Those of some messages that are not settled, that have not failed and that are not in flight."""
+    """Keeps of some positions those whose messages are neither settled nor failed nor in flight."""
     flying, latest = state.in_flight(commit.tx), state.latest(commit)
     still = []
     for seq in dict.fromkeys(seqs):
@@ -168,7 +168,7 @@ def drop(queue: LocalQueue) -> int:
 
 # ── running now ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None) -> int:
-    """Makes those of some messages ready that wait for their time, for one group or for all; returns how many."""
+    """Makes delayed messages ready, for one group or for all; returns how many were delayed."""
     latest = queue.latest(commit)
     groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
     count = 0
@@ -299,8 +299,8 @@ class _Refusal(NamedTuple):
 
 
 def _refusal(target: QueueState | None, to: str, event: Event, group: str | None) -> _Refusal | None:
-    """What a queue has against this one message; None: it can go. In fanout mode a letter goes back to the group that
-    gave it up, and to no other."""
+    """Says why a message cannot go to a queue; None: it can. In fanout mode a letter goes back only to the group that
+    gave it up."""
     if target is None:
         return _Refusal(f"there is no queue {to!r} any more: redrive them with to=")
     if group is not None and target.fanout and group not in target.record.groups:
@@ -317,7 +317,7 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
 
 
 def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
-    """Failed messages become ready again, or go to another queue."""
+    """Makes failed messages ready again, or moves them to another queue."""
     state = queue._cache.state(commit, queue.name)
     groups = state.all_groups(commit.tx)
     revived: set[int] = set()
@@ -346,7 +346,7 @@ def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueStat
 
 
 def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
-    """Dead letters go to the queues they come from; in fanout mode to the group that gave them up."""
+    """Sends dead letters to the queues they come from; in fanout mode to the group that gave them up."""
     state = source._cache.state(commit, source.name)
     targets: dict[str, dict[int, str | None]] = {}
     for seq in still_free(commit, state, seqs):
@@ -369,7 +369,7 @@ def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQue
 
 
 def _settle_for_others(commit: Commit, target: QueueState, group: str | None, receipt: Receipt) -> None:
-    """The other groups of a fanout queue had the message already."""
+    """Settles a message for the other groups of a fanout queue, which had it already."""
     if group is not None and target.fanout:
         for other in target.delivering(commit.tx):
             if other.name != group:
@@ -475,6 +475,5 @@ def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions
             found.priority = message.priority
             found.due = message.due if message.state == WAITING else 0
             found.since = message.since_ms
-    own = tx.get(keys.override_key(state.topic, seq)) if state.traits.overridden else None
-    found.max_attempts = None if own is None else int.from_bytes(own)
+    found.max_attempts = state.own_budget(tx, seq)
     return found

@@ -16,33 +16,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.clock import from_ms
 from penstock.errors import StaleDelivery
 from penstock.journal.commit.commit import Commit
 from penstock.journal.owners import is_alive
 from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.flow import load_breaker, read_rate, save_breaker
-from penstock.queue.letters import (
-    ATTEMPTS,
-    BEFORE,
-    BUDGET,
-    ERROR,
-    FIRST,
-    GROUP,
-    ID,
-    LAST,
-    PRIORITY,
-    REASON,
-    SEQ,
-    TRACEBACK,
-    TRIED,
-    deaths_before,
-    original_headers,
-)
+from penstock.queue.letters import BUDGET, GROUP, dead_headers
 from penstock.queue.operations.push import as_batch, push
 from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_failure
-from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState, note_extension
 from penstock.queue.state.group import Group
@@ -56,7 +38,7 @@ from penstock.queue.state.records import (
     indexes_of,
 )
 from penstock.surface.delivery import Outcome
-from penstock.surface.failure import DEAD_QUEUE, AttemptEnd, FailureText, NackOptions
+from penstock.surface.failure import AttemptEnd, FailureText, NackOptions
 
 Reason = Literal["rejected", "attempts exhausted", "expired", "retention"]
 REJECTED: Final = "rejected"
@@ -134,13 +116,13 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
 
 
 def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
-    """One attempt failed: back to its position, now or later, or given up."""
+    """Ends an attempt that failed: requeues the message, now or later, or gives it up."""
     (message,) = held.group.take_back(commit, held.number, held.lease, [held.index])
     return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
 
 
 def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
-    """Back to its position at once, as if it had not been taken."""
+    """Requeues a message at once, as if it had not been taken."""
     (message,) = held.group.take_back(commit, held.number, held.lease, [held.index])
     message.attempts -= 1
     message.since_ms = commit.now_ms
@@ -185,9 +167,9 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
         if lease.deadline <= now or lease.extended:
             over = [index for index in lease.held() if lease.deadline_of(index) <= now]
             if len(over) > step:
-                _fail_all(commit, queue, group, number, lease, over[:step])
+                expire_messages(commit, queue, group, number, lease, over[:step])
                 return True
-            _fail_all(commit, queue, group, number, lease, over)
+            expire_messages(commit, queue, group, number, lease, over)
             step -= len(over)
         for deadline in lease.deadlines():
             record.swept_deadline = min(record.swept_deadline or deadline, deadline)
@@ -198,23 +180,22 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
     return False
 
 
-def expire_one(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, index: int) -> None:
-    """Takes one message back as if its lease had ended now."""
-    (message,) = group.take_back(commit, number, lease, [index])
-    _fail(commit, queue, group, lease, message, commit.now_ms, LAPSED)
+def expire_messages(
+    commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]
+) -> None:
+    """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then."""
+    deadlines = [lease.deadline_of(index) for index in indexes]
+    for message, deadline in zip(group.take_back(commit, number, lease, indexes), deadlines, strict=True):
+        _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
 def over_budget(commit: Commit, queue: QueueState, message: MessageRow) -> bool:
     """Whether a message has had all its attempts."""
-    budget = queue.policy.max_attempts
-    if queue.traits.overridden:
-        own = commit.tx.get(keys.override_key(queue.topic, message.seq))
-        budget = budget if own is None else int.from_bytes(own)
-    return message.attempts >= budget
+    return message.attempts >= queue.budget(commit.tx, message.seq)
 
 
 def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str, step: int) -> bool:
-    """Endless leases end with the process that holds them; True when there are more leases to look at."""
+    """Takes back what ended processes held by endless leases; True when there are more leases to look at."""
     now, sweeps = time.monotonic(), queue.owner_sweeps
     checked, swept = sweeps.get(group.number, (0.0, 0))
     if not swept and now - checked < OWNER_CHECK:
@@ -227,7 +208,7 @@ def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: 
                 alive[lease.owner] = is_alive(lease.owner)
             if not alive[lease.owner]:
                 held = lease.held()
-                _fail_all(commit, queue, group, number, lease, held[:step])
+                expire_messages(commit, queue, group, number, lease, held[:step])
                 if len(held) > step:
                     sweeps[group.number] = (now, number - 1)
                     return True
@@ -280,12 +261,6 @@ def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int
     return list(together.values())
 
 
-def _fail_all(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]) -> None:
-    deadlines = [lease.deadline_of(index) for index in indexes]
-    for message, deadline in zip(group.take_back(commit, number, lease, indexes), deadlines, strict=True):
-        _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
-
-
 def _fail(
     commit: Commit,
     queue: QueueState,
@@ -295,7 +270,7 @@ def _fail(
     since_ms: int,
     options: NackOptions,
 ) -> Outcome:
-    """An attempt ended badly at `since_ms`: another one, if the budget allows."""
+    """Requeues a message whose attempt ended badly at `since_ms`, or gives it up when its budget is used."""
     failure = options.failure
     if queue.record.policy.breaker is not None:
         if options.dead:  # the handler's verdict on the message, not a failure of what it depends on
@@ -328,40 +303,18 @@ def dead_letter(
     failure: FailureText,
     tried: list[AttemptRow],
 ) -> None:
-    """Pushes a message to its queue's dead letters; a fresh budget awaits it there."""
+    """Pushes a copy of a message to its queue's dead letters, where it has a fresh budget."""
     target = queue.policy.dead_letter
     assert target is not None
     event = queue.blocks.event(commit.tx, message.seq)
     if event is None:
         return
-    columns = copy_columns(event)
-    headers = {
-        **original_headers(event.headers),
-        REASON: reason,
-        DEAD_QUEUE: queue.name,
-        SEQ: str(message.seq),
-        ID: event.id,
-        ATTEMPTS: str(message.attempts),
-    }
+    columns, headers = copy_columns(event), dead_headers(event, queue.name, message, reason, failure, tried)
     if group.name:
         headers[GROUP] = group.name
-    if failure.error:
-        headers[ERROR] = failure.error
-    if failure.traceback:
-        headers[TRACEBACK] = failure.traceback
-    if message.first_ms:
-        headers[FIRST] = from_ms(message.first_ms).isoformat()
-        headers[LAST] = from_ms(message.last_ms).isoformat()
-    if tried:
-        headers[TRIED] = msgspec.json.encode([attempt.shown() for attempt in tried]).decode()
-    if message.priority:
-        headers[PRIORITY] = str(message.priority)
-    own = commit.tx.get(keys.override_key(queue.topic, message.seq)) if queue.traits.overridden else None
+    own = queue.own_budget(commit.tx, message.seq)
     if own is not None:
-        headers[BUDGET] = str(int.from_bytes(own))
-    before = deaths_before(event.headers, queue.name)
-    if before is not None:
-        headers[BEFORE] = before
+        headers[BUDGET] = str(own)
     columns.headers = [headers]
     columns.occurred = [event._rows.occurred_ms(event._row)]
     columns.causation = [event.id]
@@ -374,7 +327,7 @@ log = Log("penstock.queue")
 
 
 def note_failure(commit: Commit, queue: QueueState, group: Group, seq: int) -> None:
-    """An attempt failed."""
+    """Tells a group's breaker that an attempt failed."""
     policy = queue.policy
     if policy.breaker is None:
         return
@@ -394,7 +347,7 @@ def note_failure(commit: Commit, queue: QueueState, group: Group, seq: int) -> N
 
 
 def note_success(commit: Commit, queue: QueueState, group: Group, seqs: list[int]) -> None:
-    """Messages were handled."""
+    """Tells a group's breaker that messages were handled."""
     breaker = load_breaker(commit.tx, group)
     if any(breaker.succeeded(seq) for seq in seqs):
         log.info("the circuit breaker of queue %r (group %r) closes", queue.name, group.name or "default")

@@ -57,7 +57,7 @@ class Request(msgspec.Struct, eq=False):
 
 
 class Taken(msgspec.Struct, eq=False):
-    """What a take found; `more`: it stopped to let others have their turn; `next_ms`: when to look again."""
+    """What a take found. `more`: it stopped so that others can commit; `next_ms`: when to look again."""
 
     deliveries: list[LocalDelivery]
     more: bool
@@ -100,7 +100,7 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
 
 
 def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken | None:
-    """The short way for the usual case: nothing to think of but a run of untouched messages in one block."""
+    """Takes neighbouring untouched messages of one block; None when the queue or the request needs the long way."""
     record, policy, now = group.record, queue.record.policy, commit.now_ms
     if (
         request.newest
@@ -190,7 +190,7 @@ class TakeOperation:
 
     # ── before the choice ────────────────────────────────────────────────────────────────────────────────────────────
     def catch_up(self) -> bool:
-        """Takes back, wakes and sorts in; True when there is more of that than one commit should do."""
+        """Takes back ended leases, wakes due messages, sorts in new ones; True when there is more of that to do."""
         group, record, now = self.group, self.group.record, self.now
         behind = False
         if record.next_deadline and record.next_deadline <= now:
@@ -207,7 +207,7 @@ class TakeOperation:
 
     # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────
     def oldest(self, limit: int) -> None:
-        """From the front: by priority, then position."""
+        """Takes from the front: by priority, then position."""
         record = self.group.record
         ready: list[tuple[int, int]] = []
         while limit > 0 and self.walked < STEP:
@@ -234,7 +234,7 @@ class TakeOperation:
         self.lease_messages()
 
     def newest(self, limit: int) -> None:
-        """From the other end: by position backwards, the lowest priority first."""
+        """Takes from the other end: by position backwards, the lowest priority first."""
         if self.queue.record.policy.fair_by is not None:
             raise ConfigError(
                 f"queue {self.queue.name!r} has fair_by, and its lanes take turns from the front: "
@@ -314,7 +314,7 @@ class TakeOperation:
         return 1
 
     def _take_untouched(self, limit: int, through: int) -> int:
-        """A run of positions from the frontier on, no further than `through`; returns how many were taken."""
+        """Takes untouched messages from the frontier on, none beyond `through`; returns how many."""
         group = self.group
         first, through = next(group.untouched(self.commit.tx, through))
         found = self.blocks.find(self.commit.tx, first, through)
@@ -331,7 +331,7 @@ class TakeOperation:
         return self._take_run(rows, row, limit, through)
 
     def _take_run(self, rows: Rows, row: int, limit: int, through: int) -> int:
-        """Plain messages: one lease over as many neighbouring positions as there are."""
+        """Takes messages without keys: one lease over as many neighbouring positions as there are."""
         limit = min(limit, LEASE_MESSAGES)
         start = rows.seq(row)
         events: list[Event] = []
@@ -359,7 +359,7 @@ class TakeOperation:
         return count
 
     def _take_keyed(self, rows: Rows, row: int, through: int) -> int:
-        """Messages with ordering keys, one by one: those behind an unsettled one of the same key are held."""
+        """Takes one message of a block with ordering keys; holds those whose key is busy."""
         group, commit = self.group, self.commit
         seq = rows.seq(row)
         key = rows.key(row)
@@ -422,7 +422,7 @@ class TakeOperation:
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def lease_messages(self) -> None:
-        """One lease over the messages picked one by one so far."""
+        """Leases the messages that were picked one by one so far."""
         picked, self.messages = self.messages, []
         for at in range(0, len(picked), LEASE_MESSAGES):
             part = picked[at : at + LEASE_MESSAGES]
@@ -458,7 +458,7 @@ class TakeOperation:
         return rows.recorded_ms(row) <= self.ttl_bound
 
     def _drop_old(self, through: int) -> None:
-        """Untouched messages that have outlived the queue's ttl, from the frontier on."""
+        """Gives up untouched messages that have outlived the queue's ttl, from the frontier on."""
         group, commit, queue = self.group, self.commit, self.queue
         assert self.ttl_bound is not None
         view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
@@ -481,7 +481,7 @@ class TakeOperation:
 
 
 class _HeldRun:
-    """A run in the making: messages of neighbouring blocks, right above the frontier, whose keys are all busy."""
+    """Collects messages of neighbouring blocks, right above the frontier, whose keys are all busy."""
 
     __slots__ = ("_blocked", "_group", "_snap", "count", "end", "firsts", "start")
 
@@ -513,7 +513,7 @@ class _HeldRun:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has as many keys, each of which is a row, as one step should write."""
+        """Whether it has as many keys as one commit should write rows for."""
         return len(self.firsts) >= LONGEST_SCAN
 
 
@@ -558,8 +558,8 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
 
 
 def sort_in(commit: Commit, queue: QueueState, group: Group, latest: int, step: int) -> None:
-    """Sorts messages into lanes that were not when they were pushed: they were there before the policy, or before the
-    group, or were appended to the topic."""
+    """Sorts messages into lanes that no push has sorted: they are older than the policy or the group, or were appended
+    to the topic."""
     for _ in range(step):
         if (stretch := next(group.untouched(commit.tx, latest), None)) is None:
             return

@@ -46,7 +46,7 @@ WORK = 0
 
 
 class ProcessMemory:
-    """What this process remembers of a queue whatever others commit: nothing in it is wrong while the queue is there.
+    """What this process remembers of a queue across commits of other processes.
 
     One that is dropped and made anew over the same topic has no consumers yet, and begins with a new memory.
     """
@@ -154,6 +154,16 @@ class QueueState:
             return None
         value = snap.get(keys.special_key(self.topic, seq))
         return None if value is None else read_special(value, self.name)
+
+    def own_budget(self, snap: Snapshot, seq: int) -> int | None:
+        """The retry budget that a message was pushed with; None: it has the policy's."""
+        value = snap.get(keys.override_key(self.topic, seq)) if self.traits.overridden else None
+        return None if value is None else int.from_bytes(value)
+
+    def budget(self, snap: Snapshot, seq: int) -> int:
+        """How often a message may be delivered."""
+        own = self.own_budget(snap, seq)
+        return self.policy.max_attempts if own is None else own
 
     def in_flight(self, snap: Snapshot) -> set[int]:
         """The positions that leases of some group hold."""
@@ -285,18 +295,18 @@ class QueueCache:
             state._groups.clear()
 
     def drop(self, name: str) -> None:
-        """A queue was dropped: one that is made anew over its topic is another."""
+        """Forgets a queue that was dropped."""
         state = self._states.pop(name, None)
         if state is not None:
             self.forget_topic(state.topic)
 
     def forget_topic(self, number: int) -> None:
-        """A topic, or its queue, was dropped: what was remembered of its number is not asked for again."""
+        """Forgets what was remembered of a topic that was dropped, or whose queue was."""
         self._lasting.pop(number, None)
 
 
 def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
-    """A queue hands out what the store itself holds: events in Parquet files would never be delivered."""
+    """Refuses a queue over sealed history: events in Parquet files would never be delivered."""
     if stored.sealed > begin:
         raise ConfigError(
             f"topic {name!r} cannot become a queue: its history through {stored.sealed} is sealed in Parquet "

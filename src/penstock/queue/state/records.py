@@ -112,7 +112,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
 
 
 class MessageRow(msgspec.Struct, array_like=True):
-    """A message that is not where a plain queue would have it: it was delivered before, or it is special."""
+    """A message that one row stands for: it was delivered before, waits, is held, or has a priority."""
 
     seq: StoredPosition
     state: int = READY
@@ -172,7 +172,7 @@ class Lease(msgspec.Struct, array_like=True):
         return self.deadline
 
     def deadlines(self) -> list[int]:
-        """When what the lease still holds may have to be taken back: no time of it is earlier than these."""
+        """The deadlines of what the lease still holds, those that end."""
         held = self.held()
         found = {self.deadline_of(index) for index in held} if self.extended else {self.deadline} if held else set()
         return [deadline for deadline in found if deadline != NEVER]

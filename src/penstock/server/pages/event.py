@@ -57,7 +57,8 @@ def payload_of(event: Event) -> EventPayload:
 
 def failure_of(request: Request, service: Service, event: Event) -> FailedMessage | None:
     """Why a message was given up: from a dead letter's headers, or from its queue."""
-    from penstock.queue.inspect import failures, letter
+    from penstock.queue.inspect import failures
+    from penstock.queue.letters import letter
 
     if "dead-reason" in event.headers:
         return letter(event)
