@@ -114,3 +114,13 @@ def test_a_forced_compaction_leaves_no_rows_of_what_it_removes(journal: Journal,
     journal.topic("jobs").compact(5, force=True)
     assert [event.seq for event in queue] == [6]
     assert problems(queue) == []
+
+
+def test_a_group_that_was_never_added_has_given_nothing_up(journal: Journal) -> None:
+    queue = journal.queue("mail", mode="fanout", max_attempts=1)
+    queue.push("fails")
+    delivery = queue.take(group="audit")
+    assert delivery is not None
+    delivery.nack(error="broken")
+    assert [one.event.seq for one in queue.failures("audit")] == [event.seq for event in queue.failed("audit")] == [1]
+    assert list(queue.failures("nobody")) == list(queue.failed("nobody")) == []
