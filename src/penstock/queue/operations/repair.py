@@ -83,7 +83,7 @@ def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     still = []
     for seq in dict.fromkeys(seqs):
         found = [] if seq > latest or seq in flying else state.find(commit.tx, seq)
-        if found and all(message.state != FAILED for message in found):
+        if found and all(message.state != FAILED for _, message in found):
             still.append(seq)
     return still
 
@@ -98,9 +98,10 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
             found = state.find(commit.tx, seq) if 0 < seq <= latest and seq not in flying else []
             if found:
                 # What has outlived its ttl is gone already, for every count.
-                gone += seq > overdue or any(message.state == FAILED for message in found)
+                gone += seq > overdue or any(message.state == FAILED for _, message in found)
                 answer_taken(commit, state, [seq], DISCARDED)
-                state.discard(commit, seq)
+                for group, message in found:
+                    group.move(commit, message, None)
         return gone
 
     count = queue._writer.run(WriteRequest(apply)) if seqs else 0
@@ -319,25 +320,20 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
 def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
     """Makes failed messages ready again, or moves them to another queue."""
     state = queue._cache.state(commit, queue.name)
-    groups = state.all_groups(commit.tx)
-    revived: set[int] = set()
-    still = [seq for seq in seqs if any(message.state == FAILED for message in state.find(commit.tx, seq))]
+    failed = {seq: [one for one in state.find(commit.tx, seq) if one[1].state == FAILED] for seq in seqs}
+    still = [seq for seq, found in failed.items() if found]
     if to is None and state.policy.max_size is not None:
         refuse_overflow(commit, state, len(still), state.policy.max_size)
     if to is not None:
         target = state.cache.state(commit, to.name)
-        seqs = still = [seq for seq in still if _can_still_go(commit, state, seq, target)]
+        still = [seq for seq in still if _can_still_go(commit, state, seq, target)]
         _copy_over(commit, state, still, target)
-    for seq in seqs:
-        for group in groups:
-            message = group.find(commit.tx, seq)
-            if message is None or message.state != FAILED:
-                continue
+    for seq in still:
+        for group, message in failed[seq]:
             group.move(commit, message, None)
-            revived.add(seq)
             if to is None:
                 group.requeue(commit, MessageRow(seq, TAKEN, priority=message.priority, key=message.key))
-    return len(revived)
+    return len(still)
 
 
 def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueState) -> bool:
@@ -362,18 +358,18 @@ def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQue
         target, chosen = state.cache.state(commit, name), list(groups)
         receipts = _copy_over(commit, state, chosen, target, former_headers if to is None else original_headers)
         for seq, receipt in zip(chosen, receipts, strict=True):
-            _settle_for_others(commit, target, groups[seq], receipt)
+            group = groups[seq]
+            _settle_for_others(commit, target, [] if group is None else [group], receipt)
             state.discard(commit, seq)
         count += len(chosen)
     return count
 
 
-def _settle_for_others(commit: Commit, target: QueueState, group: str | None, receipt: Receipt) -> None:
-    """Settles a message for the other groups of a fanout queue, which had it already."""
-    if group is not None and target.fanout:
-        for other in target.delivering(commit.tx):
-            if other.name != group:
-                other.discard(commit, receipt.seq)  # sorted in already where lanes take turns
+def _settle_for_others(commit: Commit, target: QueueState, waiting: list[str], receipt: Receipt) -> None:
+    """Settles a message for the groups of a fanout queue that do not wait for it, if any does: they had it already."""
+    for other in target.delivering(commit.tx) if target.fanout and waiting else ():
+        if other.name not in waiting:
+            other.discard(commit, receipt.seq)  # sorted in already where lanes take turns
 
 
 # ── move ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -417,9 +413,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         state.discard(commit, seq)  # first: a full queue has room for it again
         (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
-        for other in target.delivering(tx) if target.fanout and waiting else ():
-            if other.name not in waiting:
-                other.discard(commit, receipt.seq)
+        _settle_for_others(commit, target, waiting, receipt)
         return receipt
 
     receipt = queue._writer.run(WriteRequest(apply))

@@ -43,7 +43,7 @@ def answer_taken(
     queue.blocks.refresh(commit)
     overdue = queue.overdue_through(commit.tx, commit.now_ms)
     for seq in seqs:
-        if all(message.state != FAILED for message in queue.find(commit.tx, seq)):
+        if all(message.state != FAILED for _, message in queue.find(commit.tx, seq)):
             late = seq <= overdue and seq not in held
             answer_failure(commit, queue, seq, _EXPIRED if late else why, FailureText() if late else _WHY)
 

@@ -143,10 +143,10 @@ class QueueState:
         """The shared group, which in fanout mode keeps what no other wants, and the named ones."""
         return [self.group(snap, WORK), *self.named_groups(snap)]
 
-    def find(self, snap: Snapshot, seq: int) -> list[MessageRow]:
-        """The message at a position as every group has it that has neither settled it nor handed it out."""
-        found = [group.find(snap, seq) for group in self.all_groups(snap)]
-        return [message for message in found if message is not None]
+    def find(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
+        """The message at a position, in every group that has neither settled it nor handed it out."""
+        found = [(group, group.find(snap, seq)) for group in self.all_groups(snap)]
+        return [(group, message) for group, message in found if message is not None]
 
     def special(self, snap: Snapshot, group: Group, seq: int) -> SpecialRow | None:
         """The delay or priority of a message that a group has not sorted in yet; None where there is none."""
