@@ -159,7 +159,7 @@ _PLAIN: Final = MessageRow(0, UNTOUCHED)
 
 
 # ── the walk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Entry(msgspec.Struct, eq=False):
+class Entry(msgspec.Struct, eq=False, gc=False):
     """A message that one group has not settled, and how it is."""
 
     seq: int
@@ -205,7 +205,7 @@ class View:
         for entry in entries:
             if entry.seq != previous:
                 previous = entry.seq
-                event = self.event(entry)
+                event = entry.event or self.event(entry)
                 if event is not None:
                     yield event
 

@@ -207,7 +207,7 @@ class Group:
         start = max(self.record.frontier, after) + 1
         if self.record.until >= 0:
             latest = min(latest, self.record.until)
-        for low, high in self.taken_ranges(snap):
+        for low, high in self.taken_ranges(snap) if self.record.taken else ():
             if low > latest:
                 break
             if start < low:
