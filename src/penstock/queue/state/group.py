@@ -227,7 +227,7 @@ class Group:
         """Takes a message out of the place its state says, and puts it where `state` says; None: it is settled.
 
         One that ends, or fails for good, lets the next of its ordering key go. Until it is taken out it is as it was
-        found: whoever gives it another time to wait for moves it to `TAKEN` first. `lane`: the one it has in a queue
+        found: a caller that changes its due time moves it to `TAKEN` first. `lane`: the one it has in a queue
         with fair share, where its event is not written yet.
         """
         was = message.state

@@ -65,7 +65,7 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When its delay began; 0: it waits for a moment that its pusher named."""
 
     def row(self, seq: int) -> MessageRow:
-        """The message as one that nobody has sorted in."""
+        """The message as an untouched one."""
         return MessageRow(seq, UNTOUCHED, 0, self.priority, self.key, self.due, since_ms=self.since_ms)
 
 
