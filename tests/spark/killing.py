@@ -29,12 +29,10 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from penstock.buffer.manifest import ManifestObject
-from penstock.spark.buffer import sink as buffer_sink
 from penstock.spark.buffer.source import BufferSource
 from penstock.spark.buffer.stream import BufferStreamReader as BufferReader
-from penstock.spark.served.writing import ServedStaging
-from penstock.spark.sink import sink
-from penstock.spark.sink.objects import ObjectStaging
+from penstock.spark.sink.staging import Staging
+from penstock.spark.sink.writers import BatchWriter, StreamWriter
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stream import StreamReader
 from penstock.transfer import publishing
@@ -42,7 +40,7 @@ from penstock.transfer import publishing
 STAGES = ("planned", "reading", "writing", "publishing", "published")
 _PATIENCE_SECONDS = 600
 _COMMITTING = (
-    *((publishing, "append_wires"), (publishing, "publish"), (ObjectStaging, "_take_in")),
+    *((publishing, "append_wires"), (publishing, "publish"), (Staging, "_take_in")),
     (publishing.RowsInCommit, "append"),
 )
 """What is called within a small commit, in one that was staged in steps, in one that a server makes of objects, and for
@@ -151,59 +149,40 @@ class KillsWriting:
         reach(self.kill, "published")
 
     def publishing(self) -> contextlib.AbstractContextManager[None]:
-        raise NotImplementedError
-
-
-class KillsAppending(KillsWriting):
-    def publishing(self) -> contextlib.AbstractContextManager[None]:
-        def killing(old: Callable[..., Any]) -> Callable[..., Any]:
-            def replaced(*args: Any, **options: Any) -> Any:
-                done = old(*args, **options)
-                reach(self.kill, "publishing")
-                return done
-
-            return replaced
-
-        def asking(staging: Any, *args: Any) -> None:
-            reach(self.kill, "publishing")
-            ask(staging, *args)
-
-        ask = ServedStaging.publish
         stack = contextlib.ExitStack()
         for owner, name in _COMMITTING:
-            stack.enter_context(_replaced(owner, name, killing(getattr(owner, name))))
-        stack.enter_context(_replaced(ServedStaging, "publish", asking))
-        return stack
-
-
-class KillsUploading(KillsWriting):
-    def publishing(self) -> contextlib.AbstractContextManager[None]:
+            stack.enter_context(_replaced(owner, name, self._then_killing(getattr(owner, name))))
         append = ManifestObject.append
 
         def killing(manifest: Any, *args: Any) -> int:
             reach(self.kill, "publishing")
             return append(manifest, *args)
 
-        return _replaced(ManifestObject, "append", killing)
+        stack.enter_context(_replaced(ManifestObject, "append", killing))
+        return stack
+
+    def _then_killing(self, old: Callable[..., Any]) -> Callable[..., Any]:
+        def replaced(*args: Any, **options: Any) -> Any:
+            done = old(*args, **options)
+            reach(self.kill, "publishing")
+            return done
+
+        return replaced
 
 
 class KillingReader(KillsReading, StreamReader):
     pass
 
 
-class KillingStreamWriter(KillsAppending, sink.StreamWriter):
+class KillingStreamWriter(KillsWriting, StreamWriter):
     pass
 
 
-class KillingBatchWriter(KillsAppending, sink.BatchWriter):
+class KillingBatchWriter(KillsWriting, BatchWriter):
     pass
 
 
 class KillingBufferReader(KillsReading, BufferReader):
-    pass
-
-
-class KillingBufferWriter(KillsUploading, buffer_sink.BufferStreamWriter):
     pass
 
 
@@ -242,7 +221,7 @@ class KillingSource(Kills, PenstockSource):
 
 
 class KillingBufferSource(Kills, BufferSource):
-    kinds = (KillingBufferReader, KillingBufferWriter)
+    kinds = (KillingBufferReader, KillingStreamWriter)
 
     @classmethod
     def name(cls) -> str:

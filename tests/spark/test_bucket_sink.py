@@ -14,12 +14,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import penstock
-import penstock.spark.sink.objects as sink_objects
 import penstock.spark.sink.staging as sink_staging
 import penstock.spark.source.stores as sink_stores
 from buffer.emulator import Emulator
 from penstock.api import local
-from penstock.buffer import store as buffer_store
 from penstock.entity.projection.streamed import StreamedState, StreamedStates
 from penstock.errors import ConfigError, Locked, StorageError
 from penstock.journal.bulk.staging import staged_batches
@@ -29,6 +27,7 @@ from penstock.spark.projection.keeping import keeper_of
 from penstock.spark.served.connection import client_of
 from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.source import PenstockSource
+from penstock.transfer import objects as staged_objects
 from penstock.transfer.objects import StagingArea, own_area
 from server.cutting import CuttingProxy
 from server.process import ServerProcess
@@ -61,7 +60,7 @@ def folder(tmp_path: Path) -> str:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of some KiB, and nothing travels in messages."""
     monkeypatch.setattr(sink_staging, "PIECE_BYTES", 64 << 10)
-    monkeypatch.setattr(sink_objects, "INLINE_BYTES", 0)
+    monkeypatch.setattr(sink_staging, "INLINE_BYTES", 0)
 
 
 def writer(url: str, **options: Any) -> Any:
@@ -95,13 +94,13 @@ def test_the_commit_publishes_what_lies_in_the_store_and_sweeps_it(home: str) ->
     shares = [frame.write(rows(at * 2_000, 2_000, pad=2_000)) for at in (0, 1)]
     frame.write(rows(9_000, 5))  # a task that was tried twice: only one of its messages reaches the commit
     shares.append(frame.write(iter(())))
-    assert len(shares[0].objects) > 1 and len(objects(home)) == len(shares[0].objects) * 2 + 1
+    assert len(shares[0].pieces) > 1 and len(objects(home)) == len(shares[0].pieces) * 2 + 1
     frame.commit(shares)
     assert numbers(home) == list(range(4_000)) and objects(home) == []
 
 
 def test_small_shares_travel_in_messages(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_objects, "INLINE_BYTES", 128 << 10)
+    monkeypatch.setattr(sink_staging, "INLINE_BYTES", 128 << 10)
     frame = writer(folder)
     shares = [frame.write(rows(0, 10)), frame.write(rows(10, 10)), frame.write(iter(()))]
     assert objects(folder) == [] and shares[0].carried
@@ -120,7 +119,7 @@ def test_what_was_swept_before_its_commit_is_said_and_nothing_is_written(folder:
     penstock.open(folder).close()
     frame = writer(folder)
     share = frame.write(rows(0, 1_000, pad=2_000))
-    frame.staging.remove()
+    frame.target.staging.sweep(frame.job)
     with pytest.raises(StorageError, match="not there any more: it was swept"):
         frame.commit([share])
     assert numbers(folder) == []
@@ -145,7 +144,7 @@ def test_an_object_that_others_named_is_left_alone(folder: str) -> None:
 def test_objects_and_requests_of_a_batch_are_counted(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two tasks with an object each, one with little, one with nothing; exact, on a folder and in a bucket."""
     calls: Counter[str] = Counter()
-    opened = buffer_store.open_store
+    opened = staged_objects._open_store
 
     class Counted:
         def __init__(self, *given: Any) -> None:
@@ -155,8 +154,8 @@ def test_objects_and_requests_of_a_batch_are_counted(home: str, monkeypatch: pyt
             calls[name] += 1
             return getattr(self._store, name)
 
-    monkeypatch.setattr(buffer_store, "open_store", Counted)
-    monkeypatch.setattr(sink_objects, "INLINE_BYTES", 8 << 10)
+    monkeypatch.setattr(staged_objects, "_open_store", Counted)
+    monkeypatch.setattr(sink_staging, "INLINE_BYTES", 8 << 10)
     penstock.open(home).close()
     frame = writer(home)
     shares = [frame.write(rows(at * 10, 10, pad=2_000)) for at in (0, 1)]
@@ -169,15 +168,15 @@ def test_objects_and_requests_of_a_batch_are_counted(home: str, monkeypatch: pyt
 
 def test_files_of_a_batch_for_a_local_journal_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task whose blocks are large leaves one file, others none; the commit leaves nothing."""
-    monkeypatch.setattr(sink_staging, "_INLINE_BYTES", 8 << 10)
+    monkeypatch.setattr(sink_staging, "INLINE_BYTES", 8 << 10)
     url = str(tmp_path / "shop.db")
     penstock.open(url).close()
     frame = writer(url)
     shares = [frame.write(rows(at * 10, 10, pad=2_000)) for at in (0, 1)]
     shares += [frame.write(rows(20, 3)), frame.write(iter(()))]
-    assert len([path for path in frame.staging.path.rglob("*") if path.is_file()]) == 2
+    assert len(list((tmp_path / "shop.db.staging").iterdir())) == 2
     frame.commit(shares)
-    assert not frame.staging.path.exists() and numbers(url) == list(range(23))
+    assert not (tmp_path / "shop.db.staging").exists() and numbers(url) == list(range(23))
 
 
 def test_a_batch_that_is_run_again_is_known_by_its_mark(home: str) -> None:
@@ -216,10 +215,10 @@ def test_tasks_leave_objects_and_the_server_publishes_them(home: str) -> None:
     with penstock.open(home) as journal, serving(journal, tokens=TOKENS, token=WRITE) as served:
         frame = writer(home, writer=served.url, token=WRITE)
         shares = [frame.write(rows(at * 2_000, 2_000, pad=2_000)) for at in (0, 1)]
-        assert len(objects(home)) == 2 * len(shares[0].objects) and journal.topics() == []
+        assert len(objects(home)) == 2 * len(shares[0].pieces) and journal.topics() == []
         frame.commit(shares)
         again = CommitRequest(journal.id, [share.batch for share in shares])  # the answer was lost
-        assert not client_of(frame.options.place.server).call(COMMIT_STAGED, body=again).committed
+        assert not client_of(frame.target.options.place.server).call(COMMIT_STAGED, body=again).committed
         assert [event.payload["n"] for event in journal.topic("orders").read()] == list(range(4_000))
     assert numbers(home) == list(range(4_000)) and objects(home) == []
 
@@ -249,7 +248,7 @@ def test_a_served_file_takes_objects_from_a_place_it_was_given(tmp_path: Path) -
     with penstock.open(tmp_path / "shop.db") as journal, serving(journal, staging=[place]) as served:
         frame = writer(served.url, staging=place)
         shares = [frame.write(rows(0, 2_000, pad=2_000))]
-        assert len(list(StagingArea(place)._objects())) == len(shares[0].objects)
+        assert len(list(StagingArea(place)._objects())) == len(shares[0].pieces)
         frame.commit(shares)
         assert list(StagingArea(place)._objects()) == []
     assert numbers(str(tmp_path / "shop.db")) == list(range(2_000))
@@ -268,10 +267,10 @@ def test_the_server_killed_at_every_stage_and_the_driver_run_again(folder: str) 
                 frame.commit(shares)
                 again.join(600)
                 continue
-            taken = sum(len(share.objects) for share in shares)
+            taken = sum(len(share.pieces) for share in shares)
             proxy.cut_next(0)
             for share in shares:  # the server has fetched everything, and dies
-                frame.staging._take_in(share)
+                frame.target.staging._take_in(share)
             server.kill()
             server.start()
             assert taken == len(objects(folder))

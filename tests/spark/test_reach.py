@@ -17,12 +17,11 @@ from penstock.errors import ConfigError
 from penstock.spark import flow, topic
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner
-from penstock.spark.sink.staging import staging_root
 from penstock.spark.source.place import absolute_url
 from penstock.spark.source.source import PenstockSource
 from penstock.spark.source.stores import check_reach, journal_id
 from penstock.spark.startup.settings import MASTER_VARIABLE
-from penstock.transfer.objects import own_area
+from penstock.transfer.objects import area_of, own_area
 
 COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
@@ -90,8 +89,9 @@ def test_what_is_staged_lies_beside_a_file_and_inside_a_bucket(tmp_path: Path) -
     assert absolute_url("s3://bucket/shop") == "s3://bucket/shop"
     assert own_area("s3://bucket/shop") == "s3://bucket/shop/penstock/staging"
     assert own_area(f"sqlite:{tmp_path}/shop.db") is None
-    assert staging_root(f"sqlite:{tmp_path}/shop.db", None) == f"{tmp_path}/shop.db.staging"
-    assert staging_root(f"sqlite:{tmp_path}/shop.db", str(tmp_path / "aside")) == str(tmp_path / "aside")
+    beside = area_of(f"sqlite:{tmp_path}/shop.db")
+    assert beside.put("job", 0, "b", 0, b"x").startswith("shop.db.staging/") and (tmp_path / "shop.db.staging").exists()
+    assert beside.sweep("job") == 1 and not (tmp_path / "shop.db.staging").exists()
 
 
 def test_a_file_is_out_of_reach_for_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,12 @@ NIGHTLY = pytest.mark.nightly("spark-kills")
 COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing travels in messages."""
+    monkeypatch.setattr(sink_staging, "INLINE_BYTES", 0)
+
+
 def writer(url: str, **options: Any) -> Any:
     given = {"url": url, "topic": "orders", **{name: str(value) for name, value in options.items()}}
     return PenstockSource(given).writer(COLUMNS, False)

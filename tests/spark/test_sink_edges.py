@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from decimal import Decimal
@@ -18,14 +17,14 @@ from penstock import Projection, on
 from penstock.errors import ConfigError, QueueFull, StorageError
 from penstock.events import Event
 from penstock.journal.storage.from_arrow import blocks
+from penstock.limits import STAGED_SECONDS
 from penstock.spark.projection.fold import Folded, fold_sorted
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.projection.states import StateRows, result_schema
-from penstock.spark.sink.objects import ObjectStaging
-from penstock.spark.sink.staging import StagingFolder
+from penstock.spark.sink.staging import Staging
 from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.source import PenstockSource
-from penstock.transfer.objects import StagingArea
+from penstock.transfer.objects import StagingArea, area_of, folder_url
 from server.serving import serving
 
 WIDE = pa.large_string()
@@ -179,79 +178,47 @@ def test_a_write_of_nothing_new_passes_where_a_queue_is_too_full(url: str, journ
 
 
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def aged(folder: Path, *files: str) -> Path:
-    folder.mkdir()
-    for name in files:
-        (folder / name).write_text("x")
-    long_ago = time.time() - 30 * 24 * 3600
-    os.utime(folder, (long_ago, long_ago))
-    return folder
-
-
 def test_sweeping_removes_only_what_jobs_have_left(tmp_path: Path) -> None:
-    """A staging folder that is named may have other things in it."""
-    share = f"12-{'c' * 32}"
-    others = [
-        aged(tmp_path / "photos", "one.jpg"),
-        aged(tmp_path / "empty"),
-        aged(tmp_path / ("d" * 32), share, "notes.txt"),
-    ]
-    forgotten = [
-        aged(tmp_path / ("a" * 32), share),
-        aged(tmp_path / "0b5c8d0e-3f63-4f0c-8f3a-6a3b1f0c9d11", share),
-        aged(tmp_path / ("b" * 32)),
-    ]
-    StagingFolder(str(tmp_path / "shop.db"), str(tmp_path), "e" * 32).remove()
-    assert all(folder.exists() for folder in others) and not any(folder.exists() for folder in forgotten)
-
-
-def test_a_staging_folder_that_was_named_stays(tmp_path: Path) -> None:
-    named, own = tmp_path / "shared", tmp_path / "shop.db.staging"
-    for root in (named, own):
-        root.mkdir()
-        StagingFolder(f"sqlite:{tmp_path}/shop.db", str(root), "e" * 32).remove()
-    assert named.exists() and not own.exists()
+    """A staging folder that is named may have other things in it, and stays; one beside a journal goes when empty."""
+    for area, folder in (
+        (StagingArea(folder_url(tmp_path / "shared")), tmp_path / "shared" / "blocks"),
+        (area_of(f"sqlite:{tmp_path}/shop.db"), tmp_path / "shop.db.staging"),
+    ):
+        area.put("killed", 0, "b", 0, b"x")
+        (folder / "notes.txt").write_text("x")
+        assert area.sweep("other") == 0
+        area._clock = lambda: time.time() + STAGED_SECONDS + 1
+        assert area.sweep("other") == 1 and [path.name for path in folder.iterdir()] == ["notes.txt"]
+        (folder / "notes.txt").unlink()
+        area.put("job", 0, "b", 0, b"x")
+        assert area.sweep("job") == 1 and not folder.exists() and folder.parent.exists()
 
 
 def test_a_task_makes_its_folder_again_that_another_query_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its root is empty between the two folders that a task makes, and a query that ends removes empty roots."""
-    url = f"sqlite:{tmp_path}/shop.db"
-    folder = StagingFolder(url, f"{tmp_path}/shop.db.staging", "a" * 32)
-    other = StagingFolder(url, f"{tmp_path}/shop.db.staging", "b" * 32)
+    """It is empty until the task's file is in it, and a query that ends removes it then."""
     make, left = Path.mkdir, [1, 1]
 
     def mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
         make(path, *args, **kwargs)
-        if path == folder.root and left:
+        if left:
             left.pop()
-            other.remove()
+            path.rmdir()
 
+    area = area_of(f"sqlite:{tmp_path}/shop.db")
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
-    share = folder.stage(blocks(rows), None, "0")
-    assert not left and sum(wire.count for _, wire in share.wires()) == 2
+    assert area.get(area.put("job", 0, "b", 0, b"x"), 1) == b"x" and not left
 
 
 def test_what_was_changed_after_its_task_left_it_is_not_taken(tmp_path: Path) -> None:
     rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
-    share = StagingFolder(str(tmp_path / "shop.db"), str(tmp_path / "staging"), "job").stage(blocks(rows), None, "0")
-    assert share.file is not None
-    _change(Path(share.file))
-    with pytest.raises(StorageError, match="not as its task left it"):
-        list(share.wires())
-    area = StagingArea(f"file://{tmp_path}/area")
-    staging = ObjectStaging(JournalPlace(str(tmp_path / "shop.db")), area, "job")
-    carried = staging.stage(blocks(rows), None, "0")
-    assert sum(wire.count for _, wire in staging._wires([carried])) == 2
-    _change(tmp_path / "area" / carried.objects[0][0])
-    with pytest.raises(StorageError, match="not as its task left it"):
-        list(staging._wires([carried]))
-
-
-def _change(path: Path) -> None:
-    """Replaces a character of a payload: the block is as sound as before, and another."""
+    staging = Staging(JournalPlace(str(tmp_path / "shop.db")), area_of(f"sqlite:{tmp_path}/shop.db"))
+    share = staging.stage(blocks(rows), "job", 0)
+    assert sum(wire.count for _, wire in staging._wires([share])) == 2
+    path = tmp_path / share.pieces[0].path
     staged = bytearray(path.read_bytes())
-    staged[len(staged) // 2] = ord("y")
+    staged[len(staged) // 2] = ord("y")  # the block is as sound as before, and another
     path.write_bytes(staged)
+    with pytest.raises(StorageError, match="not as its task left it"):
+        list(staging._wires([share]))

@@ -1,7 +1,7 @@
-"""Blocks on their way to a journal as objects in a store: tasks put them, the writer takes them in, and sweeps them.
+"""Blocks on their way to a journal: tasks put them into a folder or a bucket, the writer takes them in, and sweeps.
 
-An area is a prefix of an object store that tasks may write to and the writer may read. An object is one piece of a
-batch, msgpack of [topic, block] pairs, and its name says all that sweeping must know:
+An area is a folder, or a prefix of an object store, that tasks may write to and the writer may read. An object is one
+piece of a batch, msgpack of [topic, block] pairs, and its name says all that sweeping must know:
 
     blocks/{job}.{number}.{milliseconds}.{batch}.{piece}
 
@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.errors import ConfigError, StorageError
 from penstock.limits import STAGED_SECONDS
-from penstock.names import shown_url
+from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.buffer.store import ObjectStore
 
 _FOLDER = "blocks"
+_TRIES = 20
+"""How often a folder is made that others may remove, because it is empty, before a file is in it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
@@ -61,54 +66,125 @@ def own_area(url: str) -> str | None:
     return f"{place.rstrip('/')}/penstock/staging"
 
 
+def area_of(url: str) -> StagingArea:
+    """The area of a journal (an absolute url) for which none is named: inside its bucket, or beside its file."""
+    own = own_area(url)
+    if own is not None:
+        return StagingArea(own)
+    path = Path(parse_url(url)[1])
+    return StagingArea(folder_url(path.parent), folder=f"{path.name}.staging")
+
+
+def folder_url(path: str | Path) -> str:
+    """The url of a folder of this machine."""
+    return f"file://{quote(str(Path(path).absolute()))}"
+
+
 def check_area(url: str) -> str:
     """The url of an area, spelled as it is compared; ConfigError when none can be there."""
     from penstock.buffer.store import CLOUD_SCHEMES  # an extra that only those need who stage objects
 
-    known = (*CLOUD_SCHEMES, "file")
-    if not url.startswith(tuple(f"{scheme}://" for scheme in known)):
+    known = (*(f"{scheme}://" for scheme in CLOUD_SCHEMES), "file:///")
+    if not url.startswith(known):
         raise ConfigError(
-            f"{shown_url(url)!r} is no place for staged objects: the url begins with one of "
-            f"{', '.join(f'{scheme}://' for scheme in known)}"
+            f"{shown_url(url)!r} is no place for staged objects: the url begins with one of {', '.join(known)}"
         )
     return url.rstrip("/")
 
 
-class StagingArea:
-    """A prefix of an object store where staged blocks lie."""
+class _Files:
+    """A folder as the store of an area: what lies in it is not synced, since a batch that is lost is run again."""
 
-    def __init__(self, url: str, options: Mapping[str, object] | None = None, clock: Callable[[], float] = time.time):
-        """`options` are the store's; `clock` tells seconds since 1970, for what was forgotten."""
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def put(self, path: str, data: bytes) -> None:
+        place = self._root / path
+        for tries in range(_TRIES):
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(data)
+                return
+            except FileNotFoundError as error:  # removed by a job that found it empty
+                if tries == _TRIES - 1:
+                    raise StorageError(f"cannot stage in {place.parent}: {error}", retryable=True) from error
+            except OSError as error:
+                raise StorageError(f"cannot stage in {place.parent}: {error}") from error
+
+    def get(self, path: str, *, most: int) -> bytes | None:
+        try:
+            with (self._root / path).open("rb") as file:
+                return file.read(most + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"cannot read what was staged: {error}") from error
+
+    def list(self, prefix: str) -> Iterator[str]:
+        with suppress(FileNotFoundError):
+            yield from [f"{prefix}/{found.name}" for found in (self._root / prefix).iterdir()]
+
+    def delete(self, paths: Sequence[str]) -> int:
+        failed = 0
+        for path in paths:
+            try:
+                (self._root / path).unlink(missing_ok=True)
+            except OSError:
+                failed += 1
+        for folder in {(self._root / path).parent for path in paths}:
+            with suppress(OSError):  # others are staging
+                folder.rmdir()
+        return failed
+
+
+def _open_store(url: str, options: Mapping[str, object] | None) -> ObjectStore | _Files:
+    if url.startswith("file://"):
+        return _Files(unquote(split_url(url).path))
+    from penstock.buffer.store import open_store
+
+    return open_store(url, options)
+
+
+class StagingArea:
+    """A folder, or a prefix of an object store, where staged blocks lie."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, object] | None = None,
+        clock: Callable[[], float] = time.time,
+        folder: str = _FOLDER,
+    ) -> None:
+        """`options` are the store's; `clock` tells seconds since 1970; `folder` goes when nothing is in it."""
         self.url = check_area(url)
         self._options = options
         self._clock = clock
-        self._opened: ObjectStore | None = None
+        self._folder = folder
+        self._opened: ObjectStore | _Files | None = None
 
     @property
-    def _store(self) -> ObjectStore:
-        if self._opened is None:  # a folder is made when it is opened, and needed only when something is staged
-            from penstock.buffer.store import open_store
-
-            self._opened = open_store(self.url, self._options)
+    def _store(self) -> ObjectStore | _Files:
+        if self._opened is None:
+            self._opened = _open_store(self.url, self._options)
         return self._opened
 
     def put(self, job: str, number: int, batch: str, piece: int, body: bytes) -> str:
         """Keeps a piece; returns its path."""
         name = f"{job}.{number}.{round(self._clock() * 1000)}.{batch}.{piece}"
-        path = f"{_FOLDER}/{name}"
+        path = f"{self._folder}/{name}"
         self._store.put(path, body)
         return path
 
     def get(self, path: str, size: int) -> bytes:
         """A piece of that many bytes; StorageError when it is not there, or another."""
-        if not path.startswith(f"{_FOLDER}/"):
+        if path.rpartition("/")[0] != self._folder:
             raise ConfigError(f"{path[:80]!r} is not the path of a staged object")
         found = self._store.get(path, most=size)
         if found is None or len(found) != size:
             state = "not there any more" if found is None else f"of {len(found):,} bytes"
             raise StorageError(
-                f"{path} in {shown_url(self.url)}, staged with {size:,} bytes, is {state}: it was swept, or replaced; "
-                "run the query again"
+                f"{path} in {shown_url(self.url)}, staged with {size:,} bytes, is {state}: it was swept, or replaced, "
+                "or lies on the disk of another machine; run the query again"
             )
         return bytes(found)
 
@@ -123,7 +199,7 @@ class StagingArea:
         return len(gone) - self._store.delete(gone) if gone else 0
 
     def _objects(self) -> Iterator[tuple[str, _Name]]:
-        for path in self._store.list(_FOLDER):
+        for path in self._store.list(self._folder):
             parts = path.rpartition("/")[2].rsplit(".", 4)
             if len(parts) == 5 and parts[1].isdecimal() and parts[2].isdecimal():
                 yield path, _Name(parts[0], int(parts[1]), int(parts[2]))

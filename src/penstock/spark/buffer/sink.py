@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -28,8 +26,9 @@ from penstock.buffer.format.mark import Mark
 from penstock.buffer.naming import shard_of
 from penstock.buffer.produce.publishing import Publisher, StagedObject
 from penstock.clock import SystemClock
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 from penstock.spark.buffer.options import BufferWriteOptions
+from penstock.spark.sink.writers import TaskShare
 
 _COLUMNS = ("entry", "metadata", "key")
 _BYTES = (pa.binary(), pa.string())
@@ -40,94 +39,53 @@ _RANGES = 10_000
 
 
 @dataclass
-class Uploaded(WriterCommitMessage):
+class Uploaded(TaskShare):
     """What one task has uploaded, by shard."""
 
-    query: str | None
-    shares: list[tuple[int, StagedObject]] = field(default_factory=list)
+    objects: list[tuple[int, StagedObject]] = field(default_factory=list)
 
 
-class _BufferWriter:
-    """What batch and stream writers share."""
+class BufferTarget:
+    """A buffer that a frame is written to."""
 
-    def __init__(self, options: BufferWriteOptions, schema: StructType, overwrite: bool) -> None:
-        if overwrite:
-            raise ConfigError(
-                'a buffer only grows: use mode("append"), or outputMode "append" or "update" for a stream'
-            )
+    def __init__(self, options: BufferWriteOptions, schema: StructType) -> None:
         _check_columns(to_arrow_schema(schema, timezone="UTC"), len(options.places))
         self.options = options
+        self.app, self.version = options.app, options.version or 0
 
-    def _upload(self, batches: Iterator[pa.RecordBatch], query: str | None) -> Uploaded:
+    def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> Uploaded:
         """Uploads a task's rows as objects of about flushBytes."""
-        message = Uploaded(query)
+        share = Uploaded(job)
         coming: deque[tuple[int, Future[StagedObject]]] = deque()
         with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
             for shard, rows in _gathered(batches, len(self.options.places), self.options.flush_bytes):
                 while len(coming) >= _UPLOADS:
                     done, staged = coming.popleft()
-                    message.shares.append((done, staged.result()))
-                coming.append((shard, pool.submit(self._stage, shard, rows)))
-            message.shares += [(shard, staged.result()) for shard, staged in coming]
-        return message
+                    share.objects.append((done, staged.result()))
+                coming.append((shard, pool.submit(self._upload, shard, rows)))
+            share.objects += [(shard, staged.result()) for shard, staged in coming]
+        return share
 
-    def _stage(self, shard: int, rows: pa.RecordBatch) -> StagedObject:
+    def _upload(self, shard: int, rows: pa.RecordBatch) -> StagedObject:
         metadata = _ranges(rows)
         return self._publisher(shard).stage(
             arrow_to_block(rows.column("entry")), metadata, rows.num_rows, self.options.compression
         )
 
-    def _publish(self, messages: Sequence[Uploaded], mark: Mark | None) -> None:
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
+        mark = None if by is None else Mark(":".join(by), version)
         for shard in range(len(self.options.places)):
-            shares = [staged for message in messages for which, staged in message.shares if which == shard]
-            if shares:
-                self._publisher(shard).publish(shares, mark)
+            uploaded = (share for share in shares if isinstance(share, Uploaded))
+            staged = [one for share in uploaded for which, one in share.objects if which == shard]
+            if staged:
+                self._publisher(shard).publish(staged, mark)
+
+    def sweep(self, job: str, through: int | None = None) -> None:
+        """Nothing to do: a commit whose answer was lost ends here too, and what was not published is collected."""
 
     def _publisher(self, shard: int) -> Publisher:
         options = self.options
         return Publisher(options.open(), options.places[shard], gc_grace=options.gc_grace)
-
-
-class BufferBatchWriter(_BufferWriter, DataSourceArrowWriter):
-    """Writes a frame once; with txnAppId and txnVersion, once for ever."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._upload(iterator, None)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        options = self.options
-        mark = None if options.app is None else Mark(f"app:{options.app}", options.version or 0)
-        self._publish([message for message in messages if isinstance(message, Uploaded)], mark)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to do: a commit whose answer was lost ends here too, and what was not published is collected."""
-
-
-class BufferStreamWriter(_BufferWriter, DataSourceStreamArrowWriter):
-    """Writes a stream's batches, each once, whatever is killed when."""
-
-    def __init__(self, options: BufferWriteOptions, schema: StructType, overwrite: bool) -> None:
-        if options.app is not None:
-            raise ConfigError("txnAppId and txnVersion are for batch writes; a stream is known by its checkpoint")
-        super().__init__(options, schema, overwrite)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        if not query:
-            raise PenstockError("Spark did not tell the task which streaming query it works for")
-        return self._upload(iterator, query)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        uploaded = [message for message in messages if isinstance(message, Uploaded)]
-        queries = {message.query for message in uploaded}
-        if len(queries) > 1:
-            raise PenstockError(f"one batch has the rows of several queries: {', '.join(map(str, queries))}")
-        for query in queries:
-            self._publish(uploaded, Mark(f"query:{query}", batchId))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: see the batch writer."""
 
 
 def _check_columns(schema: pa.Schema, shards: int) -> None:

@@ -44,14 +44,18 @@ class BufferSource(DataSource):
         return BufferStreamReader(read_options(self.given), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.buffer.sink import BufferBatchWriter
+        from penstock.spark.buffer.sink import BufferTarget
+        from penstock.spark.sink.writers import BatchWriter, check_appends
 
-        return BufferBatchWriter(write_options(self.given), schema, overwrite)
+        check_appends(overwrite, "a buffer")
+        return BatchWriter(BufferTarget(write_options(self.given), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from penstock.spark.buffer.sink import BufferStreamWriter
+        from penstock.spark.buffer.sink import BufferTarget
+        from penstock.spark.sink.writers import StreamWriter, check_appends
 
-        return BufferStreamWriter(write_options(self.given), schema, overwrite)
+        check_appends(overwrite, "a buffer")
+        return StreamWriter(BufferTarget(write_options(self.given), schema))
 
 
 class BufferBatchReader(DataSourceReader):

@@ -1,59 +1,85 @@
 """Where tasks leave the blocks they made until the commit publishes them.
 
-A small share travels inside the task's commit message. A larger one lies in a file, in a folder next to the journal
-(or where option("staging", …) says): one folder per query or job, file names that begin with the batch. A task that is
-tried twice leaves two files; only the one whose message reaches the commit counts, the rest are swept away.
+A task cuts its blocks into pieces of some MiB. One that is small and alone travels in the task's message. Else each is
+put where the commit finds it: into a folder beside the journal, into the journal's bucket, or to the server that writes
+the journal. A task that is tried twice stages twice; only what a message names is published, the rest is swept.
 
-Tasks make blocks of rows that they have checked, and the message says which bytes they were: what lies in the file by
-then must be the same, so that the commit need not check them again.
+What a commit names is published in one transaction with its mark, by this process or by the server, so that whatever is
+killed, and whatever request is made twice, every row is there once. The message says which bytes the task has checked:
+what lies in the area by then must be the same.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import shutil
-import time
+import logging
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO, Protocol
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
-from pyspark.sql.datasource import WriterCommitMessage
 
-from penstock.engine.url import parse_url
-from penstock.errors import StorageError
+from penstock.errors import PenstockError, StorageError
 from penstock.journal.storage.pending import decode_pending
 from penstock.journal.storage.wire import Wire, encode_wire
+from penstock.protocol.bulk import (
+    COMMIT_STAGED,
+    DROP_STAGED,
+    STAGE_BLOCKS,
+    STAGE_OBJECT,
+    CommitRequest,
+    DropQuery,
+    ObjectRequest,
+    StageQuery,
+)
+from penstock.spark.served.connection import client_of, patiently
+from penstock.spark.sink.writers import TaskShare
+from penstock.spark.source.place import JournalPlace
 from penstock.spark.source.stores import writing
-from penstock.transfer.objects import encode_piece
+from penstock.transfer.objects import StagingArea, decode_piece, encode_piece
 from penstock.transfer.publishing import Blocks, publish_blocks
 
+log = logging.getLogger("penstock.spark")
+
 PIECE_BYTES = 4 << 20
-"""Bytes of blocks that a task sends to a server, or puts into an object, at a time, about."""
-_INLINE_BYTES = 1 << 20
-"""Up to this size a task's blocks travel in its message."""
-_FORGOTTEN = 7 * 24 * 3600.0
-"""Seconds after which a folder that is not written to belongs to a job that was killed and never came back."""
-_JOB = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_SHARE = re.compile(r"[0-9]+-[0-9a-f]{32}")
-"""The names of a job's folder and of the files in it: what is swept in a folder that others may use as well."""
-_TRIES = 20
-"""How often a folder is made that others may remove, because it is empty, before a file is in it."""
+"""Bytes of blocks that are put at a time, about."""
+INLINE_BYTES = 128 << 10
+"""Up to this size a task's blocks travel in its message: less than is worth two requests to a store."""
+_AT_ONCE = 4
+"""Pieces fetched, or shares taken in by a server, at a time."""
+
+
+class _Piece(NamedTuple):
+    """A piece in an area: its path ("" at a server), its size and its hash."""
+
+    path: str
+    size: int
+    hash: bytes
 
 
 @dataclass
-class StagedShare(WriterCommitMessage):
-    """What one task has staged."""
+class StagedShare(TaskShare):
+    """What one task has staged for a journal."""
 
-    query: str | None
+    batch: str
+    """The name of what it staged."""
     events: int = 0
     keyed: bool = False
     """Whether any event has a key."""
+    carried: bytes = b""
+    """Its only piece, when that is small."""
+    pieces: list[_Piece] = field(default_factory=list)
+    """The others, in order."""
+
+    @property
+    def size(self) -> int:
+        """Bytes staged."""
+        return len(self.carried) + sum(piece.size for piece in self.pieces)
 
 
 class Publication(msgspec.Struct, frozen=True):
@@ -68,74 +94,109 @@ class Publication(msgspec.Struct, frozen=True):
     """The names of gates that see its rows, where the commit is this process's own."""
 
 
-class Staging(Protocol):
-    """Where the tasks of one query or job leave their blocks until the commit publishes them."""
+class Staging:
+    """Where the tasks of a write leave their blocks: an area, or, without one, the server that writes the journal."""
 
-    def of(self, job: str) -> Staging:
-        """The same for another query."""
-        ...
+    def __init__(self, place: JournalPlace, area: StagingArea | None) -> None:
+        self.place = place
+        self.area = area
 
-    def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> StagedShare:
-        """Keeps a task's blocks until the commit."""
-        ...
+    def stage(self, blocks: Iterable[tuple[str, Wire]], job: str, number: int) -> StagedShare:
+        """Keeps a task's blocks until the commit; `number` is the micro-batch, 0 for a job that has only one."""
+        share, waiting = StagedShare(job, uuid.uuid4().hex), b""
+        for piece in _pieces(blocks, share):
+            if waiting:
+                self._put(share, number, waiting)
+            waiting = piece
+        if share.pieces or len(waiting) > INLINE_BYTES:
+            self._put(share, number, waiting)
+        else:
+            share.carried = waiting
+        return share
+
+    def _put(self, share: StagedShare, number: int, body: bytes) -> None:
+        at, path = len(share.pieces), ""
+        if self.area is None:
+            self._send(share, body, at)
+        else:
+            path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
+        share.pieces.append(_Piece(path, len(body), _hash(body)))
+
+    def _send(self, share: StagedShare, body: bytes | ObjectRequest, at: int) -> None:
+        """Has the server keep a piece until the commit: this one, or one in the area that it fetches itself."""
+        assert self.place.server is not None
+        client, query = client_of(self.place.server), StageQuery(share.job)
+        if isinstance(body, bytes):
+            patiently(partial(client.call, STAGE_BLOCKS, share.batch, str(at), query=query, body=body))
+        else:
+            patiently(partial(client.call, STAGE_OBJECT, share.batch, str(at), query=query, body=body))
 
     def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
         """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
-        ...
-
-    def sweep(self, through: int) -> None:
-        """Removes what batches up to and including one have left."""
-        ...
-
-    def remove(self) -> None:
-        """Removes everything this job has left."""
-        ...
-
-
-@dataclass
-class StagedBlocks(StagedShare):
-    """What one task has staged in a folder, or carries along."""
-
-    blocks: list[tuple[str, bytes]] = field(default_factory=list)
-    """Topics and blocks, when they are small."""
-    file: str | None = None
-    pieces: list[tuple[str, int, bytes]] = field(default_factory=list)
-    """Topics, lengths and hashes of the blocks in the file, in order."""
-    host: str = ""
-
-    @property
-    def size(self) -> int:
-        """Bytes staged."""
-        return sum(len(block) for _, block in self.blocks) + sum(length for _, length, _ in self.pieces)
-
-    def wires(self) -> Iterator[tuple[str, Wire]]:
-        """The topics and blocks, in order."""
-        for topic, block in self.blocks:
-            yield topic, decode_pending(block)
-        if self.file is None:
+        staged = [share for share in shares if share.size]
+        if self.place.server is None:
+            blocks = Blocks(
+                self._wires(staged),
+                sum(share.size for share in staged),
+                sum(share.events for share in staged),
+                any(share.keyed for share in staged),
+            )
+            with writing(self.place.url, wanted.journal, wanted.gates) as opened:
+                publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
             return
-        try:
-            with Path(self.file).open("rb") as file:
-                for topic, length, made in self.pieces:
-                    block = file.read(length)
-                    if hash_of(block) != made:
-                        raise StorageError(f"the staged file {self.file} is not as its task left it: run again")
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-stage") as pool:
+            for done in [pool.submit(self._take_in, share) for share in staged]:
+                done.result()
+        batches = [share.batch for share in staged]
+        request = CommitRequest(wanted.journal or "", batches, wanted.mark, wanted.version, wanted.queue)
+        patiently(partial(client_of(self.place.server).call, COMMIT_STAGED, body=request))
+
+    def _take_in(self, share: StagedShare) -> None:
+        """Gives the server what of a share it does not have yet."""
+        if share.carried:
+            self._send(share, share.carried, 0)
+        for at, piece in enumerate(share.pieces if self.area is not None else ()):
+            assert self.area is not None
+            self._send(share, ObjectRequest(self.area.url, piece.path, piece.size), at)
+
+    def _wires(self, shares: Sequence[StagedShare]) -> Iterator[tuple[str, Wire]]:
+        """The topics and blocks of shares, in order; the next pieces are fetched meanwhile."""
+        wanted = (piece for share in shares for piece in (share.pieces or (share.carried,)))
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-fetch") as pool:
+            coming = deque(pool.submit(self._fetch, piece) for piece in islice(wanted, _AT_ONCE))
+            while coming:
+                body = coming.popleft().result()
+                coming.extend(pool.submit(self._fetch, piece) for piece in islice(wanted, 1))
+                for topic, block in decode_piece(body):
                     yield topic, decode_pending(block)
-        except FileNotFoundError as error:
-            raise StorageError(
-                f"what a task on {self.host} staged in {self.file} is not there for the commit on "
-                f"{os.uname().nodename}: a journal lies on one machine. Use a master on this machine, a staging folder "
-                "that all machines share, or write to a buffer"
-            ) from error
+
+    def _fetch(self, piece: _Piece | bytes) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        assert self.area is not None
+        found = patiently(partial(self.area.get, piece.path, piece.size))
+        if _hash(found) != piece.hash:
+            raise StorageError(f"what was staged as {piece.path} is not as its task left it: run the query again")
+        return found
+
+    def sweep(self, job: str, through: int | None = None) -> None:
+        """Removes what a job has left, of batches up to a number; what cannot be removed goes when it is old."""
+        try:
+            if self.area is not None:
+                self.area.sweep(job, through)
+            if self.place.server is not None:
+                client_of(self.place.server).call(DROP_STAGED, query=DropQuery(job))
+        except PenstockError as error:
+            log.info("what was staged for %s is left for later: %s", job, error)
 
 
-def hash_of(staged: bytes) -> bytes:
+def _hash(staged: bytes) -> bytes:
     """Tells what a task has staged from everything else."""
     return hashlib.sha256(staged).digest()
 
 
-def pieces_of(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[bytes]:
-    """The blocks, as many at a time as make one request or object; what they hold is counted in the share."""
+def _pieces(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[bytes]:
+    """The blocks, as many at a time as make one piece; what they hold is counted in the share."""
     piece: list[tuple[str, bytes]] = []
     size = 0
     for topic, wire in blocks:
@@ -148,112 +209,3 @@ def pieces_of(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterato
             piece, size = [], 0
     if piece:
         yield encode_piece(piece)
-
-
-class StagingFolder:
-    """The staging folder of one query or job."""
-
-    def __init__(self, url: str, root: str, owner: str) -> None:
-        self.url = url
-        self.root = Path(root)
-        self.path = self.root / owner
-
-    def of(self, job: str) -> StagingFolder:
-        """The folder of another query."""
-        return StagingFolder(self.url, str(self.root), job)
-
-    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
-        """Appends what tasks have staged; nothing when the mark says that it was done before."""
-        staged = [share for share in shares if isinstance(share, StagedBlocks)]
-        blocks = Blocks(
-            (piece for share in staged for piece in share.wires()),
-            sum(share.size for share in staged),
-            sum(share.events for share in staged),
-            any(share.keyed for share in staged),
-        )
-        with writing(self.url, wanted.journal, wanted.gates) as opened:
-            publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
-
-    def stage(self, blocks: Iterable[tuple[str, Wire]], query: str | None, batch: str) -> StagedBlocks:
-        """Keeps a task's blocks until the commit."""
-        message = StagedBlocks(query, host=os.uname().nodename)
-        size = 0
-        file = None
-        path = self.path / f"{batch}-{uuid.uuid4().hex}"
-        try:
-            for topic, wire in blocks:
-                encoded = encode_wire(wire)
-                message.events += wire.count
-                message.keyed = message.keyed or wire.key is not None
-                size += len(encoded)
-                if file is None:
-                    message.blocks.append((topic, encoded))
-                    if size <= _INLINE_BYTES:
-                        continue
-                    file = self._begin(path)
-                    message.file = str(path)
-                    for held in message.blocks:
-                        _add(file, message, *held)
-                    message.blocks = []
-                else:
-                    _add(file, message, topic, encoded)
-        except BaseException:
-            if file is not None:
-                file.close()
-                path.unlink(missing_ok=True)
-            raise
-        if file is not None:
-            file.close()
-        return message
-
-    def _begin(self, path: Path) -> BinaryIO:
-        """Opens a file to write; its folder may be removed meanwhile, by a query that found it or the root empty."""
-        for _ in range(_TRIES - 1):
-            with suppress(FileNotFoundError):
-                self.path.mkdir(parents=True, exist_ok=True)
-                return path.open("wb")
-        self.path.mkdir(parents=True, exist_ok=True)
-        return path.open("wb")
-
-    def sweep(self, through: int) -> None:
-        """Removes what batches up to and including one have left."""
-        with suppress(FileNotFoundError):
-            for file in self.path.iterdir():
-                batch = file.name.partition("-")[0]
-                if batch.isdigit() and int(batch) <= through:
-                    file.unlink(missing_ok=True)
-            with suppress(OSError):  # a newer batch is being staged
-                self.path.rmdir()
-            self._sweep_forgotten()
-
-    def remove(self) -> None:
-        """Removes everything this job has left."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._sweep_forgotten()
-
-    def _sweep_forgotten(self) -> None:
-        with suppress(OSError):
-            for folder in self.root.iterdir():
-                if _is_forgotten(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-            if self.root == Path(staging_root(self.url, None)):  # one that was named is its owner's, also when empty
-                self.root.rmdir()
-
-
-def _is_forgotten(folder: Path) -> bool:
-    """Whether a folder is a job's, with nothing in it but what tasks staged, that was not written to for long."""
-    if not _JOB.fullmatch(folder.name) or not folder.stat().st_mtime < time.time() - _FORGOTTEN:
-        return False
-    return folder.is_dir() and all(_SHARE.fullmatch(file.name) for file in folder.iterdir())
-
-
-def _add(file: BinaryIO, message: StagedBlocks, topic: str, encoded: bytes) -> None:
-    file.write(encoded)
-    message.pieces.append((topic, len(encoded), hash_of(encoded)))
-
-
-def staging_root(url: str, given: str | None) -> str:
-    """The folder under which tasks stage what they write to a journal."""
-    if given is not None:
-        return os.path.abspath(given)  # noqa: PTH100
-    return parse_url(url)[1] + ".staging"

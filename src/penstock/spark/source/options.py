@@ -19,7 +19,7 @@ from penstock.names import check_consumer, check_kind, check_name, shown_url
 from penstock.payloads.ddl import SchemaText, fields
 from penstock.spark.source.place import JournalPlace, absolute_url, is_served, place_of
 from penstock.spark.source.values import listed, number, switch
-from penstock.transfer.objects import check_area
+from penstock.transfer.objects import check_area, folder_url
 from penstock.units import parse_duration
 
 _READ = (
@@ -275,7 +275,7 @@ def _staging(given: Mapping[str, str]) -> str | None:
             f"staging is a place in an object store (s3://bucket/staging) for {shown_url(url)}; a folder is for a "
             "journal of this machine"
         )
-    return staging
+    return folder_url(staging)
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:

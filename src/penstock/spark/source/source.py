@@ -53,14 +53,18 @@ class PenstockSource(DataSource):
         return StreamReader(read_options(self.given), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.sink.sink import BatchWriter
+        from penstock.spark.sink.sink import TopicTarget
+        from penstock.spark.sink.writers import BatchWriter, check_appends
 
-        return BatchWriter.of(self.given, schema, overwrite)
+        check_appends(overwrite, "a journal")
+        return BatchWriter(TopicTarget(self.given, schema, again=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from penstock.spark.sink.sink import StreamWriter
+        from penstock.spark.sink.sink import TopicTarget
+        from penstock.spark.sink.writers import StreamWriter, check_appends
 
-        return StreamWriter.of(self.given, schema, overwrite)
+        check_appends(overwrite, "a journal")
+        return StreamWriter(TopicTarget(self.given, schema, again=True))
 
 
 class BatchReader(DataSourceReader):
