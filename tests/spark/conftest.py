@@ -17,11 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+TINY_DATA = {
+    "spark.sql.adaptive.enabled": False,
+    "spark.sql.codegen.wholeStage": False,
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Planning again and compiling Java for each query costs more than the few rows of a test."""
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two threads, as users get it; started once, and ended with its JVM and its files."""
+    """A session on two threads; started once, and ended with its JVM and its files."""
     warehouse = tmp_path_factory.mktemp("warehouse")
-    yield penstock.spark.session("penstock-tests", master="local[2]", spark_sql_warehouse_dir=warehouse)
+    yield penstock.spark.session("penstock-tests", master="local[2]", spark_sql_warehouse_dir=warehouse, **TINY_DATA)
     penstock.spark.stop()
 
 

@@ -101,12 +101,12 @@ class Flow:
 
 
 class Copying(Flow):
-    per_batch = 300
+    per_batch = 60
     served = False
     """Whether a server works for it; its address lies in the folder then, as `server`."""
 
     def query(self, spark: SparkSession) -> Any:
-        asked = {"topic": "orders", "consumer": "copier", "maxOffsetsPerTrigger": 300, "minPartitions": 2}
+        asked = {"topic": "orders", "consumer": "copier", "maxOffsetsPerTrigger": self.per_batch, "minPartitions": 2}
         frame = self.source(spark, "penstock-killing", url=self.place, **asked)
         frame = frame.select("kind", "payload", "key", F.col("id").alias("cause"))
         return frame.writeStream.format("penstock-killing").options(url=self.place, topic="copies")

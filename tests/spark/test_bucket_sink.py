@@ -6,11 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import penstock
@@ -33,9 +32,6 @@ from server.cutting import CuttingProxy
 from server.process import ServerProcess
 from server.serving import READ, TOKENS, WRITE, serving
 from waiting import eventually
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
@@ -288,21 +284,6 @@ def _restart_when(proxy: CuttingProxy, server: ServerProcess) -> None:
     eventually(lambda: proxy.cut)
     server.kill()
     server.start()
-
-
-# ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_spark_writes_frames_itself_and_through_a_server(spark: SparkSession, folder: str) -> None:
-    def write(first: int, **options: str) -> None:
-        frame = spark.range(first, first + 3_000, 1, 3).select(
-            F.lit("made").alias("kind"), F.struct(F.col("id").alias("n"), F.lit("x" * 50).alias("pad")).alias("payload")
-        )
-        frame.write.format("penstock").mode("append").options(url=folder, topic="orders", **options).save()
-
-    write(0)
-    with penstock.open(folder) as journal, serving(journal, tokens=TOKENS, token=WRITE) as served:
-        write(3_000, writer=served.url, token=WRITE)
-        assert journal.topic("orders").latest == 6_000
-    assert numbers(folder) == list(range(6_000)) and objects(folder) == []
 
 
 def test_states_that_a_batch_has_saved_are_what_the_next_one_finds(home: str) -> None:

@@ -15,7 +15,7 @@ from cluster import Cluster
 from buffer.emulator import Emulator
 from penstock.buffer import Consumer, Producer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly("spark-cluster")
 
 PRODUCERS = 3
 OBJECTS = 6

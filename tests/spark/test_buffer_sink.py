@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
-from without_spark import Task, source, struct, write
+from without_spark import Task, source, struct, write, write_batch
 
-from penstock.buffer import Batch, Consumer, Producer
+from penstock.buffer import Batch, Consumer
 from penstock.buffer.format import parse_manifest
 from penstock.buffer.naming import shard_of
 from penstock.buffer.store import open_store
@@ -79,6 +78,13 @@ def test_a_job_that_is_run_again_writes_nothing_even_after_its_entries_were_cons
         assert len(entries(url)) == left
 
 
+def test_a_streams_batch_that_is_run_again_writes_nothing_even_after_its_entries_were_consumed(url: str) -> None:
+    for number, left in ((0, 10), (0, 0), (1, 10)):
+        for _ in range(2):
+            write_batch(url, number, numbers(0, 5), numbers(5, 10), of=BufferSource)
+        assert len(entries(url)) == left
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "says"),
     [
@@ -116,40 +122,3 @@ def test_a_frame_becomes_objects_in_the_order_of_its_rows(spark: SparkSession, u
     frame.write.format("penstock-buffer").mode("append").options(url=url).save()
     assert parse_manifest(open_store(url).get("ingest/manifest")).count == 2
     assert entries(url) == [str(n).encode() for n in range(1000)]
-
-
-def copy(spark: SparkSession, source: str, target: str, checkpoint: Path) -> None:
-    """From buffer to buffer, everything that is there, in small batches."""
-    stream = spark.readStream.format("penstock-buffer").options(url=source, maxOffsetsPerTrigger=2).load()
-    writer = stream.select("entry", "metadata").writeStream.format("penstock-buffer").options(url=target)
-    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
-
-
-def test_a_stream_writes_every_batch_once_even_if_the_newest_commit_log_entry_is_lost(
-    spark: SparkSession, url: str, tmp_path: Path
-) -> None:
-    target, checkpoint = f"file://{tmp_path}/copies", tmp_path / "checkpoint"
-    with Producer(url) as producer:
-        for n in range(5):
-            producer.produce([f"{n}".encode()] * 2, f"m{n}".encode())
-            producer.flush()
-    copy(spark, url, target, checkpoint)
-    wanted = [f"{n}".encode() for n in range(5) for _ in range(2)]
-    assert [bytes(row.entry) for row in _look(spark, target)] == wanted
-    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
-    kept = tmp_path / "kept"
-    shutil.copytree(checkpoint, kept)
-    for consumed in (False, True):  # the written entries are still in the manifest, or only their marks are
-        if consumed:
-            shutil.rmtree(checkpoint)
-            shutil.copytree(kept, checkpoint)
-            assert entries(target) == wanted
-        newest.unlink()
-        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
-        copy(spark, url, target, checkpoint)
-        assert newest.exists(), "the batch was run again"
-        assert [bytes(row.entry) for row in _look(spark, target)] == ([] if consumed else wanted)
-
-
-def _look(spark: SparkSession, url: str) -> list[Any]:
-    return spark.read.format("penstock-buffer").load(url).orderBy("sequence", "index").collect()

@@ -75,7 +75,7 @@ def test_penstock_run_refuses_spark_connect(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_topics_over_spark_connect(tmp_path: Path, environ: dict[str, str], remote: str) -> None:
     url = str(tmp_path / "shop.db")
     client = Path(__file__).with_name("connect_client.py")

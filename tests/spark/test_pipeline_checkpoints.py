@@ -82,6 +82,14 @@ def test_progress_that_is_half_removed_is_no_querys_any_more(
     assert pipeline.reset() == ["copies"] and not checkpoint.exists()
 
 
+def test_a_reset_of_one_flow_leaves_the_progress_of_the_others(url: str, checkpoint: Path) -> None:
+    others = flow(source=topic("orders"), target=topic("others"), name="others")(lambda orders: orders)
+    shutil.copytree(checkpoint, checkpoint.with_name("others"))
+    again = Runner(Pipeline.of([copies, others], "shop").only(["copies"]), url)
+    assert again.reset() == ["copies"] and again.reset() == []
+    assert not checkpoint.exists() and (checkpoint.with_name("others") / "metadata").exists()
+
+
 def test_a_pipeline_finds_the_topics_of_a_journal_in_a_bucket(
     emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

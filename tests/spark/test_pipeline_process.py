@@ -33,7 +33,7 @@ def sums(orders):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_a_killed_jvm_is_replaced_and_sigterm_ends_the_run_well(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PIPELINE)
     url = str(tmp_path / "shop.db")

@@ -213,6 +213,7 @@ def pages_of(spark: SparkSession) -> Iterator[str]:
     assert plans, "queries of this source are among them"
 
 
+@NIGHTLY
 def test_a_stream_between_served_topics_is_exact_while_the_server_is_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

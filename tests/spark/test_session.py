@@ -406,7 +406,7 @@ print(json.dumps(states))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("spark-programs")
 def test_a_session_on_the_bundled_java_restarts_survives_its_jvm_and_leaves_nothing(shallow_path: Path) -> None:
     """With a stop and a start, a kill -9 of the JVM, and a query running at the end."""
     home = javas.bundled_home()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 from without_spark import source, write, write_batch
 
@@ -82,26 +80,6 @@ def test_a_batch_with_a_refused_row_writes_nothing(journal: penstock.Journal, ga
     assert len(journal.topic("orders")) == 0
     write(gated, made(0, 4), made(4, 6), queue="alerts")
     assert numbers(journal, "alerts") == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_streams_batch_is_refused_as_a_whole_and_the_stream_goes_on_once_it_may(
-    spark: SparkSession, url: str, journal: penstock.Journal, rule: str, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "rows.json").write_text("\n".join(json.dumps(row) for row in made(0, 7)))
-
-    def stream() -> None:
-        rows = spark.readStream.schema("kind STRING, payload STRING").json(str(tmp_path / "in"))
-        writer = rows.writeStream.format("penstock").options(url=url, gates=rule, topic="orders")
-        query = writer.option("checkpointLocation", str(tmp_path / "marks")).trigger(availableNow=True).start()
-        query.awaitTermination()
-
-    with pytest.raises(PySparkException, match=REFUSED):
-        stream()
-    assert len(journal.topic("orders")) == 0
-    (tmp_path / "rules.py").write_text(RULES.replace("> 5", "> 6"))
-    stream()
-    assert numbers(journal, "orders") == list(range(7))
 
 
 COLUMNS = StructType().add("kind", "string").add("payload", "string")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
 from without_spark import write as write_to
 
 import penstock
@@ -212,9 +210,7 @@ def test_a_correlation_has_one_name(journal: penstock.Journal, write: Write) -> 
 
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_spark_writes_options_in_batches_and_streams(
-    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
-) -> None:
+def test_spark_writes_options(spark: SparkSession, url: str, journal: penstock.Journal) -> None:
     ranked = journal.queue("ranked", priority=True)
     frame = spark.sql("""
         SELECT payload, dedup, CAST(id % 3 AS INT) AS priority, INTERVAL '0' SECOND AS delay, 5S AS max_attempts
@@ -227,16 +223,3 @@ def test_spark_writes_options_in_batches_and_streams(
     assert [delivery.payload["n"] % 3 for delivery in ranked.take_many(50)] == sorted(
         (n % 3 for n in range(50)), reverse=True
     )
-    stream = spark.readStream.format("penstock").options(url=url, topic="ranked", payloadSchema="n INT").load()
-    every = stream.select(
-        F.lit("seen").alias("kind"),
-        F.struct("n").alias("payload"),
-        F.concat(F.lit("third-"), F.col("n") % 3).alias("dedup"),
-        F.concat(F.lit("k"), F.col("n")).alias("key"),
-        F.lit(0).cast("long").alias("expect"),
-    )
-    query = every.writeStream.format("penstock").options(
-        url=url, topic="thirds", checkpointLocation=str(tmp_path / "c")
-    )
-    query.trigger(availableNow=True).start().awaitTermination()
-    assert sorted(numbers(journal, "thirds")) == [0, 1, 2]

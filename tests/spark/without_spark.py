@@ -175,10 +175,17 @@ def task_of(query: str, batch: int) -> Iterator[None]:
         TaskContext._setTaskContext(None)  # type: ignore[arg-type]
 
 
-def write_batch(place: Place, batch: int, *tasks: Task, query: str = "query", **options: object) -> None:
+def write_batch(
+    place: Place,
+    batch: int,
+    *tasks: Task,
+    query: str = "query",
+    of: type[DataSource] = PenstockSource,
+    **options: object,
+) -> None:
     """One batch of a streaming write, whose writer Spark makes anew every time."""
     batches = [batch_of(task, {}) for task in tasks]
-    writer = source(place, **options).streamWriter(from_arrow_schema(batches[0].schema), False)
+    writer = source(place, of=of, **options).streamWriter(from_arrow_schema(batches[0].schema), False)
     with task_of(query, batch):
         shares = [writer.write(iter([rows])) for rows in batches]
     writer.commit(shares, batch)
