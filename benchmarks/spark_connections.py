@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 import penstock
 from benchmarks.spark_served import served
 from penstock import Draft
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.source import PenstockSource
 
 COLUMNS = StructType().add("seq", "long").add("kind", "string").add("key", "string").add("payload", "string")
 EVENTS = 200_000

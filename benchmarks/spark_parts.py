@@ -24,9 +24,8 @@ from pyspark.sql.types import StructType
 import penstock
 from benchmarks.spark_served import served
 from penstock import Draft
-from penstock.spark.sink.sink import StreamWriter, encoded
-from penstock.spark.source.source import PenstockSource
-from penstock.spark.source.stream import StreamReader
+from penstock.spark.sink import StreamWriter, encoded
+from penstock.spark.source import PenstockSource, StreamReader
 
 T = TypeVar("T")
 READ = StructType().add("seq", "long").add("kind", "string").add("payload", "string")

@@ -5,7 +5,7 @@ others from it, so that this one offers nothing rather than fail.
 """
 
 try:
-    from penstock.spark.source.source import PenstockSource as DefaultSource
+    from penstock.spark.source import PenstockSource as DefaultSource
 except ImportError:  # pragma: no cover - penstock without its extra for Spark
     pass
 else:

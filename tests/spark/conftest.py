@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiny_data import TINY_DATA
 
 import penstock
 import penstock.spark
@@ -15,14 +16,6 @@ from server.serving import TOKENS, WRITE, Served, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-TINY_DATA = {
-    "spark.sql.adaptive.enabled": False,
-    "spark.sql.codegen.wholeStage": False,
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-"""Planning again and compiling Java for each query costs more than the few rows of a test."""
 
 
 @pytest.fixture(scope="session")

@@ -30,11 +30,9 @@ from pyspark.sql.types import StructType
 
 from penstock.buffer.manifest import ManifestObject
 from penstock.spark.buffer.source import BufferSource
-from penstock.spark.buffer.stream import BufferStreamReader as BufferReader
-from penstock.spark.sink.staging import Staging
-from penstock.spark.sink.writers import BatchWriter, StreamWriter
-from penstock.spark.source.source import PenstockSource
-from penstock.spark.source.stream import StreamReader
+from penstock.spark.buffer.source import BufferStreamReader as BufferReader
+from penstock.spark.sink import BatchWriter, Staging, StreamWriter
+from penstock.spark.source import PenstockSource, StreamReader
 from penstock.transfer import publishing
 
 STAGES = ("planned", "reading", "writing", "publishing", "published")

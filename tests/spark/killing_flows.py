@@ -26,6 +26,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from tiny_data import TINY_DATA
 
 import penstock
 import penstock.spark
@@ -286,12 +287,13 @@ def register_sources(spark: SparkSession) -> None:
 
 
 def main(folder: Path) -> None:
+    flows = flows_in(folder)
     # Two tasks of each flow must be able to wait for the others at their stage.
-    spark = penstock.spark.session("killing", master=f"local[{2 * len(KINDS)}]")
+    spark = penstock.spark.session("killing", master=f"local[{2 * len(flows)}]", **TINY_DATA)
     register_sources(spark)
     (folder / "program.pid").write_text(str(os.getpid()))
     (folder / "jvm.pid").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
-    for query in [flow.start(spark) for flow in flows_in(folder)]:
+    for query in [flow.start(spark) for flow in flows]:
         query.awaitTermination()
 
 

@@ -17,16 +17,12 @@ from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.entity.projection.streamed import StreamedStates
 from penstock.journal.sealed.writing import SealPlace
 from penstock.local.journal import LocalJournal
+from penstock.spark import journals as stores
+from penstock.spark.journals import correlations, open_source, reading
+from penstock.spark.options import JournalPlace
 from penstock.spark.projection.keeping import keeper_of
 from penstock.spark.sealing import _SegmentTask
-from penstock.spark.source import stores
-from penstock.spark.source.causes import correlations
-from penstock.spark.source.journals import open_source
-from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.ranges import Range
-from penstock.spark.source.source import PenstockSource
-from penstock.spark.source.stores import reading
-from penstock.spark.source.stream import StreamReader
+from penstock.spark.source import PenstockSource, Range, StreamReader
 
 COLUMNS = StructType().add("seq", "long").add("payload", "string")
 ALL = ReadAllAvailable()

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 import penstock
-import penstock.spark.sink.staging as sink_staging
-import penstock.spark.source.stores as sink_stores
+import penstock.spark.journals as sink_stores
+import penstock.spark.sink as sink_staging
 from buffer.emulator import Emulator
 from penstock.api import local
 from penstock.entity.projection.streamed import StreamedState, StreamedStates
@@ -22,10 +22,10 @@ from penstock.errors import ConfigError, Locked, StorageError
 from penstock.journal.bulk.staging import staged_batches
 from penstock.limits import STAGED_SECONDS
 from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
+from penstock.spark.options import JournalPlace
 from penstock.spark.projection.keeping import keeper_of
-from penstock.spark.served.connection import client_of
-from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.served import client_of
+from penstock.spark.source import PenstockSource
 from penstock.transfer import objects as staged_objects
 from penstock.transfer.objects import StagingArea, own_area
 from server.cutting import CuttingProxy

@@ -18,12 +18,11 @@ import penstock
 from penstock import Draft
 from penstock.errors import PositionTrimmed, StorageError
 from penstock.server.bulk import blocks as served_blocks
-from penstock.spark.served import journal as served_journal_module
-from penstock.spark.source import journals
-from penstock.spark.source.journals import LocalSource
-from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.source import PenstockSource
-from penstock.spark.source.stores import reading
+from penstock.spark import journals
+from penstock.spark import served as served_journal_module
+from penstock.spark.journals import LocalSource, reading
+from penstock.spark.options import JournalPlace
+from penstock.spark.source import PenstockSource
 from server.serving import serving
 
 COLUMNS = StructType().add("seq", "long").add("kind", "string")

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 import penstock
 from penstock.spark import flow, topic
-from penstock.spark.pipeline.graph import BoundFlow
+from penstock.spark.pipeline.flows import BoundFlow
 from penstock.spark.pipeline.progress import RunningFlow
 
 ROWS = 300

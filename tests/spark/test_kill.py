@@ -1,6 +1,6 @@
 """kill -9 of whatever takes part in a batch, at every stage and on every path: all arrives once.
 
-With every push the driver is killed within its commit, once on every path; the rest is for the night.
+With every push the driver is killed within its commit, once for every place: a file, a buffer, a server, a bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from killing import STAGES, _alive, order_kill, was_killed
-from killing_flows import KINDS, PAD, Copying, Flow, Handing, Passing, register_sources
+from killing_flows import KINDS, PAD, Copying, Flow, Handing, Passing, Serving, Storing, register_sources
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -94,11 +94,10 @@ def homes(tmp_path: Path) -> str:
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Program]:
-    """Over every path but one, which differs from another in who publishes only; by day, without what others prove:
-    from buffer to buffer is the source of one and the sink of another."""
-    nightly = request.node.get_closest_marker("nightly") is not None
-    left_out = (Handing,) if nightly else (Handing, Passing)
-    made = Program(tmp_path, homes(tmp_path), tuple(kind for kind in KINDS if kind not in left_out))
+    """Over every path but one, which differs from another in who publishes only; by day, over each place once."""
+    by_day = request.node.get_closest_marker("nightly") is None
+    kinds = (Copying, Passing, Serving, Storing) if by_day else tuple(kind for kind in KINDS if kind is not Handing)
+    made = Program(tmp_path, homes(tmp_path), kinds)
     yield made
     made.stop()
 
@@ -133,8 +132,7 @@ def stages_of(flows: list[Flow], number: int) -> dict[Flow, str]:
 def test_a_driver_killed_within_its_commits_and_run_again_loses_and_doubles_nothing(
     spark: SparkSession, program: Program
 ) -> None:
-    """On every path at once, in the second batch; its JVM ends with it."""
-    program.feed()
+    """In every place at once, in the second batch; its JVM ends with it."""
     program.kill(dict.fromkeys(program.flows, "publishing"), "program")
     jvm = int((program.folder / "jvm.pid").read_text())
     eventually(lambda: not _alive(jvm))

@@ -13,7 +13,7 @@ from penstock import Draft
 from penstock.errors import ConfigError, QueueFull
 from penstock.local.journal import LocalJournal
 from penstock.remote.journal import RemoteJournal
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.source import PenstockSource
 
 COLUMNS = StructType().add("seq", "long").add("n", "integer")
 PERMISSIVE = StructType().add("seq", "long").add("n", "integer").add("_corrupt_record", "string")

@@ -18,8 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import ConfigError
 from penstock.payloads.parsing import PayloadParser
-from penstock.spark.payload.encoding import json_text
-from penstock.spark.payload.forms import check_form
+from penstock.spark.payload import check_form, json_text
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES: list[tuple[T.DataType, st.SearchStrategy[Any]]] = [

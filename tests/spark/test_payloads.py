@@ -22,8 +22,8 @@ import penstock.spark
 from penstock import Draft
 from penstock.errors import ConfigError
 from penstock.payloads.parsing import PayloadParser
-from penstock.spark.pipeline.faults import fault_of
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.pipeline.running import fault_of
+from penstock.spark.source import PenstockSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,9 +14,7 @@ import penstock
 from buffer.emulator import Emulator
 from penstock.errors import Locked
 from penstock.spark.pipeline.alone import alone, checkpoint_root, forget_checkpoints
-from penstock.spark.pipeline.flows import Pipeline, flow
-from penstock.spark.pipeline.graph import FlowGraph
-from penstock.spark.pipeline.places import topic
+from penstock.spark.pipeline.flows import FlowGraph, Pipeline, flow, topic
 from penstock.spark.pipeline.running import Runner
 
 

@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.errors import ConfigError, InvalidName
 from penstock.spark import buffer_at, external, flow, queue, topic
-from penstock.spark.pipeline.faults import fault_of
-from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
-from penstock.spark.pipeline.graph import FlowGraph
+from penstock.spark.pipeline.flows import Flow, FlowGraph, Pipeline, load_pipeline
+from penstock.spark.pipeline.running import fault_of
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.errors import PositionTrimmed
-from penstock.spark.projection import follow, keeping
-from penstock.spark.projection.follow import StreamFold, _source_of
-from penstock.spark.projection.keeping import StateKeeper, keeper_of
-from penstock.spark.projection.shipping import Shipped
-from penstock.spark.projection.states import result_schema
-from penstock.spark.source.place import JournalPlace
+from penstock.spark.options import JournalPlace
+from penstock.spark.projection import keeping
+from penstock.spark.projection import keeping as follow
+from penstock.spark.projection.keeping import StateKeeper, StreamFold, _source_of, keeper_of
+from penstock.spark.projection.shipping import Shipped, result_schema
 from server.serving import serving
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import penstock.spark
 from penstock import Draft
 from penstock.errors import ConfigError
 from penstock.spark import flow, topic
+from penstock.spark.journals import check_reach, journal_id
+from penstock.spark.options import absolute_url
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner
-from penstock.spark.source.place import absolute_url
-from penstock.spark.source.source import PenstockSource
-from penstock.spark.source.stores import check_reach, journal_id
+from penstock.spark.source import PenstockSource
 from penstock.spark.startup.settings import MASTER_VARIABLE
 from penstock.transfer.objects import area_of, own_area
 

@@ -103,7 +103,7 @@ def test_projections_start_from_them_and_fold_what_came_since(
     fill(journal, 500)
     topic = journal.topic("tills")
     before = topic.latest
-    import penstock.spark.projection.rebuilding as rebuilding
+    import penstock.spark.projection.projecting as rebuilding
 
     begin = rebuilding.StateSaving.begin
 

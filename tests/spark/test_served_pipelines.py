@@ -19,11 +19,11 @@ from penstock.observe.pipelines import status
 from penstock.remote import rebuilding
 from penstock.server.bulk import states as served_states
 from penstock.spark import flow, lake, project, queue, seal, topic
+from penstock.spark.options import JournalPlace
 from penstock.spark.pipeline.alone import checkpoint_root
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner, run
 from penstock.spark.projection import keeping
-from penstock.spark.source.place import JournalPlace
 from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import penstock
-import penstock.spark.sink.staging as sink_staging
+import penstock.spark.sink as sink_staging
 from penstock import Draft
 from penstock.api import local
 from penstock.errors import ConfigError, PenstockError
 from penstock.journal.bulk.staging import staged_batches
-from penstock.spark.sink.sink import mark_name
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.sink import mark_name
+from penstock.spark.source import PenstockSource
 from server.cutting import CuttingProxy
 from server.process import ServerProcess
 from server.serving import READ, WRITE, Served, serving
@@ -165,13 +165,13 @@ def _restart_when(proxy: CuttingProxy, server: ServerProcess) -> None:
 
 
 def test_a_server_that_does_not_come_back_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.spark.served.connection as connection
+    import penstock.spark.journals as journals
 
     with penstock.open(tmp_path / "shop.db") as journal:
         with serving(journal) as served:
             frame = writer(served.url)
             share = frame.write(rows(0, 10))
-        monkeypatch.setattr(connection, "PATIENCE", 0.3)
+        monkeypatch.setattr(journals, "PATIENCE", 0.3)
         with pytest.raises(PenstockError, match="does not answer"):
             frame.commit([share])
         assert journal.topics() == []

@@ -14,15 +14,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 import penstock
-import penstock.spark.served.connection as connection
+import penstock.spark.served as connection
 from penstock import Draft
 from penstock.errors import ConfigError, Denied, PenstockError, PositionTrimmed
 from penstock.server.bulk import blocks as served_blocks
+from penstock.spark import served as served_journal_module
+from penstock.spark.options import JournalPlace, Token, absolute_url, read_options, resolved
 from penstock.spark.sealing import seal
-from penstock.spark.served import journal as served_journal_module
-from penstock.spark.source.options import read_options, resolved
-from penstock.spark.source.place import JournalPlace, Token, absolute_url
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.source import PenstockSource
 from server.cutting import CuttingProxy
 from server.serving import READ, Served, serving
 

@@ -19,8 +19,7 @@ import penstock.spark
 from penstock.errors import ConfigError
 from penstock.spark.startup import java as javas
 from penstock.spark.startup.launch import goes_direct, heap
-from penstock.spark.startup.scratch import Scratch, sweep
-from penstock.spark.startup.settings import defaults, from_keywords, merged, threads, with_identity
+from penstock.spark.startup.settings import Scratch, defaults, from_keywords, merged, sweep, threads, with_identity
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -256,7 +255,7 @@ def test_a_folder_goes_with_everything_in_it(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: Path) -> None:
     program = (
-        "import sys, time, pathlib; from penstock.spark.startup.scratch import Scratch\n"
+        "import sys, time, pathlib; from penstock.spark.startup.settings import Scratch\n"
         "print(Scratch(pathlib.Path(sys.argv[1])).path, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True) as owner:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from without_spark import read, source, write, write_batch
 
 import penstock
-import penstock.spark.source.stores as stores
+import penstock.spark.journals as stores
 from penstock import Draft
 from penstock.errors import ConfigError, Locked, PenstockError, QueueFull
 

@@ -18,12 +18,11 @@ from penstock.errors import ConfigError, QueueFull, StorageError
 from penstock.events import Event
 from penstock.journal.storage.from_arrow import blocks
 from penstock.limits import STAGED_SECONDS
+from penstock.spark.options import JournalPlace
 from penstock.spark.projection.fold import Folded, fold_sorted
-from penstock.spark.projection.shipping import Shipped
-from penstock.spark.projection.states import StateRows, result_schema
-from penstock.spark.sink.staging import Staging
-from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.source import PenstockSource
+from penstock.spark.projection.shipping import Shipped, StateRows, result_schema
+from penstock.spark.sink import Staging
+from penstock.spark.source import PenstockSource
 from penstock.transfer.objects import StagingArea, area_of, folder_url
 from server.serving import serving
 

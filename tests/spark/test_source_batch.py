@@ -25,7 +25,7 @@ import penstock
 from penstock import Draft
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
-from penstock.spark.source.filters import take_filters
+from penstock.spark.rows import take_filters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from without_spark import Row, Stream
 import penstock
 from penstock import Draft
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
-from penstock.spark.source import stream as streams
+from penstock.spark import source as streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSource, Filter
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.payloads.ddl import SchemaText, _parts, fields
-from penstock.spark.source.options import read_options
-from penstock.spark.source.source import PenstockSource, PushdownReader
+from penstock.spark.options import read_options
+from penstock.spark.source import PenstockSource, PushdownReader
 
 Row = dict[str, Any]
 Place = str | Path | Mapping[str, object]

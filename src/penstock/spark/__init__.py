@@ -1,12 +1,13 @@
 """Spark over penstock: a session that starts quietly and fast, topics as tables and streams, folds at scale.
 
     startup/      `session()` and `stop()`: Java, the JVM, settings, Python workers, scratch space
-    source/       the data source `penstock`: options, filters, ranges of positions, blocks to record batches, streams
-    sink/         writing: tasks encode rows as blocks and stage them, the commit publishes them with a mark
-    projection/   `project()`: entities folded on Spark by the class that also runs in-process
+    source        the data source `penstock`: batches, streams, offsets; `rows`: blocks to record batches, filters
+    sink          writing: tasks stage blocks, the commit publishes them with a mark; `layout`: rows to blocks
+    options       what both are asked for; `journals`, `served`: the journal here, in a bucket, or at a server
+    projection/   `project()`, `rebuild()`: entities folded on Spark by the class that also runs in-process
     pipeline/     `flow`, `run()`: a query per flow, restarts, stopping, lag
     buffer/       the data source `penstock-buffer`
-    sealing       `seal()`: history becomes Parquet, by Spark's tasks where a master is given; `lakes`: `lake()`
+    sealing       `seal()`: history becomes Parquet, by Spark's tasks where a master is given; `lake()`: read as a frame
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
@@ -19,13 +20,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.journal.sealed.report import SealReport
-    from penstock.spark.lakes import lake
-    from penstock.spark.pipeline.flows import flow
-    from penstock.spark.pipeline.places import buffer_at, external, queue, topic
+    from penstock.spark.pipeline.flows import buffer_at, external, flow, queue, topic
     from penstock.spark.pipeline.running import run
-    from penstock.spark.projection.projecting import project
-    from penstock.spark.projection.rebuilding import rebuild
-    from penstock.spark.sealing import seal
+    from penstock.spark.projection.projecting import project, rebuild
+    from penstock.spark.sealing import lake, seal
     from penstock.spark.startup.sessions import session, stop
 
 __all__ = [
@@ -46,18 +44,18 @@ __all__ = [
 
 _HOMES = {
     "SealReport": "journal.sealed.report",
-    "buffer_at": "spark.pipeline.places",
-    "external": "spark.pipeline.places",
+    "buffer_at": "spark.pipeline.flows",
+    "external": "spark.pipeline.flows",
     "flow": "spark.pipeline.flows",
-    "lake": "spark.lakes",
+    "lake": "spark.sealing",
     "project": "spark.projection.projecting",
-    "queue": "spark.pipeline.places",
-    "rebuild": "spark.projection.rebuilding",
+    "queue": "spark.pipeline.flows",
+    "rebuild": "spark.projection.projecting",
     "run": "spark.pipeline.running",
     "seal": "spark.sealing",
     "session": "spark.startup.sessions",
     "stop": "spark.startup.sessions",
-    "topic": "spark.pipeline.places",
+    "topic": "spark.pipeline.flows",
 }
 """Where each public name lives, below `penstock`."""
 

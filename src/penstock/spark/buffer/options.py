@@ -18,8 +18,7 @@ from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.errors import ConfigError
 from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_consumer, shown_url
-from penstock.spark.source.options import SPARK_OPTIONS
-from penstock.spark.source.values import number, switch
+from penstock.spark.options import SPARK_OPTIONS, number, switch
 
 _PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
 _READ = (

@@ -1,10 +1,29 @@
-"""Who may ask a buffer for what: reads, streams and writes by the name `penstock-buffer`."""
+"""The data source `penstock-buffer`: a buffer's batches as a table and a stream, and as a place to write to.
+
+An offset is a sequence for each manifest: the first one that has not been read. The query takes the manifest's epoch
+when it plans its first batch, and with it the right to remove entries; another query or consumer that takes it later
+stops this one. Spark calls `commit` with the end of a batch when the *next* batch is in its offset log: from then on
+nothing can ask for those entries again, not even a query whose newest commit-log entry was lost, and they are removed.
+
+Tasks that write upload objects, and the commit appends them to the manifest at once; what was uploaded in vain is
+deleted by the consumer's collector. Options of the store may be secrets: they appear in no message and in no name.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import monotonic, sleep
+from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -13,12 +32,136 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.buffer.format import parse_manifest
-from penstock.errors import ConfigError
-from penstock.spark.buffer.options import BufferReadOptions, read_options, resolved, write_options
-from penstock.spark.buffer.rows import DDL, BufferLayout, ManifestRange, cut, read_run
+from penstock.buffer import Consumer, Descriptor, Fetcher, Metadata
+from penstock.buffer.format import Manifest, parse_manifest
+from penstock.buffer.format.arrow import arrow_to_block
+from penstock.buffer.format.batch import MAX_BATCH_BYTES
+from penstock.buffer.format.mark import Mark
+from penstock.buffer.naming import shard_of
+from penstock.buffer.produce.publishing import Publisher, StagedObject
+from penstock.clock import SystemClock
+from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
+from penstock.spark.buffer.options import BufferReadOptions, BufferWriteOptions, read_options, resolved, write_options
+from penstock.spark.sink import TaskShare
+from penstock.spark.source import Offsets, limited
+
+DDL = "sequence BIGINT, index INT, entry BINARY, metadata BINARY, ingested_at TIMESTAMP, location STRING"
+_TIME = pa.timestamp("us", "UTC")
+_SCHEMA = pa.schema(
+    [
+        ("sequence", pa.int64()),
+        ("index", pa.int32()),
+        ("entry", pa.binary()),
+        ("metadata", pa.binary()),
+        ("ingested_at", _TIME),
+        ("location", pa.string()),
+    ]
+)
+_AHEAD = 3
+"""Objects a task fetches ahead."""
+_ROWS = 65_536
+_PARTITIONS = 32
+"""Up to so many tasks there is one per object, unless minPartitions asks for more."""
+
+
+class ManifestRange(InputPartition):
+    """One task's share: some entries of one manifest, in order."""
+
+    def __init__(self, manifest: str, entries: Sequence[Descriptor]) -> None:
+        super().__init__(None)
+        self.manifest = manifest
+        self.entries = tuple(entries)
+
+    def __repr__(self) -> str:
+        return f"{self.manifest}[{self.entries[0].sequence}, {self.entries[-1].sequence}]"
+
+
+def cut(found: Sequence[tuple[str, Sequence[Descriptor]]], options: BufferReadOptions) -> list[ManifestRange]:
+    """Entries by manifest as runs for tasks: an object each, or more where there are many."""
+    total = sum(len(entries) for _, entries in found)
+    tasks = min(total, max(_PARTITIONS, options.min_partitions or 0))
+    runs: list[ManifestRange] = []
+    for manifest, entries in found:
+        share = max(1, round(tasks * len(entries) / total)) if entries else 0
+        bounds = [len(entries) * part // share for part in range(share + 1)] if share else []
+        runs += [ManifestRange(manifest, entries[begin:end]) for begin, end in pairwise(bounds)]
+    return runs
+
+
+class BufferLayout(msgspec.Struct, frozen=True):
+    """Which columns a query gets, in order."""
+
+    schema: pa.Schema
+
+    @classmethod
+    def of(cls, wanted: StructType) -> BufferLayout:
+        """The layout of a schema; ConfigError when it asks for what there is not."""
+        schema = to_arrow_schema(wanted, timezone="UTC")
+        for one in schema:
+            if one.name not in _SCHEMA.names:
+                raise ConfigError(
+                    f"an entry of a buffer has no column {one.name!r}; there are {', '.join(_SCHEMA.names)}"
+                )
+            stored = _SCHEMA.field(one.name).type
+            if one.type != stored:
+                raise ConfigError(f"column {one.name!r} is {stored} here; the schema asks for {one.type}")
+        return cls(schema)
+
+    def batches(self, descriptor: Descriptor, entries: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
+        """The rows of one object, in pieces."""
+        columns = [self._column(one.name, descriptor, entries) for one in self.schema]
+        whole = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        for start in range(0, whole.num_rows, _ROWS):
+            yield whole.slice(start, _ROWS)
+
+    def _column(self, name: str, descriptor: Descriptor, entries: pa.BinaryArray) -> pa.Array:
+        count = len(entries)
+        if name == "entry":
+            return entries
+        if name == "index":
+            return pa.array(np.arange(count, dtype=np.int32))
+        if name == "sequence":
+            return pa.repeat(pa.scalar(descriptor.sequence, pa.int64()), count)
+        if name == "location":
+            return pa.repeat(pa.scalar(descriptor.location, pa.string()), count)
+        uncovered, lengths = _runs(descriptor.metadata, count)
+        if name == "metadata":
+            values = pa.array([None, *(each.payload for each in descriptor.metadata)], pa.binary())
+        else:
+            times = [None, *(each.ingested_at_ms * 1000 for each in descriptor.metadata)]
+            values = pa.array(times, pa.int64()).cast(_TIME)
+        which = np.repeat(np.arange(len(values), dtype=np.int32), [uncovered, *lengths])
+        return values.take(pa.array(which))
+
+
+def _runs(metadata: Sequence[Metadata], count: int) -> tuple[int, list[int]]:
+    """How many entries come before the first range, and how many each range covers."""
+    starts = [min(each.start_index, count) for each in metadata]
+    ends = [*starts[1:], count] if starts else []
+    lengths = [max(0, end - start) for start, end in zip(starts, ends, strict=True)]
+    return count - sum(lengths), lengths
+
+
+def read_run(run: ManifestRange, options: BufferReadOptions, layout: BufferLayout) -> Iterator[pa.RecordBatch]:
+    """Fetches a task's objects and gives their rows, in order."""
+    fetcher = Fetcher(options.open(), run.manifest, options.max_batch_bytes)
+    waiting = deque(run.entries)
+    coming: deque[tuple[Descriptor, Future[pa.BinaryArray]]] = deque()
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="penstock-fetch") as pool:
+        try:
+            while waiting or coming:
+                while waiting and len(coming) < _AHEAD:
+                    descriptor = waiting.popleft()
+                    coming.append((descriptor, pool.submit(fetcher.fetch_arrow, descriptor)))
+                descriptor, entries = coming.popleft()
+                yield from layout.batches(descriptor, entries.result())
+        finally:
+            for _, left in coming:
+                left.cancel()
 
 
 class BufferSource(DataSource):
@@ -39,20 +182,17 @@ class BufferSource(DataSource):
         return BufferBatchReader(read_options(self.given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from penstock.spark.buffer.stream import BufferStreamReader
 
         return BufferStreamReader(read_options(self.given), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.buffer.sink import BufferTarget
-        from penstock.spark.sink.writers import BatchWriter, check_appends
+        from penstock.spark.sink import BatchWriter, check_appends
 
         check_appends(overwrite, "a buffer")
         return BatchWriter(BufferTarget(write_options(self.given), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from penstock.spark.buffer.sink import BufferTarget
-        from penstock.spark.sink.writers import StreamWriter, check_appends
+        from penstock.spark.sink import StreamWriter, check_appends
 
         check_appends(overwrite, "a buffer")
         return StreamWriter(BufferTarget(write_options(self.given), schema))
@@ -77,3 +217,317 @@ class BufferBatchReader(DataSourceReader):
         if not isinstance(partition, ManifestRange):  # Spark makes one of its own when there are none
             return iter(())
         return read_run(partition, self.options, self.layout)
+
+
+_POLL = 0.1
+"""Seconds between looks at a manifest in which nothing was new; Spark itself would ask a hundred times a second."""
+
+
+class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a buffer batch after batch, as its one consumer."""
+
+    def __init__(self, options: BufferReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.layout = BufferLayout.of(schema)
+        self._consumers: dict[str, Consumer] = {}
+        self._seen: dict[str, Manifest] = {}
+        self._initial: Offsets | None = None
+        self._target: Offsets | None = None
+        self._anchored = True
+        self._idle_since: float | None = None
+
+    # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new query starts. Spark asks more than once and must get one answer."""
+        if self._initial is None:
+            self._refresh()
+            latest = self.options.start == "latest"
+            self._initial = {path: _end(seen) if latest else _begin(seen) for path, seen in self._seen.items()}
+            # "latest" would be another place if it were asked for again after a crash: the first batch is left empty,
+            # so that the checkpoint holds the place before anything depends on it.
+            self._anchored = not latest
+        return dict(self._initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self.options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        self._check_manifests(start)
+        if not self._anchored:
+            self._anchored = True
+            return start
+        self._wait_if_idle()
+        self._refresh()
+        self._check_ahead(start)
+        end = self._ends() if self._target is None else self._target
+        end = {path: max(end[path], start[path]) for path in end}
+        if isinstance(limit, ReadMaxRows):
+            end = limited(start, end, limit.max_rows)
+        self._idle_since = monotonic() if end == start else None
+        return end
+
+    def reportLatestOffset(self) -> dict[str, int] | None:
+        return self._ends() if self._seen else None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._refresh()
+        self._target = self._ends()
+
+    def _wait_if_idle(self) -> None:
+        """Waits rather than answer from memory: who produced before asking Spark must find it in the answer."""
+        if self._idle_since is not None and not self.options.url.startswith("file:"):
+            sleep(max(0.0, self._idle_since + _POLL - monotonic()))
+
+    def _ends(self) -> Offsets:
+        return {path: _end(seen) for path, seen in self._seen.items()}
+
+    def _check_manifests(self, offsets: Offsets) -> None:
+        known = [place.manifest for place in self.options.places]
+        if sorted(offsets) != sorted(known):
+            raise ConfigError(
+                f"the checkpoint is of a query that reads {', '.join(sorted(offsets))}; the options name "
+                f"{', '.join(known)}. Start with a new checkpoint, or with the manifest and shards of that query"
+            )
+
+    def _check_ahead(self, start: Offsets) -> None:
+        for path, manifest in self._seen.items():
+            if self.options.fail_on_data_loss and _end(manifest) < start[path]:
+                raise ConfigError(
+                    f"this query has read {path} to {start[path]}, and {self.options.url} is only at {_end(manifest)}: "
+                    "it is another buffer, or began anew. Start with a new checkpoint, or set failOnDataLoss=false to "
+                    "wait until it has grown again"
+                )
+
+    # ── the manifests ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _refresh(self) -> None:
+        """Reads the manifests, taking them over from any other consumer the first time."""
+        for path, consumer in self._owned().items():
+            with self._fenced(path):
+                self._seen[path] = consumer.read_manifest()
+
+    def _owned(self) -> dict[str, Consumer]:
+        options = self.options
+        for place in options.places:
+            if place.manifest not in self._consumers:
+                self._consumers[place.manifest] = Consumer(
+                    options.open(),
+                    manifest=place.manifest,
+                    prefix=place.prefix,
+                    gc_interval=options.gc_interval,
+                    gc_grace=options.gc_grace,
+                )
+        return self._consumers
+
+    @contextmanager
+    def _fenced(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except Fenced as error:
+            raise Fenced(
+                f"another query or consumer took over {path} of {self.options.url}: it has epoch {error.epoch}, this "
+                f"query had {self._consumers[path].epoch}. A buffer has one reader at a time, so this query stops; its "
+                "checkpoint keeps its place. To take the buffer back, stop the other one and start this one again",
+                epoch=error.epoch,
+            ) from None
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        self._check_manifests(end)
+        if any(path not in self._seen or _end(self._seen[path]) < end[path] for path in end):
+            self._refresh()
+        return cut([(path, self._entries(path, start[path], end[path])) for path in sorted(end)], self.options)
+
+    def _entries(self, path: str, start: int, end: int) -> list[Descriptor]:
+        manifest = self._seen[path]
+        found = [each for each in manifest.after(start - 1 if start else None, end - start) if each.sequence < end]
+        if len(found) < end - start and self.options.fail_on_data_loss:
+            oldest = _begin(manifest)
+            raise PositionTrimmed(
+                f"entries {start} to {min(oldest, end) - 1} of {path} were removed by another consumer before this "
+                f"query read them; the oldest left is {oldest}. Set failOnDataLoss=false to go on without them",
+                oldest=oldest,
+            )
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ManifestRange)
+        return read_run(partition, self.options, self.layout)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Removes what was read: see the top of this file."""
+        self._check_manifests(end)
+        for path, consumer in self._owned().items():
+            last = end[path] - 1
+            if last > (-1 if consumer.acked is None else consumer.acked):
+                with self._fenced(path):
+                    consumer.ack_through(last)
+
+    def stop(self) -> None:
+        """Ends the collectors; whatever was not acknowledged comes again."""
+        for consumer in self._consumers.values():
+            with suppress(PenstockError):
+                consumer.close()
+
+
+def _begin(manifest: Manifest) -> int:
+    first = manifest.first_sequence()
+    return manifest.next_sequence if first is None else first
+
+
+def _end(manifest: Manifest) -> int:
+    return manifest.next_sequence
+
+
+_COLUMNS = ("entry", "metadata", "key")
+_BYTES = (pa.binary(), pa.string())
+_UPLOADS = 2
+"""Objects a task uploads while it makes the next one."""
+_RANGES = 10_000
+"""Runs of equal metadata in one object: each of them stands in the manifest, which every write carries whole."""
+
+
+@dataclass
+class Uploaded(TaskShare):
+    """What one task has uploaded, by shard."""
+
+    objects: list[tuple[int, StagedObject]] = field(default_factory=list)
+
+
+class BufferTarget:
+    """A buffer that a frame is written to."""
+
+    def __init__(self, options: BufferWriteOptions, schema: StructType) -> None:
+        _check_columns(to_arrow_schema(schema, timezone="UTC"), len(options.places))
+        self.options = options
+        self.app, self.version = options.app, options.version or 0
+
+    def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> Uploaded:
+        """Uploads a task's rows as objects of about flushBytes."""
+        share = Uploaded(job)
+        coming: deque[tuple[int, Future[StagedObject]]] = deque()
+        with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
+            for shard, rows in _gathered(batches, len(self.options.places), self.options.flush_bytes):
+                while len(coming) >= _UPLOADS:
+                    done, staged = coming.popleft()
+                    share.objects.append((done, staged.result()))
+                coming.append((shard, pool.submit(self._upload, shard, rows)))
+            share.objects += [(shard, staged.result()) for shard, staged in coming]
+        return share
+
+    def _upload(self, shard: int, rows: pa.RecordBatch) -> StagedObject:
+        metadata = _ranges(rows)
+        return self._publisher(shard).stage(
+            arrow_to_block(rows.column("entry")), metadata, rows.num_rows, self.options.compression
+        )
+
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
+        mark = None if by is None else Mark(":".join(by), version)
+        for shard in range(len(self.options.places)):
+            uploaded = (share for share in shares if isinstance(share, Uploaded))
+            staged = [one for share in uploaded for which, one in share.objects if which == shard]
+            if staged:
+                self._publisher(shard).publish(staged, mark)
+
+    def sweep(self, job: str, through: int | None = None) -> None:
+        """Nothing to do: a commit whose answer was lost ends here too, and what was not published is collected."""
+
+    def _publisher(self, shard: int) -> Publisher:
+        options = self.options
+        return Publisher(options.open(), options.places[shard], gc_grace=options.gc_grace)
+
+
+def _check_columns(schema: pa.Schema, shards: int) -> None:
+    twice = next((name for at, name in enumerate(schema.names) if name in schema.names[:at]), None)
+    if twice is not None:
+        raise ConfigError(f"the frame has the column {twice!r} twice")
+    unknown = [name for name in schema.names if name not in _COLUMNS]
+    if unknown:
+        raise ConfigError(
+            f"an entry of a buffer has no column {unknown[0]!r}; there are {', '.join(_COLUMNS)}. "
+            'Put the rest into the entry: to_json(struct(…)).alias("entry")'
+        )
+    if "entry" not in schema.names:
+        raise ConfigError('the frame has no column "entry": text or bytes')
+    for column in schema:
+        if column.type not in _BYTES:
+            raise ConfigError(f"the column {column.name!r} must be text or bytes, not {column.type}")
+    if shards > 1 and "key" not in schema.names:
+        raise ConfigError('shards needs a column "key" (text or bytes): rows of one key go to one shard, in order')
+    if shards == 1 and "key" in schema.names:
+        raise ConfigError('the column "key" decides the shard, and this buffer has one: drop it, or set shards')
+
+
+def _gathered(batches: Iterator[pa.RecordBatch], shards: int, flush_bytes: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Rows by shard, as record batches each of which makes an object."""
+    held: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
+    sizes = [0] * shards
+    for batch in batches:
+        for shard, rows in _by_shard(_narrowed(batch), shards):
+            for piece in _pieces(rows, flush_bytes):
+                size = _size(piece)
+                if held[shard] and sizes[shard] + size > flush_bytes:
+                    yield shard, pa.concat_batches(held[shard])
+                    held[shard], sizes[shard] = [], 0
+                held[shard].append(piece)
+                sizes[shard] += size
+    for shard, left in enumerate(held):
+        if left:
+            yield shard, pa.concat_batches(left)
+
+
+def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with bytes for entries and metadata, and no null among the entries."""
+    if batch.column("entry").null_count:
+        raise ConfigError("a row has no entry (it is null): filter such rows out, or write something for them")
+    columns = {name: batch.column(name).cast(pa.binary()) for name in batch.schema.names}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if not batch.num_rows:
+        return
+    if shards == 1:
+        yield 0, batch
+        return
+    if batch.column("key").null_count:
+        raise ConfigError("a row has no key (it is null), so that no shard can be chosen for it")
+    keys = batch.column("key").dictionary_encode()
+    chosen = np.array([shard_of(key, shards) for key in keys.dictionary.to_pylist()])[keys.indices.to_numpy()]
+    for shard in np.unique(chosen):
+        yield int(shard), batch.filter(pa.array(chosen == shard))
+
+
+def _size(rows: pa.RecordBatch) -> int:
+    """Bytes of a block with these entries."""
+    entries = rows.column("entry")
+    return int(pc.sum(pc.binary_length(entries)).as_py() or 0) + 4 * len(entries)
+
+
+def _pieces(rows: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """The rows, cut where they would make an object that is too large."""
+    if _size(rows) <= most:
+        yield rows
+    elif rows.num_rows == 1:
+        if _size(rows) > MAX_BATCH_BYTES:
+            raise ConfigError(f"an entry of {_size(rows)} bytes is larger than an object may be ({MAX_BATCH_BYTES})")
+        yield rows
+    else:
+        half = rows.num_rows // 2
+        yield from _pieces(rows.slice(0, half), most)
+        yield from _pieces(rows.slice(half), most)
+
+
+def _ranges(rows: pa.RecordBatch) -> list[Metadata]:
+    """One metadata range for each run of rows with the same metadata."""
+    now = SystemClock().now_ms()
+    if "metadata" not in rows.schema.names:
+        return [Metadata(0, now)]
+    runs: Any = pc.run_end_encode(rows.column("metadata").fill_null(b""))
+    if len(runs.values) > _RANGES:
+        raise ConfigError(
+            f"{rows.num_rows} rows have {len(runs.values)} runs of different metadata, more than {_RANGES}: every run "
+            "stands in the manifest. Sort by metadata, or put it into the entry"
+        )
+    starts = [0, *runs.run_ends.to_pylist()[:-1]]
+    return [Metadata(start, now, payload) for start, payload in zip(starts, runs.values.to_pylist(), strict=True)]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Locked
 from penstock.names import check_name, split_url
-from penstock.spark.source.place import is_served
-from penstock.spark.source.stores import REMOTE
+from penstock.spark.journals import REMOTE
+from penstock.spark.options import is_served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

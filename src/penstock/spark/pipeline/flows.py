@@ -1,25 +1,214 @@
-"""Pipelines as Python files: functions from DataFrame to DataFrame, with sources and targets declared by `@flow`."""
+"""Pipelines as Python files: functions from DataFrame to DataFrame, with sources and targets declared by `@flow`.
+
+A place that a flow reads from or writes to is a value. It says what it is (`label`), which nodes of the pipeline's
+graph it stands for (`nodes`), and how Spark opens it. Options are those of the data source, in its words or in
+Python's: `payloadSchema`, `payload_schema`. What is wrong with a graph is told before Spark is asked.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.entity.staging.declared import DeclaredGate
-from penstock.errors import ConfigError, PenstockError
-from penstock.names import check_name
-from penstock.spark.pipeline.places import Endpoint
+import msgspec
+
+import penstock
+from penstock.entity.staging.declared import DeclaredGate, check_gate_names, load_gates
+from penstock.errors import ConfigError, Denied, PenstockError
+from penstock.names import check_name, shown_url
+from penstock.spark.journals import journal_id
+from penstock.spark.options import absolute_url, check_stream, is_served, read_options, resolved, write_options
 from penstock.spark.startup.launch import spark_folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+Node = tuple[str, str]
+"""A store and a name in it: what connects the target of one flow with the source of another."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A source or a target of a flow; made by `topic`, `queue`, `buffer_at` and `external`."""
+
+    format: str
+    label: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    kind: Literal["topic", "pattern", "queue", "buffer", "external"] = "external"
+    names: tuple[str, ...] = ()
+    url: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_journal(self) -> bool:
+        """Whether it is a part of a journal."""
+        return self.kind in ("topic", "pattern", "queue")
+
+    def at(self, url: str) -> Endpoint:
+        """The place with its journal known: its own, or the pipeline's."""
+        return replace(self, url=absolute_url(self.url or url)) if self.in_journal else self
+
+    def gated(self, gates: Sequence[str | DeclaredGate]) -> Endpoint:
+        """The place with gates that see what is written to it."""
+        if not self.in_journal:
+            raise ConfigError(f"gates see what is written to topics and queues, and the target is {self.label}")
+        if "gates" in self.options:
+            raise ConfigError(f"the gates of {self.label} are named twice: by the flow, and by its target")
+        if isinstance(gates, str) or not all(isinstance(one, str | DeclaredGate) for one in gates):
+            raise ConfigError('gates is a list of names ("shop.rules:only_positive") and of functions under @gate(…)')
+        names = check_gate_names(one if isinstance(one, str) else one.name for one in gates)
+        return replace(self, options={**self.options, "gates": msgspec.json.encode(names).decode()})
+
+    def nodes(self, known: Iterable[Node] = ()) -> frozenset[Node]:
+        """What it stands for in the graph; `known` is what a pattern chooses from."""
+        if self.kind == "pattern":
+            from penstock.spark.source import matches
+
+            return frozenset((url, name) for url, name in known if url == self.url and matches(self.names[0], name))
+        return frozenset((self.url or self.format, name) for name in self.names)
+
+    def read(self, spark: SparkSession, consumer: str, hold: str | None = None) -> DataFrame:
+        """The stream of what comes to this place; while there is a file `hold`, a journal's begins no batch."""
+        options = self.read_options(consumer)
+        if hold is not None and self.in_journal:
+            options["hold"] = hold
+        return spark.readStream.format(self.format).options(**options).load()
+
+    def read_options(self, consumer: str) -> dict[str, str]:
+        """The data source's options; a journal's cursor follows the flow unless the place names one."""
+        if not self.in_journal:
+            return dict(self.options)
+        options = {"consumer": consumer, "url": self.url or "", **self.options, **self._naming()}
+        check_stream(read_options(resolved(options)))
+        return options
+
+    def write(self, frame: DataFrame, output_mode: str) -> DataStreamWriter:
+        """A writer of a stream to this place, once for every batch whatever is killed when.
+
+        Spark lets no data source in Python take the rows of an aggregation as they change. Those are written batch
+        by batch instead, under the query's own id and the batch's number, which the journal remembers alike.
+        """
+        options = self.write_options()
+        if self.format.startswith("penstock") and output_mode != "append":
+            return frame.writeStream.foreachBatch(BatchByBatch(self.format, options)).outputMode(output_mode)
+        return frame.writeStream.format(self.format).options(**options).outputMode(output_mode)
+
+    def write_options(self) -> dict[str, str]:
+        """The sink's options."""
+        if not self.in_journal:
+            return dict(self.options)
+        if self.kind == "pattern" or len(self.names) > 1:
+            raise ConfigError(f"a flow writes to one topic, not to {self.label}")
+        options = {"url": self.url or "", **self.options, **self._naming()}
+        made = write_options(resolved(options))
+        if made.place.server is None:
+            load_gates(made.gates)
+        return options
+
+    def _naming(self) -> dict[str, str]:
+        if self.kind == "pattern":
+            return {"topicpattern": self.names[0]}
+        return {self.kind: ",".join(self.names)} if self.names else {}
+
+
+class BatchByBatch:
+    """Writes the batches of a stream one by one, each once."""
+
+    def __init__(self, format: str, options: Mapping[str, str]) -> None:
+        self.format = format
+        self.options = dict(options)
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if not query:
+            raise PenstockError("Spark did not say which streaming query a batch belongs to")
+        writer = batch.write.format(self.format).mode("append").options(**self.options)
+        writer.options(txnAppId=f"query {query}", txnVersion=number).save()
+
+
+def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: object) -> Endpoint:
+    """A topic to read from or write to; several (or a `pattern` of names) to read from as one stream.
+
+    As a target without a name, rows say in a column `topic` where they go. `url` is another journal than the
+    pipeline's. The options are those of the data source: `topic("orders", payloadSchema="customer STRING")`.
+    """
+    given = _options(options, "topic")
+    if pattern is not None:
+        if names:
+            raise ConfigError("give topic() names or a pattern, not both")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern {pattern!r} is no regular expression: {error}") from error
+        return Endpoint("penstock", f"topics like {pattern}", given, "pattern", (pattern,), url)
+    for name in names:
+        check_name(name, "topic")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"a topic is named twice in topic({', '.join(map(repr, names))})")
+    label = f"topic {', '.join(names)}" if names else "topics by row"
+    return Endpoint("penstock", label, given, "topic", names, url)
+
+
+def queue(
+    name: str, *, policy: Mapping[str, object] | None = None, url: str | None = None, **options: object
+) -> Endpoint:
+    """A queue to push to, made with `policy` when it is not there; or to read the messages of, without taking them."""
+    check_name(name, "queue")
+    return Endpoint("penstock", f"queue {name}", _options(options, "queue"), "queue", (name,), url, dict(policy or {}))
+
+
+def buffer_at(url: str, **options: object) -> Endpoint:
+    """A buffer in object storage to read from or write to; the options are those of the source `penstock-buffer`.
+
+    Options that it does not know are the object store's own, so all of them are spelled as there.
+    """
+    if not isinstance(url, str) or not url:
+        raise ConfigError(f"a buffer is named by its url (s3://bucket/prefix, file:///dir), not {url!r}")
+    shown = shown_url(url)
+    given = {"url": url, **{name: _text(name, value) for name, value in options.items()}}
+    return Endpoint("penstock-buffer", f"buffer {shown}", given, "buffer", (f"{shown} {given.get('manifest', '')}",))
+
+
+def external(format: str, path: str | None = None, **options: object) -> Endpoint:
+    """Anything else Spark reads or writes as a stream: `external("parquet", "lake/raw")`, `external("kafka", …)`."""
+    if not isinstance(format, str) or not format:
+        raise ConfigError(f"external() needs the name of a Spark format, not {format!r}")
+    given = {name: _text(name, value) for name, value in options.items()}
+    if path is not None:
+        given["path"] = str(path)
+    names = (str(path),) if path is not None else ()
+    return Endpoint(format, f"{format} {shown_url(str(path))}" if path else format, given, "external", names)
+
+
+def _options(options: Mapping[str, object], what: str) -> dict[str, str]:
+    """Options as the data source takes them: it knows no case, and Python's underscores are not part of a name."""
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        plain = name.replace("_", "").lower()
+        if plain in ("topic", "topicpattern", "queue"):
+            raise ConfigError(f"{what}() names what it reads by its own arguments, not by {name}=")
+        given[plain] = _text(name, value)
+    return given
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError(f"{name} must be text, a number or a yes or no, not {type(value).__name__}")
+
 
 OutputMode = Literal["append", "update", "complete"]
 
@@ -217,3 +406,204 @@ def _name_of(file: Path) -> str:
     """The file's name, as far as it can be a name: `orders pipeline.py` is orders-pipeline."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in file.stem).strip("-.")
     return plain or "pipeline"
+
+
+class BoundFlow:
+    """A flow whose places know their journals."""
+
+    def __init__(self, flow: Flow, pipeline: str, url: str) -> None:
+        self.flow = flow
+        self.name = flow.name
+        self.consumer = f"{pipeline}/{flow.name}"
+        self.sources = tuple(source.at(url) for source in flow.sources)
+        self.target = flow.target.at(url)
+
+
+class FlowGraph:
+    """The flows of a pipeline over a journal, and what connects them."""
+
+    def __init__(self, pipeline: Pipeline, url: str) -> None:
+        self.pipeline = pipeline
+        self.flows = [BoundFlow(flow, pipeline.name, url) for flow in pipeline.flows]
+        self.urls = {place.url for flow in self.flows for place in (*flow.sources, flow.target) if place.url}
+        self.existing = {node for url in self.urls for node in _topics_in(url)}
+        self.made = {node for flow in self.flows for node in flow.target.nodes()}
+        self.feeders = {flow.name: self._feeders(flow) for flow in self.flows}
+
+    def _feeders(self, flow: BoundFlow) -> set[str]:
+        """The flows that write what this one reads."""
+        known = self.existing | self.made
+        wanted = {node for source in flow.sources for node in source.nodes(known)}
+        return {other.name for other in self.flows if other.target.nodes() & wanted}
+
+    def levels(self) -> list[list[BoundFlow]]:
+        """The flows in the order in which one run carries everything through: each level reads what others wrote."""
+        left = {flow.name: set(self.feeders[flow.name]) for flow in self.flows}
+        levels = []
+        while left:
+            ready = {name for name, feeders in left.items() if not feeders & left.keys()}
+            if not ready:
+                raise ConfigError(self._cycle(left))
+            levels.append([flow for flow in self.flows if flow.name in ready])
+            for name in ready:
+                del left[name]
+        return levels
+
+    def _cycle(self, left: Mapping[str, set[str]]) -> str:
+        """A circle among flows that all wait for one another, named from a flow to itself."""
+        path = [min(left)]
+        while True:
+            feeder = min(left[path[-1]] & left.keys())
+            if feeder in path:
+                circle = [*path[path.index(feeder) :], feeder][::-1]
+                return f"these flows feed each other in a circle and would never come to an end: {' → '.join(circle)}"
+            path.append(feeder)
+
+    def problems(self) -> list[str]:
+        """What is wrong without asking Spark: topics that are not there, options, circles."""
+        found = []
+        for flow in self.flows:
+            found += [f"flow {flow.name!r}: {problem}" for problem in self._problems_of(flow)]
+        try:
+            self.levels()
+        except ConfigError as error:
+            found.append(str(error))
+        return found
+
+    def _problems_of(self, flow: BoundFlow) -> Iterable[str]:
+        known = self.existing | self.made
+        for source in flow.sources:
+            yield from _complaint(lambda source=source: source.read_options(flow.consumer))
+            if source.kind == "pattern" and not source.nodes(known):
+                yield f"no topic in {source.url} has a name like {source.names[0]!r}"
+            for url, name in sorted(source.nodes(known) - known) if source.in_journal else ():
+                there = sorted(name for where, name in self.existing if where == url)
+                close = get_close_matches(name, [*there, *(made for _, made in self.made)], 1, 0.6)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; topics: {', '.join(there) or 'none yet'}"
+                yield f"there is no topic {name!r} in {url}{hint}"
+        yield from _complaint(flow.target.write_options)
+        yield from _complaint(lambda: _check_policy(flow.target))
+
+
+def _complaint(check: Any) -> Iterable[str]:
+    try:
+        check()
+    except ConfigError as error:
+        yield str(error)
+
+
+def _check_policy(target: Endpoint) -> None:
+    """PolicyMismatch when a queue is there with another policy than the flow's."""
+    if target.kind != "queue" or not target.policy or target.url is None:
+        return
+    if target.names[0] in _queues_in(target.url):
+        with penstock.open(target.url, read_only=True) as journal:
+            journal.queue(target.names[0], **target.policy)
+
+
+def _queues_in(url: str) -> list[str]:
+    if not _topics_in(url):
+        return []
+    with penstock.open(url, read_only=True) as journal:
+        return journal.queues()
+
+
+def _topics_in(url: str) -> list[Node]:
+    """The topics of a journal; none when there is no journal yet."""
+    if not is_served(url) and journal_id(url) is None:
+        return []
+    with penstock.open(url, read_only=True) as journal:
+        return [(url, name) for name in journal.topics()]
+
+
+# ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str | None = None) -> DataFrame:
+    """What a flow's function makes of its sources; ConfigError when it fails, or makes no stream."""
+    from pyspark.sql import DataFrame
+
+    frames = [source.read(spark, flow.consumer, hold) for source in flow.sources]
+    try:
+        result: object = flow.flow(*frames)
+    except Exception as error:
+        place = place_of(error, file) if file else None
+        raise ConfigError(f"{place + ': ' if place else ''}{error_line(error)}") from error
+    if not isinstance(result, DataFrame):
+        raise ConfigError(f"the function must return a DataFrame, and returned {type(result).__name__}")
+    if not result.isStreaming:
+        raise ConfigError(
+            "the function returned a frame that is no stream: it must be made from the frames it is given"
+        )
+    return result
+
+
+def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
+    """ConfigError when what a flow makes does not fit its target, or cannot be computed as a stream."""
+    target = flow.target
+    if target.in_journal:
+        from penstock.spark.layout import SinkLayout
+        from penstock.spark.options import resolved, write_options
+
+        SinkLayout.of(frame.schema, write_options(resolved(target.write_options())))
+    _check_operations(frame, flow.flow.output_mode, spark)
+
+
+def _check_operations(frame: DataFrame, output_mode: str, spark: SparkSession) -> None:
+    """Asks Spark whether it can run the stream, as it does when a query starts."""
+    from pyspark.errors import PySparkException
+
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:  # Spark Connect: only the server knows, when the query starts
+        return
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode]()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+    except PySparkException as error:
+        raise ConfigError(error_line(error).removeprefix("AnalysisException: ")) from error
+
+
+def schema_problems(
+    graph: FlowGraph, spark: SparkSession, query_of: Callable[[str], str | None]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The columns that each flow makes, and what is wrong with them. `query_of`: a flow's query, if it has run."""
+    from penstock.spark.projection.keeping import planned_folds
+
+    columns: dict[str, list[str]] = {}
+    problems = []
+    for flow in graph.flows:
+        try:
+            with planned_folds() as folds:
+                frame = frame_of(flow, spark, graph.pipeline.file)
+            columns[flow.name] = list(frame.columns)
+            check_frame(flow, frame, spark)
+            query = query_of(flow.name) if folds else None
+            if query is not None:
+                for fold in folds:
+                    fold.check(fold.keeper.load(fold.wanted(query), []))
+        except Exception as error:
+            problems.append(f"flow {flow.name!r}: {error_line(error)}")
+    return columns, problems
+
+
+def make_targets(graph: FlowGraph) -> None:
+    """Makes the topics and queues that flows write to, so that the flows that read them find them."""
+    for flow in graph.flows:
+        target: Endpoint = flow.target
+        if not target.in_journal or not target.names:
+            continue
+        assert target.url is not None
+        name = target.names[0]
+        if (target.url, name) in graph.existing and not target.policy:
+            continue
+        try:
+            with penstock.open(target.url) as journal:
+                if target.kind == "queue":
+                    journal.queue(name, **target.policy)
+                else:
+                    journal.topic(name).configure()
+        except Denied as error:
+            raise ConfigError(
+                f"{target.label} is not in {target.url} yet, and this token may not make it ({error}): give a token "
+                "with the role admin, or make it where the journal is"
+            ) from error

@@ -5,36 +5,230 @@ is gone, however it went. Each flow has a checkpoint of its own:
 
     shop.db.checkpoints/orders.lock           who runs the pipeline `orders`
     shop.db.checkpoints/orders/revenue/       the checkpoint of its flow `revenue`
+
+A failure of Python code that tasks run arrives as text: Spark's exception with a Python traceback in it. What raised
+it decides whether starting again may help. A busy store, a full queue, a lost connection, a killed worker pass. A
+mistake in the flow, rows that do not fit, or rows that crash a worker do not: the same rows would fail again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from penstock.errors import ConfigError, FlowFailed, PenstockError
+from penstock.errors import ConfigError, FlowFailed, PenstockError, StorageError
 from penstock.limits import DEFAULT_URL
 from penstock.observe.pipelines import FlowStatus
+from penstock.spark.journals import check_reach
+from penstock.spark.options import absolute_url
+from penstock.spark.payload import crash_of
 from penstock.spark.pipeline.alone import alone, checkpoint_root, query_at, remove_checkpoint
-from penstock.spark.pipeline.faults import Fault, fault_of
-from penstock.spark.pipeline.flows import Flow, Pipeline, load_pipeline
-from penstock.spark.pipeline.graph import FlowGraph, check_frame, frame_of, make_targets, schema_problems
+from penstock.spark.pipeline.flows import (
+    Flow,
+    FlowGraph,
+    Pipeline,
+    check_frame,
+    frame_of,
+    load_pipeline,
+    make_targets,
+    schema_problems,
+)
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
-from penstock.spark.pipeline.stopping import Hold
-from penstock.spark.source.place import absolute_url
-from penstock.spark.source.stores import check_reach
 from penstock.spark.startup import sessions
-from penstock.spark.startup.reaching import Gone, hushed, reaching_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class Gone(Exception):
+    """Spark cannot be reached any more."""
+
+
+@contextmanager
+def reaching_spark() -> Iterator[None]:
+    """Tells a JVM that is gone from a query that failed: that one's exceptions come from Java, with their own words."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
+        raise Gone(str(error) or type(error).__name__) from error
+
+
+class _Hushed(logging.Filter):
+    """Keeps py4j from printing a page for every call to a JVM that is gone: the flows' states say so."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "py4j" not in record.pathname
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """While it is open, only the flows' states speak of a JVM that is gone."""
+    hush = _Hushed()
+    loggers = [logging.getLogger(name) for name in (None, "py4j", "py4j.clientserver", "py4j.java_gateway")]
+    for logger in loggers:
+        logger.addFilter(hush)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(hush)
+
+
+_PASSING = frozenset(
+    {
+        "Backpressure",
+        "Locked",
+        "QueueFull",
+        "FenceActive",
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionAbortedError",
+        "ConnectionRefusedError",
+        "BrokenPipeError",
+        "TimeoutError",
+        "EOFError",
+        "OSError",
+        "MemoryError",
+    }
+)
+"""Errors of Python code after which the same work may succeed. StorageError says itself; see `_passes`."""
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n((?:[ \t]+.*\n)+)([\w.]+(?:: .*)?)")
+_FRAME = re.compile(r'^[ \t]+File "([^"]+)", line (\d+)', re.MULTILINE)
+_LASTING = frozenset(
+    {
+        "AnalysisException",
+        "ArithmeticException",
+        "ArrayIndexOutOfBoundsException",
+        "DateTimeException",
+        "IllegalArgumentException",
+        "NumberFormatException",
+        "ParseException",
+        "UnsupportedOperationException",
+    }
+)
+"""Exceptions of the JVM (as pyspark names them) that the query or its rows are to blame for."""
+_STATE = re.compile(r"SQLSTATE: ([0-9A-Z]{2})[0-9A-Z]{3}")
+_LASTING_STATES = frozenset({"0A", "21", "22", "23", "42"})
+"""Classes of SQL states that the query or its rows are to blame for: unsupported, bad data, bad names."""
+
+
+class Fault(NamedTuple):
+    """A failure, explained."""
+
+    message: str
+    passing: bool
+
+
+def fault_of(error: BaseException, file: str | None = None) -> Fault:
+    """What a failed query, or a query that could not be started, means."""
+    if isinstance(error, PenstockError):
+        return Fault(str(error), _passes(type(error).__name__, str(error), error))
+    chain = _chain(error)
+    raised = [match for one in chain for match in _TRACEBACK.finditer(_text(one))]
+    if raised:
+        return _python_fault(raised[-1], file)
+    crash = next((said for one in chain if (said := crash_of(_text(one))) is not None), None)
+    if crash is not None:
+        return Fault(crash, False)
+    lasting = any(type(one).__name__ in _LASTING for one in chain)
+    lasting = lasting or any(state in _LASTING_STATES for one in chain for state in _STATE.findall(_text(one)))
+    return Fault(_in_short(_text(error)) or type(error).__name__, not lasting)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception of Spark's and what caused it, as far as Spark knows."""
+    chain: list[BaseException] = []
+    following: object = error
+    while isinstance(following, BaseException) and following not in chain:
+        chain.append(following)
+        following = getattr(following, "_cause", None)
+    return chain
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says; of one that comes from the JVM, without asking the JVM, which may be gone."""
+    found = getattr(error, "_desc", None)
+    return found if isinstance(found, str) else str(error)
+
+
+def _python_fault(raised: re.Match[str], file: str | None) -> Fault:
+    frames, last = raised.groups()
+    name, _, message = last.partition(": ")
+    name = name.rpartition(".")[2]
+    own = getattr(__import__("penstock.errors", fromlist=[name]), name, None)
+    text = message.strip() if own is not None and message else f"{name}: {message}".rstrip(": ")
+    lines = [line for where, line in _FRAME.findall(frames) if where == file]
+    place = f" ({file}, line {lines[-1]})" if lines else ""
+    return Fault(text + place, _passes(name, message, None))
+
+
+def _passes(name: str, message: str, error: PenstockError | None) -> bool:
+    if isinstance(error, StorageError):
+        return error.retryable
+    if name in ("StorageError", "Unflushed"):
+        return True
+    return name in _PASSING
+
+
+def _in_short(text: str) -> str:
+    """The sentence in a Java exception's text: without its stack, its SQL state, and the query's ids."""
+    text = re.split(r"\n\s*(?:at |=== Streaming Query ===|JVM stacktrace|Driver stacktrace)", text, maxsplit=1)[0]
+    text = re.sub(r"\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ", "", text)
+    text = re.sub(r"\s*SQLSTATE: \w+", "", text).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines)[:600]
+
+
+GRACE = 30.0
+"""Seconds a batch may take to finish after the pipeline was asked to stop."""
+_POLLS, _POLL_SECONDS = 5, 0.05
+"""How often in a row, and how many seconds apart, a query must be seen to do nothing before it is stopped."""
+
+
+class Hold:
+    """A file that keeps the streams of one run, which live in other processes, from beginning another batch."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.gettempdir()) / f"penstock-hold-{uuid.uuid4().hex}"
+
+    def release(self) -> None:
+        """Lets streams go on."""
+        self.path.unlink(missing_ok=True)
+
+    def stop(self, flows: Sequence[RunningFlow]) -> None:
+        """Ends every query between two batches; one that takes too long is cut short, and its batch comes again."""
+        deadline = time.monotonic() + GRACE
+        with suppress(OSError):
+            self.path.touch()
+        for one in flows:
+            with suppress(Exception):
+                query = one.query
+                idle = 0
+                while query is not None and query.isActive and idle < _POLLS and time.monotonic() < deadline:
+                    status = query.status
+                    # Once may be the moment between asking for offsets and beginning a batch with them.
+                    idle = 0 if status["isTriggerActive"] and status["isDataAvailable"] else idle + 1
+                    time.sleep(_POLL_SECONDS)
+                if query is not None:
+                    query.stop()
+                    one.refresh()
+
 
 POLL_SECONDS = 0.2
 """Seconds between two looks at the queries."""

@@ -20,9 +20,8 @@ from penstock.clock import to_ms
 from penstock.entity.projection.folding import folder_of
 from penstock.errors import ConfigError
 from penstock.events import parse_id
-from penstock.spark.projection.shipping import Shipped
-from penstock.spark.projection.states import StateRows
-from penstock.spark.sink.layout import plain
+from penstock.spark.layout import plain
+from penstock.spark.projection.shipping import Shipped, StateRows
 
 NEEDED = ("key", "seq", "kind", "payload")
 OPTIONAL = ("topic", "scope", "headers", "occurred_at", "recorded_at", "id", "correlation_id", "causation_id")

@@ -1,11 +1,26 @@
-"""Where a projected stream keeps its states: in a journal that tasks open themselves, or at a server."""
+"""A projected stream: tasks load the states of their rows' entities, fold what is new, and save before rows go on.
+
+A saved state says which position it has reached: whatever part of a batch is run again changes nothing and gives the
+same rows. A stream over a whole topic from its beginning also saves the states as the projection's own snapshots, which
+`Topic.project` then begins with. States lie in a journal that tasks open themselves, or at a server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from penstock.entity.projection.snapshot import pack_state, unpack_state
 from penstock.entity.projection.streamed import (
     FiledStates,
     StreamedState,
@@ -15,6 +30,7 @@ from penstock.entity.projection.streamed import (
     save_streamed,
     states_topic,
 )
+from penstock.errors import ConfigError, PenstockError
 from penstock.journal.commit.commit import Commit
 from penstock.protocol.bulk import (
     FIND_STATES,
@@ -25,9 +41,15 @@ from penstock.protocol.bulk import (
 )
 from penstock.remote.journal import RemoteJournal
 from penstock.remote.rebuilding import shares
-from penstock.spark.served.connection import check_may_write, check_same, client_of, patiently
-from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.stores import journal_id, reading, writing
+from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
+from penstock.spark.options import JournalPlace, place_of_journal, read_options
+from penstock.spark.projection.fold import Folded, emit, fold_sorted
+from penstock.spark.projection.shipping import Shipped, StateRows
+from penstock.spark.served import check_may_write, check_same, client_of
+from penstock.surface.journal import Journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class LoadedStates(NamedTuple):
@@ -117,3 +139,189 @@ class ServedKeeper:
         for some in shares(states):
             asked = SaveStatesRequest(self.id, wanted.name, wanted.version, wanted.query, some, whole)
             patiently(partial(client_of(self.place).call, SAVE_STATES, wanted.topic, body=asked))
+
+
+_planned: ContextVar[list[StreamFold] | None] = ContextVar("projected streams that are planned", default=None)
+_STATELESS = ("Project", "SubqueryAlias", "EventTimeWatermark")
+
+
+class StreamFold:
+    """The task of a streaming projection."""
+
+    def __init__(
+        self,
+        shipped: Shipped,
+        schema: StructType,
+        keeper: StateKeeper,
+        topic: str,
+        *,
+        whole: bool,
+    ) -> None:
+        self.shipped = shipped
+        self.schema = schema
+        self.keeper = keeper
+        self.topic = topic
+        self.whole = whole
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = [batch for batch in batches if batch.num_rows]
+        if not rows:
+            return
+        table = pa.Table.from_batches(rows).combine_chunks()
+        table = table.take(pc.sort_indices(table, [("key", "ascending"), ("seq", "ascending")])).combine_chunks()
+        wanted = self.wanted(_query_of_task())
+        keys = [key for key in pc.unique(table.column("key")).to_pylist() if key is not None]
+        found = self.keeper.load(wanted, keys)
+        self.check(found)
+
+        def load(key: str) -> Folded:
+            return self._begun(key, found.states.get(key))
+
+        folded = list(fold_sorted(iter(table.to_batches()), self.shipped, load))
+        fingerprint = self.shipped.projection.__projection__.fingerprint
+        states = [
+            StreamedState(one.key, fingerprint, one.generation, one.first, pack_state(one.state)) for one in folded
+        ]
+        self.keeper.save(wanted, states, whole=self.whole)
+        yield from emit(iter(folded), StateRows(self.schema))
+
+    def wanted(self, query: str) -> StreamedStates:
+        """The states of a query."""
+        own = self.shipped.projection.__projection__
+        return StreamedStates(self.topic, own.name, own.version, query)
+
+    def check(self, found: LoadedStates) -> None:
+        """ConfigError when what a query has saved is not of this projection."""
+        own, filed = self.shipped.projection.__projection__, found.filed
+        if filed is None or (filed.version, filed.fingerprint) == (own.version, own.fingerprint):
+            return
+        name = self.shipped.projection.__name__
+        if filed.version != own.version:
+            said = f"is of version {own.version}, and the states that this stream has saved are of {filed.version}"
+        else:
+            said = "has other fields or handlers than when this stream began"
+        raise ConfigError(f"projection {name} {said}: start it with a new checkpoint")
+
+    def _begun(self, key: str, saved: StreamedState | None) -> Folded:
+        projection = self.shipped.projection
+        if saved is None:
+            return Folded(key, projection())
+        try:
+            return Folded(key, unpack_state(projection, saved.state), saved.generation, saved.first)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the state of {key!r} that this stream has saved cannot be read by projection {projection.__name__} "
+                f"any more ({error}): start it with a new checkpoint"
+            ) from error
+
+
+def _query_of_task() -> str:
+    """The id of the streaming query that this task works for; restarts do not change it."""
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    if not query:
+        raise PenstockError("Spark did not tell the task which streaming query it works for")
+    return query
+
+
+@contextmanager
+def planned_folds() -> Iterator[list[StreamFold]]:
+    """Gathers the projected streams that are made inside, for those who check them before they run."""
+    found: list[StreamFold] = []
+    token = _planned.set(found)
+    try:
+        yield found
+    finally:
+        _planned.reset(token)
+
+
+def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
+    """The task of a stream, with the journal found in what the frame reads, or given."""
+    fold = _fold_of(events, shipped, schema, journal)
+    planned = _planned.get()
+    if planned is not None:
+        planned.append(fold)
+    return fold
+
+
+def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
+    if getattr(events, "_jdf", None) is None:
+        raise ConfigError(
+            "a stream over Spark Connect (sc://) cannot be projected: its states would be kept by tasks that know "
+            "nothing of this program's journal. Project in a program with a session of its own, or project a batch"
+        )
+    source = _source_of(events)
+    place = source.place if source is not None else None
+    if journal is not None:
+        named = place_of_journal(journal, "a projected stream")
+        place = place if place is not None and named.url == place.url and named.token is None else named
+    if place is None:
+        raise ConfigError(
+            "a projected stream remembers its states in a journal: this frame does not read one directly, "
+            "so name it: project(events, Projection, journal=…)"
+        )
+    check_reach(place.url)
+    keeper = keeper_of(place)
+    if source is not None and source.place.url == place.url:
+        topic, whole = source.topic, source.whole
+    else:
+        topic, whole = _states_name(shipped.projection.__projection__.name), False
+        if _planned.get() is None:  # else nothing is to be changed
+            keeper.make_topic(topic)
+    return StreamFold(shipped, schema, keeper, topic, whole=whole)
+
+
+def _states_name(projection: str) -> str:
+    """The topic that states are kept with where that is none of the stream's own."""
+    topic = f"states-{projection}"
+    if topic.isascii() and topic.replace("-", "").replace(".", "").replace("_", "").isalnum():
+        return topic
+    return f"states-{zlib.crc32(projection.encode()):08x}"
+
+
+class FollowedTopic(NamedTuple):
+    """What a stream reads: a topic, and whether the frame is that topic, whole and from its beginning."""
+
+    place: JournalPlace
+    topic: str
+    whole: bool
+
+
+def _source_of(events: DataFrame) -> FollowedTopic | None:
+    """The topic that a stream reads; None when it reads something else as well, or no topic."""
+    plan = getattr(events, "_jdf", None)
+    if plan is None:  # Spark Connect: the plan is elsewhere
+        return None
+    top = node = plan.queryExecution().analyzed()
+    stateless = True
+    while node.children().size() == 1:
+        stateless = stateless and node.nodeName() in _STATELESS
+        node = node.children().apply(0)
+    if node.children().size() or not node.getClass().getSimpleName().startswith("StreamingRelationV2"):
+        return None
+    if node.sourceName() != "penstock":
+        return None
+    options = read_options(_options_of(node))
+    if len(options.topics) != 1:
+        raise ConfigError("project one topic at a time: positions of several topics are not in one order")
+    attributes = {_name(attribute): attribute.exprId().id() for attribute in _each(node.output())}
+    kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
+    same = all(kept.get(name) == attributes.get(name) for name in ("key", "seq", "kind", "payload"))
+    whole = stateless and same and options.start == "earliest" and options.start_ms is None
+    whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
+    return FollowedTopic(options.place, options.topics[0], whole)
+
+
+def _options_of(node: Any) -> dict[str, str]:
+    from penstock.spark.options import resolved
+
+    given = node.extraOptions()
+    return resolved({str(name): str(given.get(name)) for name in given.keySet().toArray()})
+
+
+def _each(sequence: Any) -> list[Any]:
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+def _name(attribute: Any) -> str:
+    return str(attribute.name())

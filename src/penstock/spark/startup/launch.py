@@ -26,8 +26,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.spark.startup.java import Java, home_for_scripts
-from penstock.spark.startup.scratch import Scratch
-from penstock.spark.startup.settings import MASTER_VARIABLE
+from penstock.spark.startup.settings import MASTER_VARIABLE, Scratch
 
 _OPENED = (
     *(

@@ -23,8 +23,7 @@ from penstock.spark.startup.launch import (
     spark_folder,
     worker_variables,
 )
-from penstock.spark.startup.scratch import Scratch
-from penstock.spark.startup.settings import UNNAMED, defaults, from_keywords, merged, with_identity
+from penstock.spark.startup.settings import UNNAMED, Scratch, defaults, from_keywords, merged, with_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -53,7 +53,7 @@ def rebuild(context: CommandContext, topic: str, projection: str, whole: bool, c
         if master is None:
             report = journal.topic(topic).rebuild(found, whole=whole, progress=progress)
         else:
-            from penstock.spark.projection.rebuilding import rebuild as rebuild_on_spark
+            from penstock.spark.projection.projecting import rebuild as rebuild_on_spark
 
             report = rebuild_on_spark(journal, topic, found, master=master, progress=progress)
     context.record({"topic": topic, "entities": report.entities, "events": report.events, "through": report.through})

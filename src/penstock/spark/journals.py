@@ -1,27 +1,215 @@
-"""What the source asks of a journal, wherever that is: a store of this machine or a bucket, or a server.
+"""Journals as Spark's processes open and ask them: planners, tasks and commits each in a process of their own.
 
-Planning looks at one state of the journal (`JournalState`), tasks fetch blocks and decode them where they run.
+A worker process is used for many tasks, so that an open journal is kept per process, for reading only. Processes are
+forked from one another and engines refuse to be used by a child, hence the process id in the key.
+
+What is planned in one process is done in another, perhaps on another machine. So the journal's id travels with every
+share of the work, and a process that finds another journal under the same name refuses.
+
+Planning looks at one state of the journal (`JournalState`), tasks fetch blocks and decode them where they run. A
+journal at a server (`served`) does the same with a few small answers.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.api import open_local
 from penstock.engine.contract import Snapshot
-from penstock.errors import PositionTrimmed, StorageError
+from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.entity.staging.declared import add_gates, load_gates
+from penstock.errors import Backpressure, ConfigError, Locked, NoStore, PenstockError, PositionTrimmed, StorageError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
+from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.journal import LocalJournal
-from penstock.spark.source.options import ReadOptions
-from penstock.spark.source.place import JournalPlace
-from penstock.spark.source.stores import REMOTE, reading, writing
+from penstock.spark.options import JournalPlace, ReadOptions, is_served
+from penstock.spark.startup.settings import MASTER_VARIABLE
 from penstock.transfer.causes import correlations_of, topic_names
 from penstock.transfer.ranges import range_cuts, range_size
+
+if TYPE_CHECKING:
+    from penstock.engine.slatedb.options import ObjectOptions
+
+
+REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
+"""Schemes of journals that every machine can reach."""
+_KEPT = 8
+"""Journals a worker process keeps open."""
+TURN_SECONDS = 20.0
+"""How long a commit waits until another one lets go of a journal in an object store: longer than opening takes."""
+_TURN_PAUSE = 0.1
+
+
+PATIENCE = 60.0
+"""Seconds for which a server, or a store, that was there is waited for when it is not."""
+_PAUSES = (0.05, 0.1, 0.25, 0.5, 1.0)
+
+T = TypeVar("T")
+
+
+def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
+    """What `ask` gives; asked again while the server does not answer, or has no room."""
+    deadline = time.monotonic() + (PATIENCE if patience is None else patience)
+    tries = 0
+    while True:
+        try:
+            return ask()
+        except (StorageError, Backpressure) as error:
+            if not _passing(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
+        tries += 1
+
+
+def _passing(error: PenstockError) -> bool:
+    return error.retryable if isinstance(error, StorageError) else True
+
+
+class _OpenJournal(NamedTuple):
+    journal: LocalJournal
+    identity: tuple[int, int] | None
+
+
+_kept: dict[tuple[int, str], _OpenJournal] = {}
+
+
+def reading(url: str, id: str | None = None, *, newest: bool = False) -> LocalJournal:
+    """The journal, open for reading; it stays open for the next task of this process.
+
+    `id` is the journal's own, where the work was planned; ConfigError when the one found here is another. Then, or when
+    `newest` is wanted, everything is seen that was committed before: a kept reader of a bucket may be a moment behind.
+    """
+    journal = _opened(url)
+    if id is not None or newest:
+        try:
+            journal._engine.catch_up()
+        except ConfigError:
+            if journal._engine.usable():
+                raise
+            journal = _opened(url)  # in a bucket, too, a store may have been deleted and made again
+    _check_same(journal, url, id)
+    return journal
+
+
+def _opened(url: str) -> LocalJournal:
+    slot = (os.getpid(), url)
+    kept = _kept.get(slot)
+    if kept is not None:
+        usable = not kept.journal.closed and kept.journal._engine.usable()
+        if usable and kept.identity == _identity(kept.journal):
+            return kept.journal
+        del _kept[slot]
+        kept.journal.close()
+    for other in [other for other in _kept if other[0] != slot[0]]:
+        del _kept[other]  # the parent's: not ours to close
+    while len(_kept) >= _KEPT:
+        _kept.pop(next(iter(_kept))).journal.close()
+    journal = open_local(url, read_only=True, options=_options(url))
+    _kept[slot] = _OpenJournal(journal, _identity(journal))
+    return journal
+
+
+def _options(url: str) -> ObjectOptions | None:
+    """In an object store a task's tables are kept for it by a checkpoint, however long compaction has replaced them."""
+    if parse_url(url)[0] not in OBJECT_SCHEMES:
+        return None
+    from penstock.engine.slatedb.options import ObjectOptions
+
+    return ObjectOptions(hold=SPARK_HOLD_SECONDS)
+
+
+@contextmanager
+def writing(url: str, id: str | None = None, gates: Sequence[str] = ()) -> Iterator[LocalJournal]:
+    """The journal, open for one change; let go of at once, since other processes may want an engine that allows one.
+
+    `id`: as for `reading`. `gates`: the names of those that see what is written.
+
+    Of SQLite a reader stays open in this process: where no other process has the file open, letting go of it completely
+    makes SQLite put its log away, which costs a batch more than the change itself (26 ms instead of 10 ms).
+    """
+    with _opened_to_write(url) as journal:
+        _check_same(journal, url, id)
+        if gates:
+            add_gates(journal._entities.gates, load_gates(gates))
+        yield journal
+        if parse_url(url)[0] == "sqlite":
+            reading(url)
+
+
+def _opened_to_write(url: str) -> LocalJournal:
+    """Waits for its turn in an object store, which commits of other queries, or of a killed driver, hold shortly."""
+    deadline = time.monotonic() + TURN_SECONDS
+    while True:
+        try:
+            return open_local(url)
+        except Locked as error:
+            if parse_url(url)[0] not in OBJECT_SCHEMES:
+                raise
+            if time.monotonic() > deadline:
+                raise Locked(
+                    f'{error}. From Spark, name a server that writes it: option("writer", "https://…")'
+                ) from error
+        time.sleep(_TURN_PAUSE)
+
+
+def journal_id(url: str) -> str | None:
+    """The id of the journal at a url; None when there is none yet."""
+    scheme, path = parse_url(url)
+    if scheme not in REMOTE and not os.path.exists(path):  # noqa: PTH110
+        return None
+    try:
+        return reading(url).id or None
+    except NoStore:  # a bucket, or a folder with nothing but what tasks have staged
+        return None
+
+
+def check_reach(url: str, master: str | None = None) -> None:
+    """ConfigError when Spark's tasks run on other machines than the one whose file a journal is.
+
+    `master` is Spark's; without it, what `session()` told the processes that it started.
+    """
+    if is_served(url):
+        return
+    master = master or os.environ.get(MASTER_VARIABLE, "local")
+    scheme, path = parse_url(url)
+    if scheme in REMOTE or master.startswith("local"):
+        return
+    raise ConfigError(
+        f"the master {master} runs tasks on other machines, and the journal {path} is a file of this one: use a master "
+        'like "local[4]", the url of a server (`penstock serve` on this machine, then url=http://…), a journal in '
+        "object storage (s3://bucket/shop), or write to a buffer and read that"
+    )
+
+
+def _check_same(journal: LocalJournal, url: str, id: str | None) -> None:
+    if id is not None and journal.id != id:
+        raise ConfigError(
+            f"on {socket.gethostname()} there is another journal at {url} than where this query was planned: it was "
+            "replaced meanwhile, or this machine has a file of the same name; tasks on several machines need the url "
+            "of a server (http://…), a journal in object storage, or a buffer"
+        )
+
+
+def _identity(journal: LocalJournal) -> tuple[int, int] | None:
+    """Which file this is: a store that was deleted and made again has the same url and is another one."""
+    location = journal._engine.location
+    try:
+        found = os.stat(location or "")  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
 
 _CHUNK_BYTES = 8 << 20
 """How much a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long."""
@@ -124,7 +312,7 @@ def open_source(place: JournalPlace, id: str | None = None, *, newest: bool = Fa
     others, and planning with it takes offsets of theirs: those in a checkpoint, or of events that were just appended.
     """
     if place.served:
-        from penstock.spark.served.journal import served_journal
+        from penstock.spark.served import served_journal
 
         return served_journal(place, id)
     return LocalSource(reading(place.url, id, newest=newest), place)
@@ -133,7 +321,7 @@ def open_source(place: JournalPlace, id: str | None = None, *, newest: bool = Fa
 def check_rights(options: ReadOptions) -> None:
     """ConfigError when a read changes something at a server (a cursor, bad records) that its token may not."""
     if options.place.server is not None and (options.consumer is not None or options.bad_records is not None):
-        from penstock.spark.served.connection import check_may_write
+        from penstock.spark.served import check_may_write
 
         doing = "the cursor of option consumer" if options.consumer is not None else "option badRecords"
         check_may_write(options.place.server, doing)
@@ -191,7 +379,7 @@ class LocalSource:
 
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
         if self._place.server is not None:
-            from penstock.spark.served.journal import served_journal
+            from penstock.spark.served import served_journal
 
             served_journal(self._place.server, self.id).follow(consumer, reached, back=back)
             return
@@ -250,3 +438,11 @@ class _SnapshotTopic:
 
     def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
         return range_cuts(self._view, after, through, pieces, exactly=exactly)
+
+
+def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:
+    """The correlation id of each event named by its id, as a column; null where there is none, or no such event."""
+    distinct = [id for id in pc.unique(ids).to_pylist() if id is not None]
+    found = open_source(place, journal).correlations(distinct) if distinct else {}
+    values = pa.array([found.get(id) for id in distinct], pa.string())
+    return values.take(pc.index_in(ids, value_set=pa.array(distinct, pa.string())))

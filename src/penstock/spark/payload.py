@@ -1,15 +1,63 @@
-"""Columns of any type as JSON text, a whole column at a time."""
+"""Payloads as Spark's types: which of them have a form in JSON, how they are written, and what crashed on one."""
 
 from __future__ import annotations
 
 import base64
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import types as T
 
 from penstock.errors import ConfigError
+
+_PLAIN = (
+    T.NullType,
+    T.BooleanType,
+    T.IntegralType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.StringType,
+    T.BinaryType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.TimeType,
+)
+_ADVICE: tuple[tuple[type[T.DataType], str], ...] = (
+    (T.VariantType, "write it as text with to_json, or read the payload as text and use parse_json"),
+    (T.CharType, "use STRING"),
+    (T.VarcharType, "use STRING"),
+)
+
+
+def check_form(path: str, kind: T.DataType) -> None:
+    """ConfigError, naming the column, when a type has no JSON form that gives equal values back."""
+    if isinstance(kind, T.StructType):
+        names = [field.name for field in kind.fields]
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+        if twice is not None:
+            raise ConfigError(f"the column {path!r} has the field {twice!r} twice")
+        for field in kind.fields:
+            check_form(f"{path}.{field.name}", field.dataType)
+    elif isinstance(kind, T.ArrayType):
+        check_form(f"{path}[]", kind.elementType)
+    elif isinstance(kind, T.MapType):
+        if not isinstance(kind.keyType, _PLAIN) or isinstance(kind.keyType, T.NullType | T.CharType | T.VarcharType):
+            raise ConfigError(
+                f"the column {path!r} is a map with keys of the type {kind.keyType.simpleString()}; JSON has text there"
+            )
+        check_form(f"{path}[]", kind.valueType)
+    elif not isinstance(kind, _PLAIN) or isinstance(kind, T.CharType | T.VarcharType):
+        advice = next((text for type_, text in _ADVICE if isinstance(kind, type_)), "cast it to text or a number")
+        raise ConfigError(f"the column {path!r} has the type {kind.simpleString()}, which has no JSON form: {advice}")
+
 
 _CONTROL = r"[\x00-\x1f]"
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
@@ -141,3 +189,32 @@ def _filled(column: pa.Array) -> pa.Array:
 
 def _joined(*pieces: object) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, "")
+
+
+R = TypeVar("R")
+
+_MARK = "penstock, decoding "
+_CRASHED = re.compile(r"Fatal Python error: ([^\n]+)")
+_EVENTS = re.compile(rf'File "{_MARK}([^"\n]+)"')
+
+
+def _do(work: Callable[[], object]) -> object:
+    return work()
+
+
+def decoding(topic: str, first: int, last: int, work: Callable[[], R]) -> R:
+    """What `work` gives; should the process crash meanwhile, its traceback names the events."""
+    code = _do.__code__.replace(co_filename=f"{_MARK}topic {topic}, events {first} to {last}")
+    found: R = FunctionType(code, {})(work)
+    return found
+
+
+def crash_of(text: str) -> str | None:
+    """What Spark's error of a crashed task says about the events it was decoding; None when it is of another kind."""
+    crashed, events = _CRASHED.search(text), _EVENTS.search(text)
+    if crashed is None or events is None:
+        return None
+    return (
+        f"a worker crashed ({crashed[1].strip()}) while it decoded payloads of {events[1]}: they would do it "
+        "again. Leave them out (startingOffsets, kinds, keys), or read them without payloadSchema"
+    )

@@ -1,10 +1,15 @@
-"""A served journal as the source reads it: plans from a few small answers, blocks as they are stored.
+"""A journal behind a server: plans from a few small answers, blocks as they are stored, pieces that it is to keep.
+
+Connections are kept per process. What is read may be asked for again, and what is written says by itself whether it was
+done before: a piece takes the place of its first try, and a commit is known by its mark and version, or by its batches.
+So a connection that breaks, and a server that is not there for a moment, are waited for rather than reported.
 
 A task asks for the next blocks, in ranges that the server has cut, while it decodes the ones before.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +18,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice, pairwise
 
-from penstock.errors import PositionTrimmed, UnknownTopic
+from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.storage.block import Block
 from penstock.protocol.bulk import (
+    COMMIT_STAGED,
+    DROP_STAGED,
     FIND_CORRELATIONS,
     JOURNAL_HEADER,
     MOST_IDS,
@@ -23,19 +30,99 @@ from penstock.protocol.bulk import (
     READ_BLOCKS,
     READ_CUTS,
     READ_ENDS,
+    STAGE_BLOCKS,
+    STAGE_OBJECT,
     BlocksQuery,
+    CommitRequest,
     CutsDocument,
     CutsQuery,
+    DropQuery,
     EndsDocument,
     EndsQuery,
+    ObjectRequest,
+    StageQuery,
     TopicEnds,
 )
-from penstock.protocol.operation import BLOCKS
+from penstock.protocol.journal import DESCRIBE_JOURNAL, JournalDocument
+from penstock.protocol.operation import BLOCKS, ROLES, Role
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, CursorChange, PositionQuery
-from penstock.spark.served.connection import check_same, client_of, describe, patiently
-from penstock.spark.source.journals import JournalState, PlannedTopic, check_kept, dropped
-from penstock.spark.source.place import JournalPlace
+from penstock.remote.client import Client
+from penstock.spark.journals import JournalState, PlannedTopic, check_kept, dropped, patiently
+from penstock.spark.options import JournalPlace
 from penstock.transfer.stored import blocks_of
+
+TIMEOUT = 60.0
+"""Seconds for a server to accept a connection, and to answer."""
+FIRST_PATIENCE = 10.0
+"""Seconds for which a server is waited for that this process has not met yet: its address may be wrong."""
+_KEPT = 8
+"""Servers a worker process stays connected with."""
+
+_kept: dict[tuple[int, JournalPlace], Client] = {}
+
+
+def client_of(place: JournalPlace) -> Client:
+    """The connections to a server; they are kept for the next task of this process, and never used by a child."""
+    slot = (os.getpid(), place)
+    client = _kept.get(slot)
+    if client is None:
+        for other in [other for other in _kept if other[0] != slot[0]]:
+            del _kept[other]  # the parent's: not ours to close
+        while len(_kept) >= _KEPT:
+            _kept.pop(next(iter(_kept))).close()
+        token = None if place.token is None else place.token.reveal()
+        client = _kept[slot] = Client(place.url, token, TIMEOUT)
+    return client
+
+
+def describe(place: JournalPlace, *, known: bool = False) -> JournalDocument:
+    """What is served at a place; `known`: a server was there when the work was planned."""
+    return patiently(lambda: client_of(place).call(DESCRIBE_JOURNAL), None if known else FIRST_PATIENCE)
+
+
+def check_may_write(place: JournalPlace, doing: str, *, role: Role = "write", known: bool = False) -> JournalDocument:
+    """What is served at a place; ConfigError when nothing can be written there with this token, or its role is less.
+
+    `known`: a server was there when the work was planned, or may have been.
+    """
+    about = describe(place, known=known)
+    if about.read_only:
+        raise ConfigError(f"{place.url} serves its journal for reading only, and {doing} writes to it")
+    if ROLES.index(about.role) < ROLES.index(role):
+        raise ConfigError(
+            f"{doing} writes to {place.url}, which needs a token with the role {role}; this one's role is {about.role}"
+        )
+    return about
+
+
+def check_same(place: JournalPlace, found: str, id: str | None) -> None:
+    """ConfigError when a server's journal is another than the one that work was planned for."""
+    if id is not None and found != id:
+        raise ConfigError(
+            f"there is another journal at {place.url} than where this query was planned: it was replaced meanwhile, or "
+            "the address leads to another server from here"
+        )
+
+
+# ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def send_piece(server: JournalPlace, job: str, batch: str, at: int, body: bytes | ObjectRequest) -> None:
+    """Has a server keep a piece until the commit: this one, or one in an area that it fetches itself."""
+    client, query = client_of(server), StageQuery(job)
+    if isinstance(body, bytes):
+        patiently(lambda: client.call(STAGE_BLOCKS, batch, str(at), query=query, body=body))
+    else:
+        patiently(lambda: client.call(STAGE_OBJECT, batch, str(at), query=query, body=body))
+
+
+def commit_staged(server: JournalPlace, request: CommitRequest) -> None:
+    """Publishes what a server keeps, in one transaction of its own."""
+    patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request))
+
+
+def drop_staged(server: JournalPlace, job: str) -> None:
+    """Has a server forget what a job has staged and not published."""
+    client_of(server).call(DROP_STAGED, query=DropQuery(job))
+
 
 _MOST_NAMED = 100
 """Topics named in one request; of more, all ends are asked for."""

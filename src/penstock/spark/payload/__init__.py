@@ -1,1 +1,0 @@
-"""Payloads between Spark's types and JSON: which types have a JSON form, and columns written as JSON."""

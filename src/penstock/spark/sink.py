@@ -1,0 +1,402 @@
+"""Writing frames and streams: tasks stage their rows, the driver's commit publishes them at once.
+
+A commit publishes with a mark that says which batch it was. A batch that is run again, because whatever was killed
+before Spark could note its success, finds its mark and changes nothing.
+
+A task cuts its blocks into pieces of some MiB. One that is small and alone travels in the task's message. Else each is
+put where the commit finds it: into a folder beside the journal, into the journal's bucket, or to the server that writes
+the journal. A task that is tried twice stages twice; only what a message names is published, the rest is swept. The
+message says which bytes the task has checked: what lies in the area by then must be the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.entity.staging.declared import load_gates, names_in, with_installed
+from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.journal.storage.from_arrow import BLOCK_PAYLOAD, blocks
+from penstock.journal.storage.pending import decode_pending
+from penstock.journal.storage.wire import Wire, encode_wire
+from penstock.limits import MAX_KEY_BYTES
+from penstock.spark.journals import journal_id, patiently, writing
+from penstock.spark.layout import SinkLayout
+from penstock.spark.options import JournalPlace, WriteOptions, write_options
+from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece
+from penstock.transfer.publishing import Blocks, publish_blocks
+
+
+@dataclass
+class TaskShare(WriterCommitMessage):
+    """What one task has staged for a job, which is a query or a batch write."""
+
+    job: str
+
+
+class Target(Protocol):
+    """What rows are written to."""
+
+    app: str | None
+    """The application whose versions of a batch write are written once."""
+    version: int
+
+    def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> TaskShare:
+        """Keeps a task's rows until the commit; `number` is the micro-batch, 0 for a job that has only one."""
+        ...
+
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
+        """Makes rows visible, at once; nothing when `by`, an application or a query, has written the version before."""
+        ...
+
+    def sweep(self, job: str, through: int | None = None) -> None:
+        """Removes what a job has left, of batches up to a number."""
+        ...
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a frame once; with txnAppId and txnVersion, once for ever."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.target.stage(iterator, self.job, 0)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        target = self.target
+        target.publish(_shares(messages), None if target.app is None else ("app", target.app), target.version)
+        target.sweep(self.job)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.target.sweep(self.job)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream's batches, each once, whatever is killed when."""
+
+    def __init__(self, target: Target) -> None:
+        if target.app is not None:
+            raise ConfigError("txnAppId and txnVersion are for batch writes; a stream is known by its checkpoint")
+        self.target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if not query or batch is None:
+            raise PenstockError("Spark did not tell the task which streaming query and batch it works for")
+        return self.target.stage(iterator, query, int(batch))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        shares = _shares(messages)
+        queries = {share.job for share in shares}
+        if len(queries) > 1:
+            raise PenstockError(f"one batch has the rows of several queries: {', '.join(queries)}")
+        for query in queries:
+            self.target.publish(shares, ("query", query), batchId)
+            self.target.sweep(query, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        for query in {share.job for share in _shares(messages)}:
+            self.target.sweep(query, batchId)
+
+
+def check_appends(overwrite: bool, what: str) -> None:
+    """ConfigError when a write would replace what is there."""
+    if overwrite:
+        raise ConfigError(f'{what} only grows: use mode("append"), or outputMode "append" or "update" for a stream')
+
+
+def _shares(messages: Sequence[WriterCommitMessage | None]) -> list[TaskShare]:
+    return [message for message in messages if isinstance(message, TaskShare)]
+
+
+log = logging.getLogger("penstock.spark")
+
+PIECE_BYTES = 4 << 20
+"""Bytes of blocks that are put at a time, about."""
+INLINE_BYTES = 128 << 10
+"""Up to this size a task's blocks travel in its message: less than is worth two requests to a store."""
+_AT_ONCE = 4
+"""Pieces fetched, or shares taken in by a server, at a time."""
+
+
+class _Piece(NamedTuple):
+    """A piece in an area: its path ("" at a server), its size and its hash."""
+
+    path: str
+    size: int
+    hash: bytes
+
+
+@dataclass
+class StagedShare(TaskShare):
+    """What one task has staged for a journal."""
+
+    batch: str
+    """The name of what it staged."""
+    events: int = 0
+    keyed: bool = False
+    """Whether any event has a key."""
+    carried: bytes = b""
+    """Its only piece, when that is small."""
+    pieces: list[_Piece] = field(default_factory=list)
+    """The others, in order."""
+
+    @property
+    def size(self) -> int:
+        """Bytes staged."""
+        return len(self.carried) + sum(piece.size for piece in self.pieces)
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """What a commit is to do with what tasks have staged."""
+
+    journal: str | None
+    """The id of the journal it was planned for; None when there was none yet."""
+    mark: str | None
+    version: int
+    queue: str | None
+    gates: tuple[str, ...]
+    """The names of gates that see its rows, where the commit is this process's own."""
+
+
+class Staging:
+    """Where the tasks of a write leave their blocks: an area, or, without one, the server that writes the journal."""
+
+    def __init__(self, place: JournalPlace, area: StagingArea | None) -> None:
+        self.place = place
+        self.area = area
+
+    def stage(self, blocks: Iterable[tuple[str, Wire]], job: str, number: int) -> StagedShare:
+        """Keeps a task's blocks until the commit; `number` is the micro-batch, 0 for a job that has only one."""
+        share, waiting = StagedShare(job, uuid.uuid4().hex), b""
+        for piece in _pieces(blocks, share):
+            if waiting:
+                self._put(share, number, waiting)
+            waiting = piece
+        if share.pieces or len(waiting) > INLINE_BYTES:
+            self._put(share, number, waiting)
+        else:
+            share.carried = waiting
+        return share
+
+    def _put(self, share: StagedShare, number: int, body: bytes) -> None:
+        at, path = len(share.pieces), ""
+        if self.area is None:
+            from penstock.spark.served import send_piece
+
+            assert self.place.server is not None
+            send_piece(self.place.server, share.job, share.batch, at, body)
+        else:
+            path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
+        share.pieces.append(_Piece(path, len(body), _hash(body)))
+
+    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
+        """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
+        staged = [share for share in shares if share.size]
+        if self.place.server is None:
+            blocks = Blocks(
+                self._wires(staged),
+                sum(share.size for share in staged),
+                sum(share.events for share in staged),
+                any(share.keyed for share in staged),
+            )
+            with writing(self.place.url, wanted.journal, wanted.gates) as opened:
+                publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
+            return
+        from penstock.protocol.bulk import CommitRequest
+        from penstock.spark.served import commit_staged
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-stage") as pool:
+            for done in [pool.submit(self._take_in, share) for share in staged]:
+                done.result()
+        batches = [share.batch for share in staged]
+        request = CommitRequest(wanted.journal or "", batches, wanted.mark, wanted.version, wanted.queue)
+        commit_staged(self.place.server, request)
+
+    def _take_in(self, share: StagedShare) -> None:
+        """Gives the server what of a share it does not have yet."""
+        from penstock.protocol.bulk import ObjectRequest
+        from penstock.spark.served import send_piece
+
+        assert self.place.server is not None
+        send = partial(send_piece, self.place.server, share.job, share.batch)
+        if share.carried:
+            send(0, share.carried)
+        if self.area is not None:
+            for at, piece in enumerate(share.pieces):
+                send(at, ObjectRequest(self.area.url, piece.path, piece.size))
+
+    def _wires(self, shares: Sequence[StagedShare]) -> Iterator[tuple[str, Wire]]:
+        """The topics and blocks of shares, in order; the next pieces are fetched meanwhile."""
+        wanted = (piece for share in shares for piece in (share.pieces or (share.carried,)))
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-fetch") as pool:
+            coming = deque(pool.submit(self._fetch, piece) for piece in islice(wanted, _AT_ONCE))
+            while coming:
+                body = coming.popleft().result()
+                coming.extend(pool.submit(self._fetch, piece) for piece in islice(wanted, 1))
+                for topic, block in decode_piece(body):
+                    yield topic, decode_pending(block)
+
+    def _fetch(self, piece: _Piece | bytes) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        assert self.area is not None
+        found = patiently(partial(self.area.get, piece.path, piece.size))
+        if _hash(found) != piece.hash:
+            raise StorageError(f"what was staged as {piece.path} is not as its task left it: run the query again")
+        return found
+
+    def sweep(self, job: str, through: int | None = None) -> None:
+        """Removes what a job has left, of batches up to a number; what cannot be removed goes when it is old."""
+        try:
+            if self.area is not None:
+                self.area.sweep(job, through)
+            if self.place.server is not None:
+                from penstock.spark.served import drop_staged
+
+                drop_staged(self.place.server, job)
+        except PenstockError as error:
+            log.info("what was staged for %s is left for later: %s", job, error)
+
+
+def _hash(staged: bytes) -> bytes:
+    """Tells what a task has staged from everything else."""
+    return hashlib.sha256(staged).digest()
+
+
+def _pieces(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[bytes]:
+    """The blocks, as many at a time as make one piece; what they hold is counted in the share."""
+    piece: list[tuple[str, bytes]] = []
+    size = 0
+    for topic, wire in blocks:
+        share.events += wire.count
+        share.keyed = share.keyed or wire.key is not None
+        piece.append((topic, encode_wire(wire)))
+        size += len(piece[-1][1])
+        if size >= PIECE_BYTES:
+            yield encode_piece(piece)
+            piece, size = [], 0
+    if piece:
+        yield encode_piece(piece)
+
+
+_GATHER_ROWS = 65_536
+
+
+def encoded(batches: Iterator[pa.RecordBatch], layout: SinkLayout) -> Iterator[tuple[str, Wire]]:
+    """The blocks of a task's rows; small record batches are gathered until they make a block worth its while."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        events = layout.events(batch)
+        held.append(events)
+        rows += events.num_rows
+        size += events.column("payload").nbytes
+        if size >= BLOCK_PAYLOAD or rows >= _GATHER_ROWS:
+            yield from blocks(_whole(held))
+            held, rows, size = [], 0, 0
+    if held:
+        yield from blocks(_whole(held))
+
+
+def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return held[0] if len(held) == 1 else pa.concat_batches(held)
+
+
+def mark_name(*parts: str) -> str:
+    """The name under which a journal remembers what a query or application has written."""
+    name = ":".join(("spark", *parts))
+    if len(name.encode()) > MAX_KEY_BYTES:
+        name = f"spark:{hashlib.sha256(name.encode()).hexdigest()}"
+    return name
+
+
+def _staging(options: WriteOptions) -> Staging:
+    place, given = options.place, options.staging
+    if given is not None:
+        return Staging(place, StagingArea(given))
+    return Staging(place, None if place.served else area_of(place.url))
+
+
+def _planned(options: WriteOptions, staging: Staging, *, again: bool) -> tuple[str | None, tuple[str, ...]]:
+    """The id of the journal that is written, None when there is none yet, and the gates that the commit itself asks.
+
+    ConfigError when it cannot be written so. `again`: it may have been planned before, by another process.
+    """
+    place = options.place
+    if place.server is None:
+        return journal_id(place.url), _own_gates(options)
+    from penstock.spark.served import check_may_write, check_same
+
+    about = check_may_write(place.server, "this query", known=again)
+    if place.writer is not None:
+        check_same(place.server, about.id, journal_id(place.url))
+    area = staging.area
+    if area is not None and area.url not in about.staging:
+        raise ConfigError(
+            f"{place.server.url} fetches nothing from {area.url}, where this query would leave its blocks, but "
+            f"from {', '.join(about.staging) or 'nowhere'}: start it with `penstock serve --staging {area.url}`"
+        )
+    unknown = next((name for name in options.gates if name not in names_in(about.gates)), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"{place.server.url} does not ask the gate {unknown}, and gates are asked where a journal is written: "
+            f"start it with `penstock serve --gates {unknown}`"
+        )
+    return about.id, ()
+
+
+def _own_gates(options: WriteOptions) -> tuple[str, ...]:
+    """The names of all gates that see rows of a write to a local journal; ConfigError when one cannot be had."""
+    target = options.topic
+    found = load_gates(with_installed(options.gates))
+    for name in options.gates:
+        if target is not None and target not in found[name].topics:
+            raise ConfigError(f"the gate {name} sees {', '.join(found[name].topics)}, and this writes to {target}")
+    return tuple(name for name, one in found.items() if target is None or target in one.topics)
+
+
+class TopicTarget:
+    """A topic or a queue that a frame is written to."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, *, again: bool) -> None:
+        """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
+        options = write_options(given)
+        self.app, self.version = options.app, options.version or 0
+        self.staging = _staging(options)
+        journal, gates = _planned(options, self.staging, again=again)
+        self.options = msgspec.structs.replace(options, journal=journal, gates=gates)
+        self.layout = SinkLayout.of(schema, self.options)
+
+    def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
+        return self.staging.stage(encoded(batches, self.layout), job, number)
+
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
+        options, staged = self.options, [share for share in shares if isinstance(share, StagedShare)]
+        if any(share.events for share in staged) or self.app is not None:
+            mark = None if by is None else mark_name(*by, options.topic or "")
+            queue = options.topic if options.queue else None
+            self.staging.publish(staged, Publication(options.journal, mark, version, queue, options.gates))
+
+    def sweep(self, job: str, through: int | None = None) -> None:
+        self.staging.sweep(job, through)

@@ -1,0 +1,424 @@
+"""The data source `penstock`: topics of a journal as tables and streams, and as a place to write to.
+
+Spark asks a stream for the newest offset with the end of the last batch that its checkpoint holds as complete, also
+while nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes.
+
+In a checkpoint an offset has the positions by topic: `{"orders": 250}`. A topic that is dropped and made anew goes on
+with the positions of the one before: a query that had read all of it goes on too, and one that had not has lost events,
+as by compaction.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from penstock.clock import to_ms
+from penstock.errors import ConfigError
+from penstock.spark.journals import (
+    JournalState,
+    PlannedTopic,
+    SourceJournal,
+    check_kept,
+    check_reach,
+    check_rights,
+    dropped,
+    open_source,
+)
+from penstock.spark.options import Offset, ReadOptions, check_stream, read_options, resolved
+from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema, take_filters
+
+_TASK_BYTES = 128 << 20
+"""What one task reads at the most, about: as Spark does with files. A task costs some 50 ms before its first row."""
+_SPREAD_BYTES = 2 << 20
+"""From this size on a range is spread over the cores, even if one task could read it."""
+
+Offsets = dict[str, int]
+"""How far each topic has been read."""
+
+
+class Topics:
+    """The topics a query reads, in one state of the journal."""
+
+    def __init__(self, found: JournalState, options: ReadOptions) -> None:
+        self.options = options
+        names = options.topics
+        if options.pattern is not None:
+            names = tuple(name for name in found.names() if matches(options.pattern, name))
+        self.views = found.topics(names)
+        for name in names:
+            if name not in self.views:
+                there = ", ".join(found.names()) or "none yet"
+                raise ConfigError(f"there is no topic {name!r} in {options.place.url}; topics: {there}")
+
+    def starts(self) -> Offsets:
+        """Where a query begins that has not read anything yet."""
+        return {name: self._start(name, view) for name, view in self.views.items()}
+
+    def ends(self) -> Offsets:
+        """How far a batch query reads."""
+        return {name: self._end(name, view) for name, view in self.views.items()}
+
+    def began(self) -> Offsets:
+        """Where a stream begins with each topic that it meets only now."""
+        return {name: view.began for name, view in self.views.items()}
+
+    def latest(self) -> Offsets:
+        """How far each topic goes now."""
+        return {name: view.latest for name, view in self.views.items()}
+
+    def _start(self, name: str, view: PlannedTopic) -> int:
+        if self.options.start_ms is not None:
+            return max(view.position_before(self.options.start_ms), view.trimmed)
+        return _resolve(_for_topic(self.options.start, name, "earliest"), view, "startingOffsets")
+
+    def _end(self, name: str, view: PlannedTopic) -> int:
+        if self.options.end_ms is not None:
+            return view.position_before(self.options.end_ms)
+        return min(_resolve(_for_topic(self.options.end, name, "latest"), view, "endingOffsets"), view.latest)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of topics means this one; penstock's own only when it says so: they report on the query."""
+    if name.startswith("penstock.") and not pattern.startswith("penstock"):
+        return False
+    return re.fullmatch(pattern, name) is not None
+
+
+def _for_topic(offset: Offset | dict[str, Offset], name: str, default: Offset) -> Offset:
+    return offset.get(name, default) if isinstance(offset, dict) else offset
+
+
+def _resolve(offset: Offset, view: PlannedTopic, option: str) -> int:
+    if offset == "earliest":
+        return view.trimmed
+    latest = view.latest
+    if offset == "latest":
+        return latest
+    assert isinstance(offset, int)
+    if offset > latest and option == "startingOffsets":
+        raise ConfigError(f"{option} is {offset}, and topic {view.name!r} ends at {latest}")
+    return offset
+
+
+def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[Range]:
+    """The ranges between offsets, as far as a filter on positions or recording times leaves them."""
+    after, through = filter.seq_bounds()
+    low, high = filter.time_bounds()
+    ranges = []
+    for name, end in sorted(ends.items()):
+        view = topics.views[name]
+        start = max(starts.get(name, 0), after)
+        end = min(end, through)
+        if low is not None:
+            start = max(start, view.position_before(to_ms(low, "recorded_at")))
+        if high is not None:
+            end = min(end, view.position_before(to_ms(high, "recorded_at") + 1))
+        if start < end:
+            ranges.append(Range(name, start, end))
+    return ranges
+
+
+def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
+    """The same events in ranges for tasks to read: of about equal size, cut between blocks where that is possible."""
+    whole = [range_ for range_ in ranges if range_.after < range_.through]
+    for range_ in whole:
+        if topics.options.fail_on_data_loss:
+            check_kept(range_.topic, range_.after, range_.through, topics.views[range_.topic].trimmed)
+    sizes = [topics.views[range_.topic].size(range_.after, range_.through) for range_ in whole]
+    total = sum(sizes)
+    least = topics.options.min_partitions or 1
+    cores = os.cpu_count() or 1
+    pieces = max(-(-total // _TASK_BYTES), min(cores, total // _SPREAD_BYTES))
+    if pieces > 1:  # the last tasks should not leave cores idle
+        pieces = -(-pieces // cores) * cores
+    pieces = max(least, pieces)
+    if pieces <= len(whole):
+        return whole
+    parts: list[Range] = []
+    for range_, size in zip(whole, sizes, strict=True):
+        share = max(1, -(-pieces * size // total)) if total else 1
+        view = topics.views[range_.topic]
+        bounds = view.cuts(range_.after, range_.through, share, exactly=least >= pieces)
+        parts.extend(Range(range_.topic, low, high) for low, high in pairwise(bounds))
+    return parts
+
+
+def signed(ranges: list[Range], journal: str) -> list[Range]:
+    """The ranges with the id of their journal, so that no task reads another one."""
+    for range_ in ranges:
+        range_.journal = journal
+    return ranges
+
+
+def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offsets:
+    """Offsets at most `most` positions after `start`: each topic gets its share of what waits, as in Kafka's."""
+    waiting = {name: end[name] - start.get(name, 0) for name in end}
+    total = sum(waiting.values())
+    if total <= most:
+        return dict(end)
+    offsets: Offsets = {}
+    left = most
+    for name in sorted(waiting):
+        share = min(left, waiting[name], -(-most * waiting[name] // total))
+        offsets[name] = start.get(name, 0) + share
+        left -= share
+    return offsets
+
+
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class PenstockSource(DataSource):
+    """`spark.read.format("penstock").option("url", …).option("topic", …)`, and the same for streams and writes."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.given = resolved(options)
+        check_reach(self.given["url"])
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> str:
+        return source_schema(read_options(self.given))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        kind = PushdownReader if _PUSHDOWN_WORKER in sys.modules else BatchReader
+        return kind(read_options(self.given), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+
+        return StreamReader(read_options(self.given), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink import BatchWriter, TopicTarget, check_appends
+
+        check_appends(overwrite, "a journal")
+        return BatchWriter(TopicTarget(self.given, schema, again=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.sink import StreamWriter, TopicTarget, check_appends
+
+        check_appends(overwrite, "a journal")
+        return StreamWriter(TopicTarget(self.given, schema, again=True))
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there when the query is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "consumer"):
+            if name.lower() in options.given:
+                raise ConfigError(f"{name} is for streams; a batch reads everything at once and keeps no cursor")
+        if options.start == "latest":
+            raise ConfigError('startingOffsets "latest" leaves a batch nothing to read; use "earliest" or a position')
+        if options.end == "earliest":
+            raise ConfigError('endingOffsets "earliest" leaves a batch nothing to read; use "latest" or a position')
+        self.options = options
+        self.layout = SourceLayout.of(schema, options)
+        self.filter = option_filter(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        journal = open_source(self.options.place, newest=True)
+        check_rights(self.options)
+        with journal.state() as found:
+            topics = Topics(found, self.options)
+            ranges = cut(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
+        return signed(ranges, journal.id)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Range):  # Spark makes one of its own when there are none
+            return iter(())
+        journal = open_source(self.options.place, partition.journal)
+        return read_range(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
+
+
+class PushdownReader(BatchReader):
+    """The same, with filters; Spark refuses a reader that has `pushFilters` unless its setting for it is on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        done, rest = take_filters(filters)
+        self.filter = self.filter.and_(done)
+        return rest
+
+
+_OTHER = "#"
+"""Ends what is no topic in the offsets of older checkpoints, and is ignored: no topic has it in its name."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a journal's topics batch after batch; offsets are positions by topic."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_stream(options)
+        self.options = options
+        self.layout = SourceLayout.of(schema, options)
+        self._target: Offsets | None = None
+        """How far trigger(availableNow=True) reads."""
+        self._latest: tuple[int | None, Offsets, Offsets] | None = None
+        """The store's changes when it was looked into, where its topics began, and how far they went."""
+        self._served: SourceJournal | None = None
+        self._behind = True
+        """Whether the offsets that this query goes on from may be newer than what this process has seen."""
+        self._followed: Offsets = {}
+        self._initial: Offsets | None = None
+        self._anchored = True
+        self._filter = option_filter(options)
+        self._read_at = time.monotonic()
+
+    # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new query starts. Spark asks more than once and must get one answer."""
+        if self._initial is None:
+            journal = self._opened()
+            check_rights(self.options)
+            with journal.state() as found:
+                self._initial = Topics(found, self.options).starts()
+            self._anchored = not self._moving
+            self._follow(self._initial, back=True)
+        return _sorted(self._initial)
+
+    @property
+    def _moving(self) -> bool:
+        """Whether the place where the query starts would be another one if it were asked for again, after a crash.
+
+        Then the first batch is left empty: the checkpoint holds the place before anything depends on it.
+        """
+        start = self.options.start
+        return self.options.start_ms is not None or "latest" in (
+            start.values() if isinstance(start, dict) else (start,)
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self.options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        known = positions_of(start)
+        began, latest = self._now()
+        self._follow({name: position for name, position in known.items() if name in latest})
+        if not self._anchored:
+            self._anchored = True
+            return _sorted(start)
+        if self.options.hold is not None and os.path.exists(self.options.hold):  # noqa: PTH110
+            return _sorted(start)
+        end = latest if self._target is None else self._target
+        self._check_ahead(known, end)
+        begin = {**began, **known}
+        end = {name: max(position, begin.get(name, 0)) for name, position in end.items()}
+        if self._too_few(begin, end):
+            return _sorted(start)
+        self._read_at = time.monotonic()
+        if isinstance(limit, ReadMaxRows):
+            end = limited(begin, end, limit.max_rows)
+        return _sorted({**known, **end})
+
+    def _too_few(self, start: Offsets, end: Offsets) -> bool:
+        """Whether a batch waits for more; trigger(availableNow=True) takes what there is."""
+        least = self.options.min_offsets
+        if least is None or self._target is not None:
+            return False
+        waiting = sum(position - start.get(name, 0) for name, position in end.items())
+        return waiting < least and time.monotonic() - self._read_at < self.options.max_delay
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return _sorted(self._now()[1])
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._behind = True
+        self._target = self._now()[1]
+
+    def _now(self) -> tuple[Offsets, Offsets]:
+        """Where the topics began, and how far they go; asked for every few milliseconds, so that an unchanged store is
+        not looked into."""
+        journal = self._opened()
+        changes = journal.changes()
+        if self._latest is None or changes is None or self._latest[0] != changes:
+            with journal.state() as found:
+                topics = Topics(found, self.options)
+                self._latest = changes, topics.began(), topics.latest()
+        return self._latest[1:]
+
+    def _opened(self) -> SourceJournal:
+        """The journal; at a server, the one that this query began with."""
+        if not self.options.place.served:
+            # Kept by the process, and opened anew when it was replaced.
+            journal = open_source(self.options.place, newest=self._behind)
+            self._behind = False
+            return journal
+        if self._served is None:
+            self._served = open_source(self.options.place)
+        return self._served
+
+    def _check_ahead(self, start: Offsets, end: Offsets) -> None:
+        for name, latest in end.items():
+            if self.options.fail_on_data_loss and latest < start.get(name, 0):
+                raise ConfigError(
+                    f"this query has read topic {name!r} through {start[name]}, and the topic ends at {latest}: "
+                    f"{self.options.place.url} is another journal, or was restored from a backup. Start with a new "
+                    "checkpoint, or set failOnDataLoss=false to wait until the topic has grown again"
+                )
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        journal = self._opened()
+        with journal.state() as found:
+            topics = Topics(found, self.options)
+            begin, through, latest = {**topics.began(), **positions_of(start)}, positions_of(end), topics.latest()
+            ends = {name: min(position, latest[name]) for name, position in through.items() if name in latest}
+            for name, position in through.items():
+                after = begin.get(name, 0)
+                if self.options.fail_on_data_loss and name not in ends and position > after:
+                    raise dropped(name, after, position)
+            ranges = cut(topics, narrowed(topics, begin, ends, self._filter))
+        return signed(ranges, journal.id)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        journal = open_source(self.options.place, partition.journal)
+        return read_range(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing to do: see the top of this file."""
+
+    def stop(self) -> None:
+        """Nothing to let go of: the process ends."""
+
+    # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _follow(self, reached: Offsets, *, back: bool = False) -> None:
+        """Moves the query's cursor, so that its lag can be seen and compaction waits for it."""
+        if self.options.consumer is None:
+            return
+        moved = {name: position for name, position in reached.items() if self._followed.get(name) != position}
+        if moved:
+            self._opened().follow(self.options.consumer, moved, back=back)
+            self._followed = reached
+
+
+def positions_of(offset: Mapping[str, int]) -> Offsets:
+    """The positions of an offset by topic."""
+    return {name: position for name, position in offset.items() if not name.endswith(_OTHER)}
+
+
+def _sorted(offsets: Offsets) -> dict[str, int]:
+    """Spark compares offsets as JSON text: the same offsets must have the same text."""
+    return {name: offsets[name] for name in sorted(offsets)}

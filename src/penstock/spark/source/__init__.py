@@ -1,1 +1,0 @@
-"""The data source `penstock`: topics as tables and streams."""
