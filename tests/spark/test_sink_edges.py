@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,16 +12,11 @@ from pyspark.sql.types import MapType, StringType, StructType
 
 import penstock
 from penstock import Projection, on
-from penstock.errors import ConfigError, QueueFull, StorageError
+from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event
-from penstock.journal.storage.from_arrow import blocks
-from penstock.limits import STAGED_SECONDS
-from penstock.spark.options import JournalPlace
 from penstock.spark.projection.fold import Folded, fold_sorted
 from penstock.spark.projection.shipping import Shipped, StateRows, result_schema
-from penstock.spark.sink import Staging
 from penstock.spark.source import PenstockSource
-from penstock.transfer.objects import StagingArea, area_of, folder_url
 from server.serving import serving
 
 WIDE = pa.large_string()
@@ -174,50 +167,3 @@ def test_a_write_of_nothing_new_passes_where_a_queue_is_too_full(url: str, journ
     journal.queue("mail").configure(max_size=1)
     write(schema, rows, url=url, queue="mail")
     assert journal.topic("mail").latest == 2
-
-
-# ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_sweeping_removes_only_what_jobs_have_left(tmp_path: Path) -> None:
-    """A staging folder that is named may have other things in it, and stays; one beside a journal goes when empty."""
-    for area, folder in (
-        (StagingArea(folder_url(tmp_path / "shared")), tmp_path / "shared" / "blocks"),
-        (area_of(f"sqlite:{tmp_path}/shop.db"), tmp_path / "shop.db.staging"),
-    ):
-        area.put("killed", 0, "b", 0, b"x")
-        (folder / "notes.txt").write_text("x")
-        assert area.sweep("other") == 0
-        area._clock = lambda: time.time() + STAGED_SECONDS + 1
-        assert area.sweep("other") == 1 and [path.name for path in folder.iterdir()] == ["notes.txt"]
-        (folder / "notes.txt").unlink()
-        area.put("job", 0, "b", 0, b"x")
-        assert area.sweep("job") == 1 and not folder.exists() and folder.parent.exists()
-
-
-def test_a_task_makes_its_folder_again_that_another_query_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is empty until the task's file is in it, and a query that ends removes it then."""
-    make, left = Path.mkdir, [1, 1]
-
-    def mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
-        make(path, *args, **kwargs)
-        if left:
-            left.pop()
-            path.rmdir()
-
-    area = area_of(f"sqlite:{tmp_path}/shop.db")
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert area.get(area.put("job", 0, "b", 0, b"x"), 1) == b"x" and not left
-
-
-def test_what_was_changed_after_its_task_left_it_is_not_taken(tmp_path: Path) -> None:
-    rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
-    staging = Staging(JournalPlace(str(tmp_path / "shop.db")), area_of(f"sqlite:{tmp_path}/shop.db"))
-    share = staging.stage(blocks(rows), "job", 0)
-    assert sum(wire.count for _, wire in staging._wires([share])) == 2
-    path = tmp_path / share.pieces[0].path
-    staged = bytearray(path.read_bytes())
-    staged[len(staged) // 2] = ord("y")  # the block is as sound as before, and another
-    path.write_bytes(staged)
-    with pytest.raises(StorageError, match="not as its task left it"):
-        list(staging._wires([share]))

@@ -154,18 +154,8 @@ def _plain(name: str, value: Any) -> Any:
 _TEXT = ("topic", "kind", "key", "scope", "correlation_id", "causation_id", "correlation")
 _IGNORED = ("seq", "id", "recorded_at")
 _KNOWN = (
-    "kind",
-    "payload",
-    "topic",
-    "key",
-    "scope",
-    "headers",
-    "occurred_at",
-    "cause",
-    "correlation_id",
-    "causation_id",
-    "correlation",
-    *OPTIONS,
+    *("kind", "payload", "topic", "key", "scope", "headers", "occurred_at", "cause"),
+    *("correlation_id", "causation_id", "correlation", *OPTIONS),
 )
 _TIME = pa.timestamp("us", "UTC")
 _EARLIEST = pa.scalar(datetime.min.replace(tzinfo=UTC), _TIME)

@@ -180,48 +180,20 @@ def _server_url(url: str) -> str:
 
 
 _READ = (
-    "url",
-    "writer",
-    "token",
-    "compression",
-    "topic",
-    "topicPattern",
-    "queue",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "failOnDataLoss",
-    "consumer",
-    "kinds",
-    "keys",
-    "payloadSchema",
-    "payloadFormat",
-    "payloadColumns",
-    "mode",
-    "badRecords",
-    "hold",
+    *("url", "writer", "token", "compression", "topic", "topicPattern", "queue", "kinds", "keys", "hold"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
+    *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),
 )
 _WRITE = ("url", "writer", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging", "gates")
-EVENT_COLUMNS = (
-    "seq",
-    "topic",
-    "kind",
-    "key",
-    "scope",
-    "payload",
-    "headers",
-    "occurred_at",
-    "recorded_at",
-    "id",
-    "correlation_id",
-    "causation_id",
-)
-"""The columns of every event."""
+EVENT_COLUMNS = {
+    **dict.fromkeys(("seq", "topic", "kind", "key", "scope", "payload"), "STRING"),
+    "headers": "MAP<STRING, STRING>",
+    **dict.fromkeys(("occurred_at", "recorded_at"), "TIMESTAMP"),
+    **dict.fromkeys(("id", "correlation_id", "causation_id"), "STRING"),
+    "seq": "BIGINT",
+}
+"""The columns of every event, and their types as Spark writes them."""
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """What Spark itself leaves among a source's options."""
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}

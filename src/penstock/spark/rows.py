@@ -42,7 +42,7 @@ from penstock.journal.storage.to_arrow import PayloadType, arrow_schema, joined,
 from penstock.names import is_whole
 from penstock.payloads.parsing import ParsedColumns, PayloadParser
 from penstock.spark.journals import SourceJournal, writing
-from penstock.spark.options import JournalPlace, Mode, ReadOptions
+from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, ReadOptions
 from penstock.spark.payload import check_form, decoding
 from penstock.surface.journal import Journal
 from penstock.surface.queue import Queue
@@ -285,25 +285,10 @@ def _payload(event: Event) -> msgspec.Raw | bytes:
 
 _BATCH_ROWS = 65_536
 
-_DDL = {
-    "seq": "BIGINT",
-    "topic": "STRING",
-    "kind": "STRING",
-    "key": "STRING",
-    "scope": "STRING",
-    "payload": "STRING",
-    "headers": "MAP<STRING, STRING>",
-    "occurred_at": "TIMESTAMP",
-    "recorded_at": "TIMESTAMP",
-    "id": "STRING",
-    "correlation_id": "STRING",
-    "causation_id": "STRING",
-}
-
 
 def source_schema(options: ReadOptions) -> str:
     """The columns of a read, as the DDL text that Spark parses."""
-    columns = dict(_DDL)
+    columns = dict(EVENT_COLUMNS)
     if options.payload == "binary":
         columns["payload"] = "BINARY"
     parts = [f"{name} {type_}" for name, type_ in columns.items()]

@@ -28,7 +28,7 @@ from penstock.protocol.bulk import SealRequest
 from penstock.remote.journal import RemoteJournal
 from penstock.remote.sealing import seal_served
 from penstock.spark.journals import check_reach, reading
-from penstock.spark.options import JournalPlace, absolute_url, is_served, place_of_journal
+from penstock.spark.options import EVENT_COLUMNS, JournalPlace, absolute_url, is_served, place_of_journal
 from penstock.spark.served import served_journal
 from penstock.surface.journal import Journal
 
@@ -157,11 +157,7 @@ class _SegmentTask:
         return write_segment(reading(self.url, self.journal)._engine, self.place, *bounds)
 
 
-_DDL = (
-    "seq BIGINT, topic STRING, kind STRING, key STRING, scope STRING, payload STRING, headers MAP<STRING, STRING>, "
-    "occurred_at TIMESTAMP, recorded_at TIMESTAMP, id STRING, correlation_id STRING, causation_id STRING, "
-    "payload_bytes BINARY"
-)
+_DDL = ", ".join(f"{name} {type_}" for name, type_ in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items())
 _HADOOP_SCHEMES = {"s3": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
 """Arrow's names for places, and Hadoop's."""
 

@@ -28,39 +28,16 @@ from penstock.errors import ConfigError
 from penstock.spark.startup.java import Java, home_for_scripts
 from penstock.spark.startup.settings import MASTER_VARIABLE, Scratch
 
-_OPENED = (
-    *(
-        f"java.base/{package}"
-        for package in [
-            "java.lang",
-            "java.lang.invoke",
-            "java.lang.reflect",
-            "java.io",
-            "java.net",
-            "java.nio",
-            "java.util",
-            "java.util.concurrent",
-            "java.util.concurrent.atomic",
-            "jdk.internal.ref",
-            "sun.nio.ch",
-            "sun.nio.cs",
-            "sun.util.calendar",
-        ]
-    ),
-    "java.security.jgss/sun.security.krb5",
+_BASE = (
+    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent "
+    "java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.util.calendar"
 )
+_OPENED = (*(f"java.base/{package}" for package in _BASE.split()), "java.security.jgss/sun.security.krb5")
 """The packages Spark reaches into by reflection, as its own launcher opens them."""
 
 _UNUSUAL_VARIABLES = (
-    "SPARK_CONF_DIR",
-    "PYSPARK_SUBMIT_ARGS",
-    "SPARK_SUBMIT_OPTS",
-    "SPARK_DIST_CLASSPATH",
-    "SPARK_CLASSPATH",
-    "SPARK_PREPEND_CLASSES",
-    "SPARK_TESTING",
-    "HADOOP_CONF_DIR",
-    "YARN_CONF_DIR",
+    *("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "SPARK_DIST_CLASSPATH", "SPARK_CLASSPATH"),
+    *("SPARK_PREPEND_CLASSES", "SPARK_TESTING", "HADOOP_CONF_DIR", "YARN_CONF_DIR"),
 )
 _UNUSUAL_SETTINGS = ("spark.driver.extraClassPath", "spark.driver.extraLibraryPath", "spark.driver.defaultJavaOptions")
 
