@@ -94,7 +94,7 @@ def _wait(until: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not until():
         assert time.monotonic() < deadline, "the others have not reached their stage"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def _alive(pid: int) -> bool:

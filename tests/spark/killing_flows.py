@@ -61,7 +61,7 @@ class Flow:
         query: StreamingQuery = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
         # Spark gives a source in Python ten seconds to start: one at a time has them even on a busy machine.
         while query.isActive and query.status["message"].startswith("Initializing"):
-            time.sleep(0.02)
+            time.sleep(0.1)
         return query
 
     def feed(self) -> None:

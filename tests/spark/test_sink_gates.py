@@ -121,14 +121,11 @@ def test_a_gate_of_a_pipelines_own_file_binds_its_flow(
     spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(PIPELINE)
-    for n in range(6):
+    for n in range(7):
         journal.topic("orders").append("made", {"n": n})
-    run(tmp_path / "shop.py", url=url, once=True)
-    assert numbers(journal, "alerts") == list(range(6))
-    journal.topic("orders").append("made", {"n": 6})
     with pytest.raises(FlowFailed, match=REFUSED.replace("rules", "shop")):
         run(tmp_path / "shop.py", url=url, once=True)
-    assert numbers(journal, "alerts") == list(range(6))
+    assert numbers(journal, "alerts") == []
 
 
 def test_gates_of_a_flow_that_cannot_be_are_refused(url: str, journal: penstock.Journal) -> None:
