@@ -634,7 +634,7 @@ class QueueRules(TopicRules):
             journal = home.store(0)
             for name in ("jobs", "aside", "grave"):
                 queue = journal.queue(name)
-                with inspecting(queue) as (snap, state):
+                with inspecting(queue._backend) as (snap, state):
                     assert check_queue(snap, state) == [], f"in {home}"
 
     def queue_agrees(self, homes: list[Home], which: int) -> None:

@@ -13,9 +13,9 @@ import penstock
 from penstock.engine.contract import Snapshot
 from penstock.errors import UnknownQueue
 from penstock.local.journal import LocalJournal
+from penstock.queue.operations import repair
 from penstock.queue.operations.repair import discard_many
 from penstock.queue.queue import LocalQueue
-from penstock.server.acts import messages as acts
 from penstock.server.acts.act import ACTS
 from server.serving import Served
 from server.test_acts import do, give_up, question, refusal
@@ -156,13 +156,13 @@ def test_what_was_given_up_is_deleted_and_nothing_made_later(
 ) -> None:
     give_up(journal, "emails", ["given up"], dead_letter="graves")
 
-    def discard(queue: LocalQueue, seqs: list[int]) -> int:
+    def dropped(queue: LocalQueue, seqs: list[int]) -> int:
         journal.drop_topic("graves", force=True)
         if made_anew:
             journal.queue("graves").push("precious")
         return discard_many(queue, seqs)
 
-    monkeypatch.setattr(acts, "discard_many", discard)
+    monkeypatch.setattr(repair, "discard_many", dropped)
     assert do(served, "delete", queue="emails") == "0 messages were deleted"
     assert journal.queues() == (["emails", "graves"] if made_anew else ["emails"])
     assert not made_anew or [event.payload for event in journal.queue("graves")] == ["precious"]

@@ -249,7 +249,7 @@ def test_a_resume_wakes_a_take_that_waits_at_the_server(served: Served, queue: p
     found: list[list[dict[str, object]]] = []
     thread = threading.Thread(target=lambda: found.append(take(served, wait=20)))
     thread.start()
-    eventually(lambda: bool(queue._signal._waiters))
+    eventually(lambda: bool(queue._backend._signal._waiters))
     served.post("/v1/queues/q/resume", {})
     thread.join(30)
     assert len(found[0]) == 1

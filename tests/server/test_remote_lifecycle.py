@@ -15,7 +15,7 @@ from penstock import Delivery
 from penstock.errors import Closed, StorageError
 from penstock.observe.workers import gave_up
 from penstock.remote.journal import RemoteJournal
-from penstock.remote.queues import taking
+from penstock.remote.queues import AsyncTaker, RemoteQueue
 from server.serving import Served
 from waiting import DEADLINE, eventually
 
@@ -54,8 +54,8 @@ def test_a_worker_whose_take_fails_for_a_reason_unknown_does_not_end_unseen(
             raise ValueError("an answer that is none")
         return take(*given)
 
-    take = taking.take
-    monkeypatch.setattr("penstock.remote.queues.worker.take", failing)
+    take = RemoteQueue.take
+    monkeypatch.setattr(RemoteQueue, "take", failing)
     with queue.worker(lambda delivery: None):
         eventually(lambda: len(served.journal.queue("jobs")) == 0)
 
@@ -67,22 +67,22 @@ def test_a_take_that_is_cancelled_gives_back_what_it_finds(
 ) -> None:
     queue, local = remote.queue("jobs"), served.journal.queue("jobs")
     asked, go, taken = threading.Event(), threading.Event(), threading.Event()
-    take = taking.take
+    take = RemoteQueue.take
 
     def slow(*given: Any) -> Any:
         asked.set()
         assert go.wait(DEADLINE)
         return take(*given)
 
-    receive = taking.AsyncTaker.receive
+    receive = AsyncTaker.receive
 
-    def received(taker: taking.AsyncTaker, deliveries: Any) -> Any:
+    def received(taker: AsyncTaker, deliveries: Any) -> Any:
         given = receive(taker, deliveries)
         taken.set()
         return given
 
-    monkeypatch.setattr(taking, "take", slow)
-    monkeypatch.setattr(taking.AsyncTaker, "receive", received)
+    monkeypatch.setattr(RemoteQueue, "take", slow)
+    monkeypatch.setattr(AsyncTaker, "receive", received)
 
     async def main() -> None:
         waiting = asyncio.create_task(queue.take_async(wait=30))
@@ -114,7 +114,7 @@ def test_an_interrupt_is_not_replaced_by_the_failure_of_giving_back(
     def away(*given: object, **options: object) -> None:
         raise StorageError("the server does not answer", retryable=True)
 
-    monkeypatch.setattr(queue, "_change", away)
+    monkeypatch.setattr(queue._backend, "_call", away)
     with pytest.raises(KeyboardInterrupt), delivery:
         raise KeyboardInterrupt
 

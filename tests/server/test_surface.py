@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.remote.journal import RemoteJournal
 from penstock.surface import arguments
 from server.serving import Served
+from waiting import eventually
 
 
 @pytest.fixture
@@ -71,15 +72,20 @@ def test_what_a_server_does_not_offer_is_refused_with_a_sentence(remote: penstoc
         getattr(held, name)(*ARGUMENTS[name])
 
 
-def test_a_worker_over_http_refuses_what_it_would_ignore(remote: penstock.Journal) -> None:
+def test_a_worker_over_http_takes_ahead_and_has_middleware(remote: penstock.Journal) -> None:
+    class Seen(penstock.Middleware):
+        def after(self, delivery: penstock.Delivery, result: object) -> None:
+            seen.append(result)
+
+    seen: list[object] = []
     queue = remote.queue("emails")
-    with pytest.raises(ConfigError, match="one message at a time"):
-        queue.worker(print, ahead=3)
-    with pytest.raises(ConfigError, match="wrap the handler"):
-        queue.worker(print, middleware=[penstock.Middleware()])
+    queue.push_many(range(5))
+    with queue.worker(lambda delivery: delivery.payload, ahead=3, middleware=[Seen()]):
+        eventually(lambda: len(seen) == 5)
+    assert seen == [0, 1, 2, 3, 4] and len(queue) == 0
 
 
-@pytest.mark.parametrize("surface", [penstock.Journal, penstock.Topic, penstock.Queue, penstock.Delivery])
+@pytest.mark.parametrize("surface", [penstock.Journal, penstock.Topic])
 def test_both_homes_take_the_arguments_of_the_surface(surface: type, journal: penstock.Journal) -> None:
     homes = [home for home in concrete(surface) if home.__module__.startswith("penstock.")]
     assert len(homes) == 2

@@ -15,10 +15,12 @@ from penstock.events import Event
 from penstock.journal.core import JournalCore
 from penstock.journal.description import Description, Pressure
 from penstock.journal.upkeep.dropping import DropReport
+from penstock.local.backend import LocalBackend
 from penstock.local.topic import LocalTopic
 from penstock.names import check_name
 from penstock.queue.registry import QueueRegistry
 from penstock.surface.journal import Journal
+from penstock.surface.queue import Queue, named
 
 if TYPE_CHECKING:
     from penstock.entity.copying.exporting import ExportReport
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from penstock.journal.moving import CopyReport
     from penstock.local.transaction import Transaction
     from penstock.observe.sample import Sample
-    from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import PolicyArguments
+    from penstock.surface.worker import Worker
 
 # What few programs call is imported when it is called: a command line starts a good deal sooner without it.
 
@@ -36,13 +38,16 @@ if TYPE_CHECKING:
 class LocalJournal(Journal):
     """A journal in this process."""
 
+    _backend: LocalBackend
+
     def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
         self._core = JournalCore(self, engine, clock=clock, capacity=capacity, pressure=pressure)
         self.clock = self._core.clock
         self._engine = engine
         self._writer = self._core.writer
         self._entities = EntityRegistry(self._core)
-        self._registry = QueueRegistry(self._core)
+        self._registry = QueueRegistry(self._core, lambda queue: Queue(self, queue))
+        self._backend = LocalBackend(self._core, self._registry)
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -67,9 +72,12 @@ class LocalJournal(Journal):
         self._entities.states.clear()
         return report
 
-    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> LocalQueue:
+    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:
         self._core.check_open()
-        return self._registry.queue(name, policy, create=create)
+        return self._registry.queue(name, named(policy), create=create).handle
+
+    def _add_worker(self, worker: Worker) -> None:
+        self._core.workers.add(worker)
 
     def queues(self) -> list[str]:
         return self._registry.names()

@@ -13,14 +13,14 @@ from penstock.journal.log import TopicLog
 from penstock.journal.transaction import HeldWriter
 from penstock.names import check_consumer, check_name, check_position, is_whole
 from penstock.queue.transaction import QueueChanges
-from penstock.surface.failure import failure_text
+from penstock.surface.delivery import Delivery
+from penstock.surface.failure import check_nack, failure_text
+from penstock.surface.queue import Queue
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
     from penstock.surface.arguments import DraftArguments, PushArguments
-    from penstock.surface.delivery import Delivery
-    from penstock.surface.queue import Queue
 
 
 class Transaction:
@@ -104,17 +104,17 @@ class Transaction:
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, queue: Queue | str, payload: object, **options: Unpack[PushArguments]) -> Receipt:
         """Pushes a message; no consumer is woken or sees it before the transaction commits."""
-        return self._queues.push(queue, payload, options)
+        return self._queues.push(self._queue(queue), payload, options)
 
     def push_many(
         self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
     ) -> list[Receipt]:
         """Pushes several messages at consecutive positions."""
-        return self._queues.push_many(queue, payloads, options)
+        return self._queues.push_many(self._queue(queue), payloads, options)
 
     def ack(self, delivery: Delivery) -> None:
         """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
-        self._queues.ack(delivery)
+        self._queues.ack(self._of(delivery), delivery)
 
     def nack(
         self,
@@ -125,6 +125,20 @@ class Transaction:
         dead: bool = False,
     ) -> None:
         """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
-        from penstock.surface.failure import check_nack
+        self._queues.nack(self._of(delivery), delivery, check_nack(delay, failure_text(error), dead))
 
-        self._queues.nack(delivery, check_nack(delay, failure_text(error), dead))
+    def _queue(self, queue: Queue | str) -> str:
+        """The name of a queue of this journal."""
+        if isinstance(queue, str):
+            return queue
+        if not isinstance(queue, Queue):
+            raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
+        if queue.journal is not self._journal:
+            raise ConfigError(f"queue {queue.name!r} belongs to another journal")
+        return queue.name
+
+    def _of(self, delivery: Delivery) -> str:
+        """The queue of a delivery of this journal."""
+        if not isinstance(delivery, Delivery):
+            raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
+        return self._queue(delivery.queue)

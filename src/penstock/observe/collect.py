@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot
     from penstock.local.journal import LocalJournal
     from penstock.queue.policy import QueuePolicy
-    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 COUNTED_LETTERS = 10_000
 """Letters of a dead-letter queue that several queues share whose origin is looked up."""
@@ -106,7 +106,7 @@ def _sample_queues(
             queue = journal.queue(name, create=False)
             policy = queue.policy
             try:
-                found[name] = _sample_queue(queue, policy, topics.get(name))
+                found[name] = _sample_queue(journal, queue, policy, topics.get(name))
             except Corrupt as error:
                 unreadable[name] = str(error)
                 continue
@@ -125,7 +125,9 @@ def _sample_queues(
     return found
 
 
-def _sample_queue(queue: LocalQueue, policy: QueuePolicy, topic: TopicSample | None) -> list[QueueSample]:
+def _sample_queue(
+    journal: LocalJournal, queue: Queue, policy: QueuePolicy, topic: TopicSample | None
+) -> list[QueueSample]:
     """Every group of a queue."""
     found = []
     for group in (queue.groups() or ["default"]) if policy.mode == "fanout" else ["default"]:
@@ -134,7 +136,7 @@ def _sample_queue(queue: LocalQueue, policy: QueuePolicy, topic: TopicSample | N
             queue.name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age
         )
         one.ttl = policy.ttl
-        one.settle_times = settle_times(queue, group)
+        one.settle_times = settle_times(journal._backend.queue(queue.name), group)
         one.paused = stats.paused
         if topic is not None:
             unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.documents.events import base64_json, decode_binary
 from penstock.journal.commit.catalog import Settings
+from penstock.journal.storage.payload import encode_payload, is_binary
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.retry import Retry
 
@@ -72,3 +74,18 @@ def policy_fields(changes: dict[str, Any]) -> PolicyFields:
     if isinstance(changes.get("retry"), Retry):
         changes = {**changes, "retry": RetryFields(**msgspec.structs.asdict(changes["retry"]))}
     return PolicyFields(**changes)
+
+
+def payload_fields(payload: object) -> dict[str, Any]:
+    """A payload as a request says it."""
+    encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as an append would
+    if is_binary(payload):
+        return {"payload": base64_json(encoded), "binary": True}
+    return {"payload": msgspec.Raw(encoded)}
+
+
+def payload_of(payload: object, binary: bool) -> object:
+    """The payload that a request says."""
+    if isinstance(payload, msgspec.Raw):
+        payload = msgspec.json.decode(payload)
+    return decode_binary(payload) if binary else payload

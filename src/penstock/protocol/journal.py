@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
+from penstock.documents.events import DraftDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, QueueFull
+from penstock.events import Event
 from penstock.observe.sample import Sample
 from penstock.protocol.operation import SSE, Operation, Role
+
+E = TypeVar("E")
+"""An event: an `Event` here, a document on the wire."""
 
 
 class PressureDocument(msgspec.Struct):
@@ -68,8 +72,8 @@ class Receipts(msgspec.Struct):
     receipts: list[ReceiptDocument]
 
 
-class EventList(msgspec.Struct):
-    events: list[EventDocument]
+class EventList(msgspec.Struct, Generic[E]):
+    events: list[E]
 
 
 DESCRIBE_JOURNAL = Operation(
@@ -116,7 +120,7 @@ READ_CORRELATED = Operation(
     "/correlated/{correlation}",
     "Every event of a correlation, of all topics, in the order they were recorded",
     role="read",
-    answer=EventList,
+    answer=EventList[Event],
 )
 READ_ANCESTORS = Operation(
     "read_ancestors",
@@ -124,7 +128,7 @@ READ_ANCESTORS = Operation(
     "/ancestors/{event}",
     "The event with an id, then its cause, its cause's cause, … in whichever topics they are",
     role="read",
-    answer=EventList,
+    answer=EventList[Event],
 )
 READ_EFFECTS = Operation(
     "read_effects",
@@ -132,7 +136,7 @@ READ_EFFECTS = Operation(
     "/effects/{event}",
     "What the event with an id caused directly, in whichever topics that is",
     role="read",
-    answer=EventList,
+    answer=EventList[Event],
 )
 
 OPERATIONS: tuple[Operation[object], ...] = (

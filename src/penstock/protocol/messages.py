@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import QueueFull, UnknownQueue
+from penstock.events import Event
+from penstock.observe.sample import FailedMessage
 from penstock.protocol.journal import EventList, Receipts
-from penstock.protocol.operation import Operation
+from penstock.protocol.operation import WRITTEN, Operation
 from penstock.protocol.queues import QUEUE, GroupQuery
 from penstock.protocol.topics import After, Count, Limit
-from penstock.queue.inspect import ListedMessage, MessageState
+from penstock.queue.inspect import ListedMessage, MessageState, QueueMessage
 from penstock.surface.failure import Attempt
+
+M = TypeVar("M")
+"""A message, or one that was given up: a value here, a document on the wire."""
 
 
 class MessageQuery(msgspec.Struct, omit_defaults=True):
@@ -64,10 +69,10 @@ class MessageDocument(ListedMessage[EventDocument], frozen=True):
     """A message that is not settled, as one group has it."""
 
 
-class MessagePage(msgspec.Struct):
+class MessagePage(msgspec.Struct, Generic[M]):
     """Some messages; ask again with after=… set to `next`, which is null at the end."""
 
-    messages: list[MessageDocument]
+    messages: list[M]
     next: int | None = None
 
 
@@ -85,13 +90,17 @@ class FailureDocument(msgspec.Struct):
     """The newest ten, the oldest of them first."""
 
 
-class FailedList(msgspec.Struct):
-    failed: list[FailureDocument]
+WRITTEN[QueueMessage] = MessageDocument
+WRITTEN[FailedMessage] = FailureDocument
+
+
+class FailedList(msgspec.Struct, Generic[M]):
+    failed: list[M]
     next: int | None = None
 
 
-class DeadLetterList(msgspec.Struct):
-    dead: list[FailureDocument]
+class DeadLetterList(msgspec.Struct, Generic[M]):
+    dead: list[M]
     next: str | None = None
 
 
@@ -102,7 +111,7 @@ LIST_MESSAGES = Operation(
     "Everything not settled, with its state, in order of position, a page at a time",
     role="read",
     query=MessageQuery,
-    answer=MessagePage,
+    answer=MessagePage[QueueMessage],
     errors=(UnknownQueue,),
 )
 PUSH_MESSAGES = Operation(
@@ -123,7 +132,7 @@ READ_MESSAGE = Operation(
     QUEUE + "/messages/{seq}",
     "One message, without taking it",
     role="read",
-    answer=EventDocument,
+    answer=Event,
     errors=(UnknownQueue,),
     missing="UnknownEvent",
 )
@@ -134,7 +143,7 @@ PEEK_MESSAGES = Operation(
     "What would be taken next",
     role="read",
     query=PeekQuery,
-    answer=EventList,
+    answer=EventList[Event],
     errors=(UnknownQueue,),
 )
 LIST_FAILED = Operation(
@@ -144,7 +153,7 @@ LIST_FAILED = Operation(
     "Messages given up, with the reason",
     role="read",
     query=FailedQuery,
-    answer=FailedList,
+    answer=FailedList[FailedMessage],
     errors=(UnknownQueue,),
 )
 LIST_DEAD_LETTERS = Operation(
@@ -154,7 +163,7 @@ LIST_DEAD_LETTERS = Operation(
     "Dead letters, with the reason",
     role="read",
     query=DeadLetterQuery,
-    answer=DeadLetterList,
+    answer=DeadLetterList[FailedMessage],
     errors=(UnknownQueue,),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import msgspec
@@ -28,7 +29,7 @@ def document() -> bytes:
     paths: dict[str, dict[str, object]] = {}
     for one in OPERATIONS:
         paths.setdefault(PREFIX + one.path, {})[one.method.lower()] = _described(one, by_kind)
-    return msgspec.json.encode(
+    written = msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {
@@ -46,16 +47,18 @@ def document() -> bytes:
             "security": [{"token": []}, {}],
         }
     )
+    # A page of documents is named after the page: MessagePage, not MessagePage_MessageDocument_.
+    return re.sub(rb"(\w+?)(?:_\w+Document_\b|\[\w+Document\])", rb"\1", written)
 
 
 def _kinds(one: Operation[object]) -> list[object]:
     """Everything that an operation sends or receives as JSON."""
     body = one.body if one.takes == JSON else None
-    return [kind for kind in (body, one.answer, *one.also) if kind not in (None, bytes)]
+    return [kind for kind in (body, one.wire_answer, *one.also) if kind not in (None, bytes)]
 
 
 def _described(one: Operation[object], by_kind: dict[str, _Json]) -> _Json:
-    answers = [by_kind[str(kind)] for kind in (*one.also, one.answer) if kind is not bytes]
+    answers = [by_kind[str(kind)] for kind in (*one.also, one.wire_answer) if kind is not bytes]
     answer = {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}} if answers else {}
     described: _Json = {
         "operationId": one.name,

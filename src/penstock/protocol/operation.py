@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from urllib.parse import quote, urlencode
 
 import msgspec
 
+from penstock.documents.events import EventDocument
 from penstock.errors import PenstockError
+from penstock.events import Event
 
 A = TypeVar("A", covariant=True)
 
@@ -28,6 +30,9 @@ PROBLEM = "application/problem+json"
 
 STAGED = "application/vnd.penstock.staged"
 """Blocks of new events on their way to a journal: msgpack of [topic, block] pairs."""
+
+PAGE_BYTES = 8 << 20
+"""Payload bytes after which a page of an answer, or a take over HTTP, ends early."""
 
 PREFIX = "/v1"
 """Where the operations are, below the server's address."""
@@ -66,6 +71,7 @@ class Operation(Generic[A]):
         self.role: Role | None = role
         """What a token must be allowed; None: no token is asked for."""
         self.answer = answer
+        """What an implementation gives, and a client gets back; `wire_answer` is how that is written."""
         self.query = query
         self.body = body
         """What the request's JSON decodes to; bytes for another media type; None: it has no body."""
@@ -81,6 +87,8 @@ class Operation(Generic[A]):
         """The problem that says there is no such thing, for operations whose client then answers None."""
         self.on_system = on_system or role in (None, "read")
         """Whether it may name a topic of penstock's own; what changes something may not, unless it says so here."""
+        self.paged = query is not None and "limit" in query.__struct_fields__
+        """Whether a page is asked for: a server bounds its `limit`, and has a usual one."""
         self._pieces = path.split("/")
 
     def __repr__(self) -> str:
@@ -98,12 +106,40 @@ class Operation(Generic[A]):
         return f"{PREFIX}{path}{_query_string(query)}"
 
     @cached_property
-    def answer_decoder(self) -> msgspec.json.Decoder[A]:
-        return msgspec.json.Decoder(self.answer)
+    def wire_answer(self) -> Any:
+        """The answer as it is written: documents in the place of events."""
+        return _written(self.answer)
+
+    @cached_property
+    def answer_decoder(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(self.wire_answer)
 
     @cached_property
     def body_decoder(self) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(self.body)
+
+
+WRITTEN: dict[type, Any] = {Event: EventDocument}
+"""Values that are written as documents; modules that declare answers with further ones add them."""
+
+
+def _written(answer: Any) -> Any:
+    if get_origin(answer) is not None:
+        return get_origin(answer)[tuple(map(_written, get_args(answer)))]
+    return WRITTEN.get(answer, answer)
+
+
+def converted(answer: Any, conversions: dict[type, Callable[[Any], object]]) -> Any:
+    """An answer with what it holds, itself or in its lists, converted by type: values to documents, or back."""
+    convert = conversions.get(type(answer))
+    if convert is not None:
+        return convert(answer)
+    if isinstance(answer, msgspec.Struct):
+        for name in answer.__struct_fields__:
+            found = getattr(answer, name)
+            if isinstance(found, list) and found and (convert := conversions.get(type(found[0]))) is not None:
+                setattr(answer, name, list(map(convert, found)))
+    return answer
 
 
 def _query_string(query: msgspec.Struct | None) -> str:

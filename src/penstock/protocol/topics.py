@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.documents.cloudevents import BATCH, BINARY, STRUCTURED
-from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
+from penstock.documents.events import DraftDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, PositionTrimmed, TopicInUse, UnknownTopic
+from penstock.events import Event
 from penstock.journal.commit.catalog import Settings
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.journal.upkeep.dropping import DropReport
 from penstock.limits import MAX_POSITION
 from penstock.protocol.fields import SettingsFields
-from penstock.protocol.journal import Receipts
+from penstock.protocol.journal import E, Receipts
 from penstock.protocol.operation import ARROW, JSON, LINES, SSE, Operation
 
 Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
@@ -73,10 +74,10 @@ class TopicDocument(msgspec.Struct):
     settings: Settings
 
 
-class EventPage(msgspec.Struct):
+class EventPage(msgspec.Struct, Generic[E]):
     """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end."""
 
-    events: list[EventDocument]
+    events: list[E]
     next: int | None
     latest: int
 
@@ -158,7 +159,7 @@ READ_EVENTS = Operation(
     "Events after a position: a page of JSON or CloudEvents, a stream of lines, or Arrow record batches",
     role="read",
     query=ReadQuery,
-    answer=EventPage,
+    answer=EventPage[Event],
     media=(JSON, LINES, ARROW, BATCH),
     errors=(PositionTrimmed,),
 )
@@ -181,7 +182,7 @@ READ_EVENT = Operation(
     _TOPIC + "/events/{event}",
     "One event by its position or its id",
     role="read",
-    answer=EventDocument,
+    answer=Event,
     media=(JSON, STRUCTURED, BINARY),
     missing="UnknownEvent",
 )
@@ -192,7 +193,7 @@ FOLLOW_TOPIC = Operation(
     "Follows a topic; resumes after Last-Event-ID",
     role="read",
     query=LiveQuery,
-    answer=EventDocument,
+    answer=Event,
     media=(SSE,),
     errors=(PositionTrimmed,),
 )

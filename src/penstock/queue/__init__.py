@@ -5,10 +5,8 @@ A queue is a topic plus delivery state per group. Pushing writes only the event.
 wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
 and in none of these is settled: settling is forgetting.
 
-    queue, delivery     `penstock.Queue` and `penstock.Delivery` in this process
-    pushing, settling   the parts of a queue: what a push does, what becomes of deliveries
+    queue, delivery     what a `penstock.Queue` of this process stands on: pushes, takes, settling; its leases
     policy, retry       a queue's policy, as values
-    batches             what a push appends
     registry            a journal's queues: handles, cached states, threads
     inspect             what a queue holds, without taking it
     letters             what a dead letter's headers say

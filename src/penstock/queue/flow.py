@@ -21,10 +21,11 @@ from penstock.queue.state import keys
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.queue.delivery import LocalDelivery
+    from penstock.queue.delivery import LeaseHandle
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.state.cache import QueueState
     from penstock.queue.state.group import Group
+    from penstock.surface.delivery import Delivery
 
 # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 MOST = 1_000_000_000
@@ -321,11 +322,14 @@ class Limiter:
             self.next_ms = self._window.next_ms(self._rate, self._now)
         return min(asked, room)
 
-    def taken(self, deliveries: list[LocalDelivery]) -> None:
+    def taken(self, deliveries: list[Delivery]) -> None:
         """Counts messages that were taken."""
         count = len(deliveries)
         if self._breaker is not None and self._breaker.open_until and count:
-            self._breaker.probe, self._breaker.probe_lease = deliveries[0].event.seq, deliveries[0]._hold.number
+            hold = deliveries[0]._hold
+            if TYPE_CHECKING:
+                assert isinstance(hold, LeaseHandle)
+            self._breaker.probe, self._breaker.probe_lease = deliveries[0].event.seq, hold.number
             save_breaker(self._commit, self._group, self._breaker)
         if self._rate is not None and count:
             self._window.note(self._rate, self._now, count)

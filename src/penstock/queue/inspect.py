@@ -24,7 +24,7 @@ from penstock.journal.commit.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
-from penstock.queue.delivery import LeaseHandle, LocalDelivery
+from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import BreakerState, breaker_state
 from penstock.queue.letters import DeadLetterCursor, letter, origin
 from penstock.queue.operations.settle import stale
@@ -43,6 +43,7 @@ from penstock.queue.state.records import (
     read_special,
 )  # fmt: skip
 from penstock.queue.token import fits, make_token, read_token
+from penstock.surface.delivery import Delivery
 from penstock.surface.failure import Attempt
 
 if TYPE_CHECKING:
@@ -456,7 +457,7 @@ def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
     return found
 
 
-def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
+def find_delivery(queue: LocalQueue, token: str) -> Delivery:
     """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
     address = read_token(token)
     if address is None:
@@ -473,7 +474,7 @@ def find_delivery(queue: LocalQueue, token: str) -> LocalDelivery:
         if event is None:
             raise stale(token, queue.name)
         hold = LeaseHandle(queue, lease.label, lease.consumer).under(group, address.number, lease)
-        return LocalDelivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
+        return Delivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
 def group_names(state: QueueState) -> list[str]:
@@ -588,7 +589,7 @@ def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> It
     """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. What
     lies before a cursor costs nothing."""
     registry = queue._registry
-    target = queue.policy.dead_letter
+    target = queue.policy().dead_letter
     cursor = after or DeadLetterCursor("", 0)
     own = cursor.queue == queue.name != target
     if target is not None and not own and target in registry.names():
@@ -604,7 +605,7 @@ def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> It
 
 def _receives_dead(queue: LocalQueue) -> bool:
     """Whether dead letters come, or came, to a queue: some queue's policy names it, or it begins with one."""
-    if any(origin(event) is not None for event in queue.peek(1)):
+    if any(origin(event) is not None for event in peek(queue, 1, "default")):
         return True
     registry = queue._registry
     records = (registry.record(name) for name in registry.names())

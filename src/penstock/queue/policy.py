@@ -14,7 +14,6 @@ from penstock.errors import ConfigError, PolicyMismatch
 from penstock.names import check_limit, check_name, check_whole, is_number, refuse_system
 from penstock.queue.flow import check_flow, check_flow_together
 from penstock.queue.retry import Retry
-from penstock.surface.queue import Queue
 
 Mode = Literal["work", "fanout"]
 
@@ -126,8 +125,8 @@ def check_attempts(value: Any) -> int:
     return int(value)
 
 
-def _dead_letter(target: str | Queue, queue: str) -> str:
-    name = check_name(target.name if isinstance(target, Queue) else target, "queue")
+def _dead_letter(target: str, queue: str) -> str:
+    name = check_name(target, "queue")
     if name == queue:
         raise ConfigError(f"queue {queue!r} cannot be its own dead-letter queue: name another one")
     return refuse_system(name)

@@ -1,52 +1,58 @@
-"""Queue: what users push to, take from, look into and repair."""
+"""A queue of a journal in this process: what pushes, takes and settles do, each in one commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from sys import modules
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from penstock.clock import Seconds, seconds
-from penstock.documents.conditions import EventChoice, predicate
-from penstock.errors import ConfigError
-from penstock.events import Event, Receipt
+import msgspec
+
+from penstock.clock import Seconds, to_ms
+from penstock.documents.decoding import nearest
+from penstock.errors import Closed, ConfigError, PenstockError
+from penstock.events import Draft, Receipt
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare_one
 from penstock.journal.commit.request import WriteRequest
-from penstock.limits import MESSAGES_LISTED
-from penstock.names import check_consumer, check_limit, check_position
-from penstock.observe.sample import FailedMessage
+from penstock.journal.log import TopicLog
+from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.journal.storage.wire import Columns
+from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
+from penstock.names import check_kind
+from penstock.observe.logs import Log
 from penstock.observe.spans import sending
-from penstock.queue import inspect
-from penstock.queue.delivery import LocalDelivery
-from penstock.queue.inspect import MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
+from penstock.queue import inspect, metrics
+from penstock.queue.delivery import LeaseHandle, extend_in, held_or_stale, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations import groups, repair
 from penstock.queue.operations.groups import Pause
-from penstock.queue.operations.repair import Redriven
+from penstock.queue.operations.push import push
+from penstock.queue.operations.settle import HeldMessage, ack, ack_mask, find_held
 from penstock.queue.operations.take import Request
-from penstock.queue.policy import QueuePolicy, checked, duration_ms
-from penstock.queue.pushing import Pushing
-from penstock.queue.results.reply import with_reply
-from penstock.queue.results.ticket import ResultTicket
-from penstock.queue.run import schedule
-from penstock.queue.run.middleware import Middleware
-from penstock.queue.run.schedule import Schedule
+from penstock.queue.options import DeliveryOptions, read_delivery_options
+from penstock.queue.policy import QueuePolicy
+from penstock.queue.results.reply import NOTHING, StoredResult, answer_of
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
-from penstock.queue.run.worker import QueueWorker
-from penstock.queue.settling import Settling
-from penstock.surface.delivery import Delivery
-from penstock.surface.queue import DEFAULT_GROUP, Queue
+from penstock.queue.state.cache import QueueState, forget_presence
+from penstock.queue.token import fits, read_token
+from penstock.schema import DECLARED, brings_kind, schema_of_type
+from penstock.surface.delivery import Delivery, Outcome
+from penstock.surface.failure import NackOptions
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.queue.registry import QueueRegistry
-    from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
 
 T = TypeVar("T")
 
+log = Log("penstock.queue")
 
-class LocalQueue(Queue):
-    """A queue of a journal in this process; `Queue` says what each method does."""
+
+class LocalQueue:
+    """What a `Queue` of a journal in this process stands on."""
 
     def __init__(self, registry: QueueRegistry, name: str) -> None:
         core = self._core = registry.core
@@ -55,335 +61,370 @@ class LocalQueue(Queue):
         self._registry = registry
         self._cache = registry.cache
         self._writer = core.writer
+        self._log = TopicLog(core, name)
         self._signal = core.hub.signal(name)
         self._counters = QueueCounters(name)
-        self._pushing = Pushing(registry, name, self._counters)
-        self._settling = Settling(registry, name, self._counters)
+        self.handle = registry.make_handle(self)
 
-    def _change(self, apply: Callable[..., T], *args: object) -> T:
+    def change(self, apply: Callable[..., T], *args: object) -> T:
         """Does something to the queue's state in a commit of its own."""
         return self._writer.run(WriteRequest(lambda commit: apply(commit, self._cache.state(commit, self.name), *args)))
 
-    @property
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def policy(self) -> QueuePolicy:
-        """How the queue delivers, as stored."""
         return self._registry.policy(self.name)
 
+    def length(self) -> int:
+        return inspect.length(self)
+
+    def groups(self) -> list[str]:
+        return inspect.groups(self)
+
+    def pauses(self) -> list[Pause]:
+        with inspect.inspecting(self) as (_, state):
+            return groups.pauses(state.record)
+
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @overload
-    def push(self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
-
-    @overload
-    def push(self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
-
     def push(
         self,
         payload: object,
-        *,
-        kind: str = "message",
-        key: str | None = None,
-        priority: int | Literal["front"] = 0,
-        delay: Seconds = 0,
-        not_before: datetime | None = None,
-        dedup: str | None = None,
-        max_attempts: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        cause: object = None,
-        reply: bool = False,
-    ) -> Receipt | ResultTicket:
-        """Adds a message and returns when it is durable; `reply`: a ticket for what a worker's handler returns."""
-        token = None
-        if reply:
-            headers, token = with_reply(self.name, headers)
+        kind: str,
+        key: str | None,
+        priority: int | Literal["front"],
+        delay: Seconds,
+        not_before: datetime | None,
+        dedup: str | None,
+        max_attempts: int | None,
+        headers: Mapping[str, str] | None,
+        cause: object,
+    ) -> Receipt:
         span = sending(self.name, "push", None, headers) if "opentelemetry.trace" in modules else None
         try:
-            batch, delivery = self._pushing.prepare(
+            batch, delivery = self.prepare(
                 payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
             )
-            receipts = self._writer.run(WriteRequest(self._pushing.push_in, batch.size, (batch, delivery)))
+            receipts = self._writer.run(WriteRequest(self.push_in, batch.size, (batch, delivery)))
         finally:
             if span is not None:
                 span.end()
         self._counters.pushed.inc()
-        return receipts[0] if token is None else ResultTicket(self, receipts[0], token)
+        return receipts[0]
 
-    def submit(self, payload: object, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
-        """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
-        return self._pushing.submit(payload, options)
+    def submit(self, payload: object, options: Mapping[str, object]) -> Ticket[Receipt]:
+        batch, delivery = self.prepare_with(payload, options)
+        self._counters.pushed.inc()
+        return self._writer.submit(WriteRequest(lambda commit: self.push_in(commit, batch, delivery)[0], batch.size))
 
-    def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
-        """Adds messages at consecutive positions, all or nothing; a Draft brings what is its own."""
-        return self._pushing.push_many(list(payloads), options)
+    def push_many(self, payloads: list[object], options: Mapping[str, object]) -> list[Receipt]:
+        span = sending(self.name, "push", len(payloads)) if "opentelemetry.trace" in modules else None
+        try:
+            batch, delivery = self.prepare_many(payloads, options)
+            receipts = self._writer.run(WriteRequest(self.push_in, batch.size, (batch, delivery)))
+        finally:
+            if span is not None:
+                span.end()
+        self._counters.pushed.inc(len(receipts))
+        return receipts
+
+    def push_in(self, commit: Commit, batch: PreparedBatch, delivery: DeliveryOptions | None) -> list[Receipt]:
+        """Pushes inside a commit."""
+        return push(commit, self._cache.state(commit, self.name), batch, delivery)
+
+    def prepare_with(
+        self, payload: object, options: Mapping[str, object], find_cause: FindCause | None = None
+    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
+        return self.prepare(payload, **_push_options(options), find_cause=find_cause)
+
+    def prepare(
+        self,
+        payload: object,
+        kind: Any,
+        key: str | None,
+        priority: int | Literal["front"],
+        delay: Seconds,
+        not_before: datetime | None,
+        dedup: str | None,
+        max_attempts: int | None,
+        headers: Mapping[str, str] | None,
+        cause: object,
+        find_cause: FindCause | None = None,
+    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
+        if payload.__class__ in DECLARED and brings_kind(payload, kind):
+            kind, payload = payload, None
+        delivery = None
+        if (
+            priority
+            or priority.__class__ is not int
+            or delay != 0
+            or not_before is not None
+            or max_attempts is not None
+        ):
+            delivery = read_delivery_options(self._core.clock, key, priority, delay, not_before, max_attempts)
+        if key is None and dedup is None and headers is None and cause is None and not self._core.guards:
+            return prepare_one(kind, payload), delivery
+        fields = draft_fields(key, dedup, headers, cause)
+        return self._log.prepare(kind, payload, fields, find_cause), delivery
+
+    def prepare_many(
+        self, payloads: Iterable[object], options: Mapping[str, object], find_cause: FindCause | None = None
+    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
+        given = _push_options(options)
+        if given["dedup"] is not None:
+            raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
+        kind = given["kind"]
+        if options.keys() <= {"kind"} and not self._core.guards:
+            items = list(payloads)
+            kinds_of = set(map(type, items))
+            if not any(issubclass(one, Draft) or schema_of_type(one) for one in kinds_of):
+                return plain_batch(kind, items), None
+            payloads = items
+        fields = draft_fields(given["key"], None, given["headers"], given["cause"])
+        drafts = [
+            item
+            if isinstance(item, Draft)
+            else Draft(item, **fields)
+            if brings_kind(item, kind)
+            else Draft(kind, item, **fields)
+            for item in payloads
+        ]
+        keyed = next((draft.key for draft in drafts if draft.key is not None), None)
+        delivery = read_delivery_options(
+            self._core.clock,
+            keyed,
+            given["priority"],
+            given["delay"],
+            given["not_before"],
+            given["max_attempts"],
+        )
+        return self._log.prepare_many(drafts, find_cause), delivery
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(
         self,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-    ) -> LocalDelivery | None:
-        """The next message, for this consumer until it is settled or its lease ends; None when there is none."""
-        found = self._take(1, group, consumer, wait, lease, newest)
-        return found[0] if found else None
-
-    def take_many(
-        self,
         limit: int,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-    ) -> list[LocalDelivery]:
-        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
-        if check_limit(limit) is None:
-            raise ConfigError("take_many needs a limit: how many messages you can work on within one lease")
-        return self._take(limit, group, consumer, wait, lease, newest) if limit else []
-
-    async def take_async(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> LocalDelivery | None:
-        """`take` for an event loop."""
-        found = await self.take_many_async(1, wait=wait, **options)
-        return found[0] if found else None
-
-    async def take_many_async(
-        self,
-        limit: int,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-    ) -> list[LocalDelivery]:
-        """`take_many` for an event loop."""
-        if check_limit(limit) is None:
-            raise ConfigError("take_many_async needs a limit: how many messages you can work on within one lease")
-        if not limit:
-            return []
-        request = self._request(limit, group, consumer, lease, newest)
-        found = await take_waiting_async(self, request, seconds(wait, "wait"))
-        self._counters.delivered.inc(len(found))
-        return found
-
-    def _take(
-        self, limit: int, group: str, consumer: str | None, wait: Seconds, lease: Seconds | None, newest: bool
-    ) -> list[LocalDelivery]:
-        request = self._request(limit, group, consumer, lease, newest)
-        found = take_waiting(self, request, seconds(wait, "wait") if wait else 0.0)
+        group: str,
+        consumer: str | None,
+        lease: float | None,
+        newest: bool,
+        wait: float,
+        stopping: threading.Event | None = None,
+        since: datetime | None = None,
+    ) -> list[Delivery]:
+        lease_ms = None if lease is None else round(lease * 1000)
+        request = Request(limit, group, consumer, lease_ms, newest, self._registry.owner)
+        found = take_waiting(self, request, wait, stopping)
         if found:
             self._counters.delivered.inc(len(found))
         return found
 
-    def _request(self, limit: int, group: str, consumer: str | None, lease: Seconds | None, newest: bool) -> Request:
-        if group != DEFAULT_GROUP:
-            check_consumer(group, "group")
-        if consumer is not None:
-            check_consumer(consumer)
-        lease_ms = None if lease is None else duration_ms(lease, "lease")
-        return Request(limit, group, consumer, lease_ms, newest, self._registry.owner)
-
-    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
-        """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held."""
-        return self._settling.ack_many(list(deliveries))
-
-    def delivery(self, token: str) -> LocalDelivery:
-        """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
-        return inspect.find_delivery(self, token)
-
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def get(self, seq: int) -> Event | None:
-        """The message at a position, without taking it; None when it is settled or never was."""
-        return inspect.get(self, check_position(seq, "seq"))
-
-    def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
-        """The messages that would be taken next, without taking them."""
-        check_limit(limit)
-        return inspect.peek(self, limit, check_consumer(group, "group"))
-
-    def __iter__(self) -> Iterator[Event]:
-        """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
-        return inspect.unsettled_events(self)
-
-    def __len__(self) -> int:
-        """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
-        return inspect.length(self)
-
-    def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
-        """How many messages are in which state; costs the same whatever the queue holds."""
-        return inspect.stats(self, check_consumer(group, "group"))
-
-    def pending(self, group: str | None = None) -> list[PendingDelivery]:
-        """Every delivery in flight, of one group or of all."""
-        return inspect.pending(self, None if group is None else check_consumer(group, "group"))
-
-    def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
-        """Messages given up that have no dead-letter queue to go to, in order of position."""
-        return inspect.failed(self, check_consumer(group, "group"))
-
-    def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
-        """The same with the reason each was given up for."""
-        return inspect.failures(self, check_consumer(group, "group"))
-
-    def dead_letters(self) -> Iterator[FailedMessage]:
-        """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
-        return inspect.dead_letters(self)
-
-    def messages(
+    async def take_async(
         self,
-        state: MessageState | None = None,
-        *,
-        group: str | None = None,
-        after: int = 0,
-        limit: int = MESSAGES_LISTED,
-    ) -> list[QueueMessage]:
-        """Messages that are not settled, with their state, attempts, last error, due time, priority and group."""
-        check_limit(limit)
-        name = None if group is None else check_consumer(group, "group")
-        return list(inspect.messages(self, inspect.check_state(state), name, check_position(after, "after"), limit))
-
-    def consumers(self) -> list[QueueConsumer]:
-        """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
-        return inspect.consumers(self)
-
-    # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
-    def claim(
-        self,
-        *,
-        min_idle: Seconds,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        limit: int = 1,
-        lease: Seconds | None = None,
-    ) -> list[LocalDelivery]:
-        """Takes over deliveries whose holders have not extended them for `min_idle`, ended or not."""
-        idle_ms = round(seconds(min_idle, "min_idle") * 1000)
-        if check_limit(limit) is None:
-            raise ConfigError("claim needs a limit: how many messages you can work on within one lease")
-        request = self._request(limit, group, consumer, lease, False)
-        found = repair.claim(self, request, idle_ms) if limit else []
+        limit: int,
+        group: str,
+        consumer: str | None,
+        lease: float | None,
+        newest: bool,
+        wait: float,
+        stopping: threading.Event | None = None,
+        since: datetime | None = None,
+        host: str | None = None,
+    ) -> list[Delivery]:
+        lease_ms = None if lease is None else round(lease * 1000)
+        request = Request(limit, group, consumer, lease_ms, newest, self._registry.owner, host)
+        if host is not None and since is not None:
+            request.since_ms = max(0, to_ms(since, "since"))
+        found = await take_waiting_async(self, request, wait, stopping)
         self._counters.delivered.inc(len(found))
         return found
 
-    def redrive(
-        self,
-        *,
-        to: Queue | None = None,
-        limit: int | None = None,
-        where: EventChoice | None = None,
-        dry_run: bool = False,
-    ) -> Redriven:
-        """Sends dead letters back to the queue they come from (or `to`), and makes failed messages ready again."""
-        check_limit(limit)
-        return repair.redrive(self, None if to is None else self._registry.own(to), limit, predicate(where), dry_run)
+    def claim(
+        self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float
+    ) -> list[Delivery]:
+        lease_ms = None if lease is None else round(lease * 1000)
+        request = Request(limit, group, consumer, lease_ms, False, self._registry.owner)
+        found = repair.claim(self, request, round(min_idle * 1000)) if limit else []
+        self._counters.delivered.inc(len(found))
+        return found
 
-    def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many."""
-        check_limit(limit)
-        return repair.move(self, self._registry.own(to), limit, predicate(where))
+    def delivery(self, token: str) -> Delivery:
+        return inspect.find_delivery(self, token)
 
-    def purge(self) -> int:
-        """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
-        return repair.purge(self)
+    def leave(self, group: str, consumer: str) -> bool:
+        def apply(commit: Commit) -> bool:
+            state = self._cache.find(commit, self.name)
+            return state is not None and forget_presence(commit, state, group, consumer)
 
-    def drop(self) -> int:
-        """Removes the queue with its messages, groups and schedules; returns how many messages that were."""
-        return repair.drop(self)
+        return self._writer.run(WriteRequest(apply, relaxed=True))
 
-    def discard(self, seqs: Iterable[int]) -> int:
-        """Settles messages that are not in flight, by their positions, as if they had been acknowledged."""
-        return repair.discard_many(self, [check_position(seq, "seq") for seq in seqs])
+    def nudge(self) -> None:
+        self._signal.notify()
 
-    def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
-        """Makes delayed messages ready at once, also those that wait for their retry; returns how many did."""
-        wanted = [check_position(seq, "seq") for seq in seqs]
-        return self._change(repair.run_now, wanted, None if group is None else check_consumer(group, "group"))
+    def check_may_wait(self) -> None:
+        self._writer.check_idle_here()
 
-    def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
-        """Changes the policy, all but the mode: a queue keeps the one it was made with."""
-        return self._change(groups.configure, checked(policy, self.name))
+    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ack(self, delivery: Delivery, result: object) -> None:
+        answer = NOTHING if result is None else answer_of(result)
+        self._writer.run(WriteRequest(self.ack_in, 0, (delivery, answer)))
+        self.note_acks(1)
 
-    # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def pause(self, group: str | None = None) -> bool:
-        """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already."""
-        return self._change(groups.pause, None if group is None else check_consumer(group, "group"))
+    async def ack_async(self, delivery: Delivery, result: object) -> None:
+        await self._writer.submit(WriteRequest(self.ack_in, 0, (delivery, answer_of(result))))
+        self.note_acks(1)
 
-    def resume(self, group: str | None = None) -> bool:
-        """Ends a pause: takes that wait wake up. False when there was none."""
-        return self._change(groups.resume, None if group is None else check_consumer(group, "group"))
+    def ack_in(self, commit: Commit, delivery: Delivery, answer: StoredResult = NOTHING) -> None:
+        """Settles a delivery inside a commit."""
+        state = self._cache.state(commit, self.name)
+        ack(commit, state, held_or_stale(commit, state, delivery), answer)
 
-    def pauses(self) -> list[Pause]:
-        """The pauses that have not ended, that of the whole queue first."""
-        with inspect.inspecting(self) as (_, state):
-            return groups.pauses(state.record)
+    def ack_many(self, deliveries: list[Delivery | str]) -> int:
+        if not deliveries:
+            return 0
+        together, tokens = self._by_lease(deliveries)
+        count = self._writer.run(WriteRequest(self._ack_many_in, 0, (together, tokens)))
+        self.note_acks(count)
+        return count
 
-    # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def groups(self) -> list[str]:
-        """The names of the queue's groups, sorted."""
-        return inspect.groups(self)
+    def _by_lease(self, handles: list[Delivery | str]) -> tuple[list[tuple[LeaseHandle, int]], list[str]]:
+        """Deliveries as one bit mask per lease, and the tokens among them."""
+        masks: dict[LeaseHandle, int] = {}
+        tokens: list[str] = []
+        for handle in handles:
+            if isinstance(handle, str):
+                tokens.append(handle)
+            else:
+                hold = handle._hold
+                if TYPE_CHECKING:
+                    assert isinstance(hold, LeaseHandle)
+                masks[hold] = masks.get(hold, 0) | 1 << handle._index
+        return list(masks.items()), tokens
 
-    def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
-        """Registers a group that gets what comes after a position; one that exists already is left as it is."""
-        check_consumer(name, "group")
-        if after != "latest":
-            check_position(after, "after")
-        self._change(groups.add_group, name, after)
+    def _ack_many_in(self, commit: Commit, together: list[tuple[LeaseHandle, int]], tokens: list[str]) -> int:
+        state = self._cache.state(commit, self.name)
+        count = 0
+        for hold, mask in together:
+            group = state.group(commit.tx, hold.group)
+            lease = group.lease(commit.tx, hold.number)
+            if lease is not None and lease.secret == hold.secret:
+                count += ack_mask(commit, state, group, hold.number, lease, mask)
+        for token in tokens:
+            held = self._find(commit, state, token)
+            if held is not None:
+                ack(commit, state, held)
+                count += 1
+        return count
 
-    def remove_group(self, name: str) -> bool:
-        """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
-        return self._change(groups.remove_group, check_consumer(name, "group"))
+    def _find(self, commit: Commit, state: QueueState, token: str) -> HeldMessage | None:
+        address = read_token(token)
+        if address is None or (address.group and address.group not in state.record.groups.values()):
+            return None
+        lease = state.group(commit.tx, address.group).lease(commit.tx, address.number)
+        if lease is None or not fits(state.topic, address, lease.secret):
+            return None
+        return find_held(commit, state, address.group, address.number, address.index, lease.secret)
 
-    # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def worker(
-        self,
-        handler: Callable[[LocalDelivery], object],
-        *,
-        group: str = DEFAULT_GROUP,
-        concurrency: int = 1,
-        consumer: str | None = None,
-        ahead: int | None = None,
-        lease: Seconds | None = None,
-        middleware: Iterable[Middleware] = (),
-    ) -> QueueWorker:
-        """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time."""
-        self._request(1, group, consumer, lease, False)
-        worker = QueueWorker(
-            self,
-            handler,
-            group=group,
-            concurrency=concurrency,
-            consumer=consumer,
-            ahead=ahead,
-            lease=lease,
-            middleware=middleware,
-        )
-        self._core.workers.add(worker)
-        return worker
+    def note_acks(self, count: int) -> None:
+        """Counts what was settled, and lets upkeep know."""
+        self._counters.acked.inc(count)
+        self._registry.upkeep.note(self.name, count)
 
-    def every(
-        self,
-        interval: Seconds | str,
-        payload: object = None,
-        *,
-        name: str,
-        timezone: str = "UTC",
-        missed: Literal["all", "last", "none"] = "all",
-        kind: str = "message",
-        headers: Mapping[str, str] | None = None,
-        key: str | None = None,
-        priority: int = 0,
-    ) -> Schedule:
-        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields ("0 6 * * mon")."""
-        return schedule.add(self, interval, payload, name, timezone, missed, kind, headers, key=key, priority=priority)
+    def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
+        outcome = self.change(nack_in, delivery, options)
+        metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
+        return outcome
 
-    def schedules(self) -> list[Schedule]:
-        """The queue's periodic messages, by name."""
-        return schedule.listed(self)
+    def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
+        lease_ms = None if lease is None else round(lease * 1000)
 
-    def unschedule(self, name: str) -> bool:
-        """Removes a periodic message; False when there is none of that name."""
-        return schedule.remove(self, check_consumer(name, "schedule"))
+        def apply(commit: Commit) -> int:
+            state = self._cache.state(commit, self.name)
+            return extend_in(commit, state, deliveries, lease_ms, patient=patient)
+
+        return self._writer.run(WriteRequest(apply, relaxed=True))
+
+    def release(self, deliveries: list[Delivery]) -> None:
+        """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""
+
+        def apply(commit: Commit) -> None:
+            state = self._cache.find(commit, self.name)
+            if state is not None:
+                release_in(commit, state, deliveries)
+
+        try:
+            self._writer.run(WriteRequest(apply, relaxed=True))
+        except Closed:
+            return
+        except PenstockError as error:
+            log.warning(
+                "%d messages of queue %r could not be given back; their leases will end: %s",
+                len(deliveries),
+                self.name,
+                error,
+            )
+
+
+# ── what a push appends ──────────────────────────────────────────────────────────────────────────────────────────────
+_PUSH_DEFAULTS: dict[str, object] = {
+    "kind": "message",
+    "key": None,
+    "priority": 0,
+    "delay": 0,
+    "not_before": None,
+    "dedup": None,
+    "max_attempts": None,
+    "headers": None,
+    "cause": None,
+}
+
+
+def _push_options(given: Mapping[str, object]) -> dict[str, Any]:
+    options = {**_PUSH_DEFAULTS, **given}
+    if len(options) != len(_PUSH_DEFAULTS):
+        unknown = sorted(set(options) - set(_PUSH_DEFAULTS))[0]
+        raise ConfigError(f"a push has no option {unknown!r}{nearest(unknown, _PUSH_DEFAULTS)}")
+    return options
+
+
+def plain_batch(kind: str, payloads: list[Any]) -> PreparedBatch:
+    """Payloads of one kind with nothing else to them: no drafts on the way."""
+    check_kind(kind)
+    kinds_of = set(map(type, payloads))
+    encoded = _encode_simple(payloads) if kinds_of <= _SIMPLE else None
+    if encoded is None:
+        encoded = list(map(encode_payload, payloads))
+    columns = Columns([kind] * len(encoded), encoded)
+    if any(issubclass(one, bytes | bytearray | memoryview) for one in kinds_of):
+        columns.binary = list(map(is_binary, payloads))
+    size = sum(map(len, encoded))
+    if size > MAX_BATCH_BYTES:
+        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
+    return PreparedBatch(columns, size)
+
+
+_SIMPLE = {str, int, bool}
+_encode_json = msgspec.json.Encoder().encode
+
+
+def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
+    """Values that need no second look once they are JSON; None when one of them needs the long way and its errors."""
+    try:
+        encoded = list(map(_encode_json, payloads))
+    except Exception:
+        return None
+    return encoded if not encoded or max(map(len, encoded)) <= MAX_PAYLOAD_BYTES else None
+
+
+def draft_fields(
+    key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: object
+) -> dict[str, Any]:
+    """The part of a push that goes into the event itself."""
+    fields: dict[str, Any] = {}
+    if key is not None:
+        fields["key"] = key
+    if dedup is not None:
+        fields["dedup"] = dedup
+    if headers is not None:
+        fields["headers"] = headers
+    if cause is not None:
+        fields["cause"] = cause.event if isinstance(cause, Delivery) else cause  # it stands for its message
+    return fields

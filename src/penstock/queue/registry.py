@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.errors import ConfigError
 from penstock.journal.commit.catalog import load_record
 from penstock.journal.commit.commit import Commit
 from penstock.journal.owners import new_owner, retire_owner
@@ -40,8 +39,9 @@ def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
 class QueueRegistry:
     """Everything about queues that one open journal has one of."""
 
-    def __init__(self, core: JournalCore) -> None:
+    def __init__(self, core: JournalCore, make_handle: Callable[[LocalQueue], Queue]) -> None:
         self.core = core
+        self.make_handle = make_handle
         self.cache = QueueCache()
         self.owner = new_owner()
         self.upkeep = QueueUpkeep(core, self.cache)
@@ -77,7 +77,7 @@ class QueueRegistry:
         return sorted(found)
 
     def queue(self, name: str, policy: Mapping[str, object], *, create: bool = True) -> LocalQueue:
-        """The handle of a queue; the queue is made when it is not there."""
+        """A queue; it is made when it is not there."""
         check_name(name, "queue")
         wanted = checked(policy, name)
         record = self.record(name)
@@ -89,7 +89,7 @@ class QueueRegistry:
         return self.handle(name)
 
     def existing(self, name: str) -> LocalQueue:
-        """The handle of a queue that must be there."""
+        """A queue that must be there."""
         record = self.record(check_name(name, "queue"))
         if record is None:
             raise unknown_queue(name, self.names())
@@ -122,7 +122,7 @@ class QueueRegistry:
         return Scheduler(self)
 
     def handle(self, name: str) -> LocalQueue:
-        """The one handle of a queue."""
+        """What the one handle of a queue stands on."""
         from penstock.queue.queue import LocalQueue
 
         with self._lock:
@@ -149,18 +149,6 @@ class QueueRegistry:
             answer_removed(commit, state, state.latest(commit))
         commit.tx.delete(keys.queue_key(topic))
         self.cache.forget_topic(number)
-
-    def own(self, queue: Queue | str) -> LocalQueue:
-        """A handle of this journal, from a handle or a name."""
-        from penstock.queue.queue import LocalQueue
-
-        if isinstance(queue, str):
-            return self.existing(queue)
-        if not isinstance(queue, LocalQueue):
-            raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
-        if queue._registry is not self:
-            raise ConfigError(f"queue {queue.name!r} belongs to another journal")
-        return queue
 
     def _make(self, commit: Commit, name: str, fields: dict[str, object]) -> QueueRecord:
         state = self.cache.find(commit, name)  # another process may have been faster

@@ -163,7 +163,8 @@ class Client:
         if status >= 300:
             raise self._refusal(operation.method, status, data)
         try:
-            return operation.answer_decoder.decode(data)
+            answer: A = operation.answer_decoder.decode(data)
+            return answer
         except _UNDECODED as error:
             raise self._foreign(operation.method, status, data, error) from error
 
@@ -176,7 +177,8 @@ class Client:
                 return None
             raise self._refusal(operation.method, status, data)
         try:
-            return operation.answer_decoder.decode(data)
+            answer: A = operation.answer_decoder.decode(data)
+            return answer
         except _UNDECODED as error:
             raise self._foreign(operation.method, status, data, error) from error
 

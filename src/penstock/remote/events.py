@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -12,7 +11,6 @@ from penstock.clock import to_ms
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.prepare import prepare
-from penstock.journal.storage.payload import encode_payload, is_binary
 
 
 class DocumentRows:
@@ -134,11 +132,3 @@ def draft_document(draft: Draft, topic: str) -> DraftDocument:
         document.cause = cause
     document.topic = topic
     return document
-
-
-def payload_fields(payload: object) -> dict[str, Any]:
-    """A payload as a document says it."""
-    encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as a local append would
-    if is_binary(payload):
-        return {"payload": base64_json(encoded), "binary": True}
-    return {"payload": msgspec.Raw(encoded)}

@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from penstock.clock import Clock, SystemClock
 from penstock.documents.events import DraftDocument
 from penstock.entity.staging.plan import stage
-from penstock.errors import Closed, ReadOnly
+from penstock.errors import Closed
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.description import Description, Pressure
 from penstock.names import check_name
 from penstock.protocol import journal as operations
+from penstock.protocol.fields import policy_fields, policy_of
 from penstock.protocol.journal import JournalDocument
-from penstock.protocol.queues import LIST_QUEUES
+from penstock.protocol.queues import LIST_QUEUES, OPEN_QUEUE, READ_QUEUE
 from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
+from penstock.queue.policy import checked, refuse_mismatch
+from penstock.remote.backend import RemoteBackend
 from penstock.remote.client import Client
-from penstock.remote.events import draft_document, events_of, receipt_of
+from penstock.remote.events import draft_document, receipt_of
 from penstock.remote.local_only import JournalElsewhere
-from penstock.remote.queues.queue import RemoteQueue
+from penstock.remote.queues import RemoteQueue
 from penstock.remote.topic import RemoteTopic
 from penstock.surface.outbox import Outbox
+from penstock.surface.queue import Queue, named
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -47,10 +51,12 @@ class RemoteJournal(JournalElsewhere):
 
     id = ""
     closed = False
+    _backend: RemoteBackend
 
     def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
         self._client = Client(url, token, timeout)
         self._read_only = read_only
+        self._backend = RemoteBackend(self._client, read_only=read_only)
         self.clock: Clock = SystemClock()
         self.closed = False
         self._queues: dict[str, RemoteQueue] = {}
@@ -87,17 +93,22 @@ class RemoteJournal(JournalElsewhere):
         self._queues.pop(name, None)
         return self._client.call(DROP_TOPIC, check_name(name), query=DropTopicQuery(force))
 
-    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> RemoteQueue:
+    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:
         """A queue; it is made on first use, unless `create` is False: then one that is not there is UnknownQueue.
 
         A policy other than the stored one raises PolicyMismatch.
         """
         check_name(name, "queue")
-        handle = self._queues.get(name)
-        if handle is None or policy or not create:
-            handle = RemoteQueue.open(self, name, policy, create=create)
-            handle = self._queues.setdefault(name, handle)
-        return handle
+        known = self._queues.get(name)
+        if known is None or policy or not create:
+            wanted = checked(named(policy), name)
+            if self._read_only or not create:
+                found = self._backend.call(READ_QUEUE, name)
+                refuse_mismatch(name, policy_of(found.policy), wanted)
+            else:
+                self._backend.call(OPEN_QUEUE, name, request=policy_fields(wanted))
+            known = self._queues.setdefault(name, RemoteQueue(self, name))
+        return known.handle
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -110,7 +121,7 @@ class RemoteJournal(JournalElsewhere):
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, causes before their effects."""
-        return events_of(self._client.call(operations.READ_CORRELATED, correlation_id).events)
+        return iter(self._backend.call(operations.READ_CORRELATED, correlation_id).events)
 
     def graph(self, correlation_id: str) -> str:
         """What caused what within a correlation, as a Mermaid flowchart."""
@@ -198,8 +209,10 @@ class RemoteJournal(JournalElsewhere):
         return [receipt_of(document) for document in answer.receipts]
 
     def _check_writable(self) -> None:
-        if self._read_only:
-            raise ReadOnly("this journal was opened with read_only=True")
+        self._backend.check_writable()
+
+    def _add_worker(self, worker: Worker) -> None:
+        self._workers.add(worker)
 
     def _submit(self, work: Callable[[], T]) -> Ticket[T]:
         """Does something in the background; the ticket says how it went."""

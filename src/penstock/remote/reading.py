@@ -20,6 +20,7 @@ from penstock.remote.events import event_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.remote.backend import RemoteBackend
     from penstock.remote.client import Client
 
 PAGE = 1000
@@ -36,17 +37,16 @@ _decode_event = msgspec.json.Decoder(EventDocument).decode
 _decode_failure = msgspec.json.Decoder(_FailureLine).decode
 
 
-def read_pages(client: Client, topic: str, query: ReadQuery) -> Iterator[Event]:
+def read_pages(backend: RemoteBackend, topic: str, query: ReadQuery) -> Iterator[Event]:
     """A page at a time; the newest position of the first page is the end of all."""
     left, reverse, latest = query.limit, query.reverse, 0
     while left is None or left > 0:
         query.limit = PAGE if left is None else min(left, PAGE)
-        page = client.call(operations.READ_EVENTS, topic, query=query)
+        page = backend.call(operations.READ_EVENTS, topic, request=query)
         if page.latest < latest:
             raise PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=latest + 1)
         latest = page.latest
-        for document in page.events:
-            yield event_of(document)
+        yield from page.events
         left = None if left is None else left - len(page.events)
         if page.next is None:
             return

@@ -31,7 +31,7 @@ from penstock.protocol.topics import (
     ReadQuery,
     TopicDocument,
 )
-from penstock.remote.events import draft_documents, event_of, events_of, receipt_of
+from penstock.remote.events import draft_documents, receipt_of
 from penstock.remote.local_only import TopicElsewhere
 from penstock.remote.reading import PAGE, read_batches, read_lines, read_pages
 from penstock.remote.subscription import RemoteSubscription
@@ -157,7 +157,7 @@ class RemoteTopic(TopicElsewhere):
             reverse=reverse,
         )
         if reverse or (limit is not None and limit <= PAGE):
-            return read_pages(self._client, self.name, query)
+            return read_pages(self.journal._backend, self.name, query)
         return read_lines(self._client, self.name, query)
 
     def read_arrow(
@@ -194,8 +194,7 @@ class RemoteTopic(TopicElsewhere):
         return None if parse_id(id) is None else self._one(id)
 
     def _one(self, name: str) -> Event | None:
-        found = self._client.find(operations.READ_EVENT, self.name, name)
-        return None if found is None else event_of(found)
+        return self.journal._backend.find(operations.READ_EVENT, self.name, name)
 
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
@@ -364,13 +363,13 @@ class RemoteTopic(TopicElsewhere):
             yield event
             at = event.causation_id
         if at is not None:
-            yield from events_of(self._client.call(READ_ANCESTORS, at).events)
+            yield from self.journal._backend.call(READ_ANCESTORS, at).events
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         """What an event caused directly, in the order it was recorded."""
         from penstock.entity.causality.walk import id_of
 
-        return events_of(self._client.call(READ_EFFECTS, id_of(event)).events)
+        return iter(self.journal._backend.call(READ_EFFECTS, id_of(event)).events)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""

@@ -19,8 +19,8 @@ from penstock.protocol.operation import Role
 from penstock.server import failures
 from penstock.server.access import Access
 from penstock.server.acts import act_routes
-from penstock.server.api import deliveries, live, messages, queues, reading, topics
 from penstock.server.api import journal as whole_journal
+from penstock.server.api import live, queues, reading, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.bulk import blocks, sealing, states
 from penstock.server.bulk import staging as task_staging
@@ -69,7 +69,7 @@ class Secured:
         await self.app(scope, receive, secured)
 
 
-HANDLERS = (blocks, deliveries, live, messages, queues, reading, sealing, states, task_staging, topics, whole_journal)
+HANDLERS = (blocks, live, queues, reading, sealing, states, task_staging, topics, whole_journal)
 """The modules that serve the table's operations; importing them binds their handlers."""
 
 

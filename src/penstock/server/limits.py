@@ -16,8 +16,6 @@ MOST_TAKEN: Final = 10_000
 """Messages one take may ask for."""
 FIRST_TAKEN: Final = 64
 """Messages a take asks for before it knows how large they are."""
-PAGE_BYTES: Final = 8 << 20
-"""Payload bytes after which a page of a read, or a take, ends early."""
 STREAM_EVENTS: Final = 2_000
 """Events a stream reads at a time; between readings it holds nothing of the store."""
 STREAM_BYTES: Final = 1 << 20

@@ -1,7 +1,8 @@
 """What a program may hold, wherever the journal is: one surface over two homes, this process and a server.
 
-    journal, topic, queue, delivery, subscription, outbox      one abstract class each
-    receiving  one message after the other; worker     what every worker is; failure     a failed attempt in words
+    queue, delivery, receiving, worker      written once, over a `backend`: here or at a server
+    journal, topic, subscription, outbox    one abstract class each
+    failure                                 a failed attempt in words
 
 The classes of a journal in this process (`LocalJournal`, `LocalTopic`, …) and those of a served one (`RemoteJournal`,
 `RemoteTopic`, …) derive from these, and `penstock.Journal`, `penstock.Topic`, … are these: annotate with them, and ask

@@ -1,20 +1,21 @@
-"""What every delivery is, taken in this process or over HTTP: a leased message, which a `with` block settles."""
+"""A delivery: one message in one consumer's hand, until it is settled or its lease ends."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
+import msgspec
+
+from penstock.clock import Seconds, from_ms, seconds
 from penstock.errors import PoisonMessage, StaleDelivery
+from penstock.events import Event
 from penstock.surface.failure import NackOptions, check_nack, failure_text
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from penstock.clock import Seconds
-    from penstock.events import Event
+    from penstock.surface.backend import QueueBackend
     from penstock.surface.queue import Queue
 
 T = TypeVar("T")
@@ -22,8 +23,26 @@ T = TypeVar("T")
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
 """What became of a message whose attempt failed."""
 
+NEVER = (1 << 63) - 1
+"""The deadline, in milliseconds, of a lease that lasts as long as its owner's process."""
 
-class Delivery:
+
+class LeaseHold(Protocol):
+    """What the deliveries of one lease have in common, wherever the lease is kept."""
+
+    label: str
+    consumer: str | None
+    deadline: int
+
+    @property
+    def queue(self) -> QueueBackend:
+        """The queue that it is of."""
+
+    def token(self, index: int) -> str:
+        """The name of the delivery with this index in the lease."""
+
+
+class Delivery(msgspec.Struct, eq=False, weakref=True):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
 
     >>> for delivery in queue.receive(wait=5):
@@ -31,48 +50,42 @@ class Delivery:
     ...         handle(delivery.payload)
     """
 
-    # No ABCMeta: deliveries of a journal in this process are structs, whose metaclass is another.
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-        _settled: bool
-        _outcome: Outcome | None
+    _hold: LeaseHold
+    _index: int
+    event: Event
+    """The message as it was pushed."""
+    attempt: int
+    """How often it has been delivered, this time included."""
+    _deadline: int = 0
+    _settled: bool = False
+    _outcome: Outcome | None = None
 
     # ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────
     @property
-    @abstractmethod
-    def event(self) -> Event:
-        """The message as it was pushed."""
-
-    @property
-    @abstractmethod
-    def attempt(self) -> int:
-        """How often it has been delivered, this time included."""
-
-    @property
-    @abstractmethod
     def token(self) -> str:
         """The delivery's name: 24 characters of a-z and 2-7, new for every delivery."""
+        return self._hold.token(self._index)
 
     @property
-    @abstractmethod
     def group(self) -> str:
         """The group it was taken for."""
+        return self._hold.label
 
     @property
-    @abstractmethod
     def consumer(self) -> str | None:
         """The consumer that took it, if it gave its name."""
+        return self._hold.consumer
 
     @property
-    @abstractmethod
     def queue(self) -> Queue:
         """The queue it was taken from."""
+        return self._hold.queue.handle
 
     @property
-    @abstractmethod
     def deadline(self) -> datetime:
         """When the lease ends; datetime.max for one that lasts as long as this process."""
+        ms = self._deadline or self._hold.deadline
+        return datetime.max.replace(tzinfo=UTC) if ms == NEVER else from_ms(ms)
 
     @property
     def seq(self) -> int:
@@ -113,15 +126,21 @@ class Delivery:
         return self.event.headers
 
     def __repr__(self) -> str:
-        return f"<delivery {self.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
+        return f"<delivery {self._hold.queue.name}#{self.seq} attempt {self.attempt} for {self.group!r}>"
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def ack(self, *, result: object = None) -> None:
         """Settles the message, durably. StaleDelivery when the lease was lost, or the delivery was settled already.
 
-        `result`: what the one who pushed it with `reply=True` is told.
+        `result`: what the one who pushed it with `reply=True` is told; over HTTP, JSON and no bytes.
         """
+        self._hold.queue.ack(self, result)
+        self._settled = True
+
+    async def ack_async(self, *, result: object = None) -> None:
+        """`ack` for an event loop: shares its commit with all that are awaited meanwhile."""
+        await self._hold.queue.ack_async(self, result)
+        self._settled = True
 
     def nack(
         self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
@@ -132,24 +151,6 @@ class Delivery:
         """
         self._nack(check_nack(delay, failure_text(error), dead))
 
-    @abstractmethod
-    def _nack(self, options: NackOptions) -> None:
-        """Gives the message back as checked options say."""
-
-    @abstractmethod
-    def extend(self, lease: Seconds | None = None) -> None:
-        """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
-
-    async def ack_async(self, *, result: object = None) -> None:
-        """`ack` for an event loop."""
-        import asyncio
-
-        await asyncio.to_thread(lambda: self.ack(result=result))
-
     async def nack_async(
         self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:
@@ -157,6 +158,20 @@ class Delivery:
         import asyncio
 
         await asyncio.to_thread(lambda: self.nack(delay=delay, error=error, dead=dead))
+
+    def _nack(self, options: NackOptions) -> None:
+        """Gives the message back as checked options say."""
+        self._outcome = self._hold.queue.nack(self, options)
+        self._settled = True
+
+    def extend(self, lease: Seconds | None = None) -> None:
+        """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
+        self._deadline = self._hold.queue.extend([self], None if lease is None else seconds(lease, "lease"))
+
+    def release(self) -> None:
+        """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
+        self._hold.queue.release([self])
+        self._settled = True
 
     def __enter__(self) -> Self:
         return self

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from penstock.local.transaction import Transaction
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import PolicyArguments
+    from penstock.surface.backend import Backend
     from penstock.surface.outbox import Outbox
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
+    from penstock.surface.worker import Worker
 
 
 class Journal(ABC):
@@ -32,6 +34,8 @@ class Journal(ABC):
     """
 
     clock: Clock
+    _backend: Backend
+    """What the journal's handles stand on."""
 
     @property
     @abstractmethod
@@ -68,6 +72,10 @@ class Journal(ABC):
 
         A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
         """
+
+    @abstractmethod
+    def _add_worker(self, worker: Worker) -> None:
+        """Has a worker stopped when the journal is closed."""
 
     @abstractmethod
     def queues(self) -> list[str]:

@@ -1,50 +1,95 @@
-"""What every queue is, wherever its journal is."""
+"""Queue: what a program pushes to, takes from, looks into and repairs, wherever its journal is."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
+import msgspec
+
+from penstock.clock import Seconds, seconds
+from penstock.documents.conditions import EventChoice, Where, predicate
+from penstock.errors import ConfigError
+from penstock.events import Event, Receipt
 from penstock.limits import MESSAGES_LISTED
+from penstock.names import check_consumer, check_limit, check_position, check_whole
+from penstock.observe.sample import FailedMessage
+from penstock.protocol import deliveries, messages
+from penstock.protocol import queues as operations
+from penstock.protocol.deliveries import PendingQuery
+from penstock.protocol.fields import payload_fields, policy_fields, policy_of
+from penstock.protocol.messages import DeadLetterQuery, FailedQuery, MessageQuery, PeekQuery
+from penstock.protocol.operation import Operation
+from penstock.protocol.queues import (
+    DiscardRequest,
+    GroupQuery,
+    MoveRequest,
+    NewGroup,
+    NewSchedule,
+    PauseRequest,
+    RedriveRequest,
+    RunNowRequest,
+)
+from penstock.queue.inspect import (
+    MessageState,
+    PendingDelivery,
+    QueueConsumer,
+    QueueMessage,
+    QueueStats,
+    check_state,
+)
+from penstock.queue.operations.groups import Pause
+from penstock.queue.operations.repair import Redriven
+from penstock.queue.policy import QueuePolicy, checked
+from penstock.queue.results.reply import with_reply
+from penstock.queue.results.ticket import ResultTicket
+from penstock.queue.run.schedule import Schedule
+from penstock.schema import brings_kind, encode_event
+from penstock.surface.delivery import Delivery
+from penstock.surface.receiving import Receiver
 
 if TYPE_CHECKING:
-    from penstock.clock import Seconds
-    from penstock.documents.conditions import EventChoice
-    from penstock.events import Event, Receipt
-    from penstock.observe.sample import FailedMessage
-    from penstock.queue.inspect import MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
-    from penstock.queue.operations.groups import Pause
-    from penstock.queue.operations.repair import Redriven
-    from penstock.queue.policy import QueuePolicy
-    from penstock.queue.results.ticket import ResultTicket
     from penstock.queue.run.middleware import Middleware
-    from penstock.queue.run.schedule import Schedule
+    from penstock.queue.run.worker import QueueWorker
     from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
-    from penstock.surface.delivery import Delivery
+    from penstock.surface.backend import QueueBackend
     from penstock.surface.journal import Journal
-    from penstock.surface.receiving import Receiver
-    from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
+A = TypeVar("A")
 
 DEFAULT_GROUP = "default"
+FIRST_PAGE, PAGE = 50, 1_000
+"""Messages that a walk over a queue asks for first, and then at a time."""
+LISTED = 10_000
+"""Rows that a list asks for at a time."""
 
 
-class Queue(ABC):
+class Queue:
     """Messages handed out under leases, over the topic of the same name. Thread-safe; get one from `journal.queue`."""
 
-    journal: Journal
-    name: str
+    def __init__(self, journal: Journal, backend: QueueBackend) -> None:
+        self.journal = journal
+        self.name = backend.name
+        self._backend = backend
+
+    def _call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
+        return self.journal._backend.call(operation, self.name, *names, request=request)
+
+    def _sister(self, other: Queue) -> str:
+        """The name of another queue of the same journal."""
+        if not isinstance(other, Queue) or other.journal is not self.journal:
+            raise ConfigError(f"a queue of this journal is needed, not of another journal: {other!r:.80}")
+        return other.name
 
     def __repr__(self) -> str:
         return f"<queue {self.name!r} of {self.journal!r}>"
 
     @property
-    @abstractmethod
     def policy(self) -> QueuePolicy:
         """How the queue delivers, as stored."""
+        return self._backend.policy()
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @overload
@@ -53,7 +98,6 @@ class Queue(ABC):
     @overload
     def push(self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
 
-    @abstractmethod
     def push(
         self,
         payload: object,
@@ -77,17 +121,24 @@ class Queue(ABC):
         window the same key gives the first message's receipt again. `max_attempts`: its own retry budget.
         `reply`: returns a ticket for what a worker's handler returns.
         """
+        token = None
+        if reply:
+            headers, token = with_reply(self.name, headers)
+        receipt = self._backend.push(
+            payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
+        )
+        return receipt if token is None else ResultTicket(self, receipt, token)
 
-    @abstractmethod
     def submit(self, payload: object, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
+        return self._backend.submit(payload, options)
 
-    @abstractmethod
     def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
         """
+        return self._backend.push_many(list(payloads), options)
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver:
@@ -97,11 +148,8 @@ class Queue(ABC):
         The `with` block acknowledges its message, or gives it back with the error that left the block. In a loop, put
         each one in a `with` of its own. `async with` and `async for` do the same. Options are those of `take`.
         """
-        from penstock.surface.receiving import Receiver
-
         return Receiver(self, wait, options)
 
-    @abstractmethod
     def take(
         self,
         *,
@@ -115,8 +163,12 @@ class Queue(ABC):
 
         `wait`: how long to wait for one. `newest`: from the other end.
         """
+        if group != DEFAULT_GROUP or consumer is not None:
+            check_taker(group, consumer)
+        hold = None if lease is None else seconds(lease, "lease")
+        found = self._backend.take(1, group, consumer, hold, newest, seconds(wait, "wait") if wait else 0.0)
+        return found[0] if found else None
 
-    @abstractmethod
     def take_many(
         self,
         limit: int,
@@ -128,8 +180,10 @@ class Queue(ABC):
         newest: bool = False,
     ) -> Sequence[Delivery]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
+        check_taking(limit, group, consumer, "take_many")
+        hold = None if lease is None else seconds(lease, "lease")
+        return self._backend.take(limit, group, consumer, hold, newest, seconds(wait, "wait")) if limit else []
 
-    @abstractmethod
     async def take_async(
         self,
         *,
@@ -140,8 +194,9 @@ class Queue(ABC):
         newest: bool = False,
     ) -> Delivery | None:
         """`take` for an event loop."""
+        found = await self.take_many_async(1, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
+        return found[0] if found else None
 
-    @abstractmethod
     async def take_many_async(
         self,
         limit: int,
@@ -153,60 +208,103 @@ class Queue(ABC):
         newest: bool = False,
     ) -> Sequence[Delivery]:
         """`take_many` for an event loop."""
+        check_taking(limit, group, consumer, "take_many_async")
+        hold = None if lease is None else seconds(lease, "lease")
+        if not limit:
+            return []
+        return await self._backend.take_async(limit, group, consumer, hold, newest, seconds(wait, "wait"))
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
         """Settles deliveries (or their tokens) in one atomic, durable commit; returns how many were still held.
 
         Unknown, repeated, settled and lost ones count 0.
         """
+        handles = list(deliveries)
+        for one in handles:
+            if isinstance(one, Delivery):
+                if one.queue is not self:
+                    raise ConfigError(f"a delivery of queue {one.queue.name!r} was given to queue {self.name!r}")
+            elif not isinstance(one, str):
+                raise ConfigError(f"ack_many takes deliveries or their tokens, not {one!r:.80}")
+        count = self._backend.ack_many(handles)
+        for one in handles:
+            if isinstance(one, Delivery):
+                one._settled = True
+        return count
 
-    @abstractmethod
     def delivery(self, token: str) -> Delivery:
         """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
+        return self._backend.delivery(token)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def get(self, seq: int) -> Event | None:
         """The message at a position, without taking it; None when it is settled or never was."""
+        return self.journal._backend.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
 
-    @abstractmethod
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
         """The messages that would be taken next, without taking them."""
+        return self._call(
+            messages.PEEK_MESSAGES, request=PeekQuery(check_group(group), check_whole(limit, "limit", 0))
+        ).events
 
-    @abstractmethod
     def __iter__(self) -> Iterator[Event]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
+        query, previous = MessageQuery(limit=FIRST_PAGE), 0
+        while True:
+            page = self._call(messages.LIST_MESSAGES, request=query)
+            for one in page.messages:
+                if one.seq != previous:
+                    previous = one.seq
+                    yield one.event
+            if page.next is None:
+                return
+            query.after, query.limit = page.next, PAGE
 
-    @abstractmethod
     def __len__(self) -> int:
         """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
+        return self._backend.length()
 
     def __bool__(self) -> bool:
         return True
 
-    @abstractmethod
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
         """How many messages are in which state; costs the same whatever the queue holds."""
+        return self._call(operations.READ_QUEUE_STATS, request=GroupQuery(check_group(group)))
 
-    @abstractmethod
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
+        name = None if group is None else check_group(group)
+        return self._call(deliveries.LIST_PENDING, request=PendingQuery(name, LISTED)).pending
 
-    @abstractmethod
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
+        return (failure.event for failure in self.failures(group))
 
-    @abstractmethod
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
+        query = FailedQuery(check_group(group), 0, FIRST_PAGE)
 
-    @abstractmethod
+        def pages() -> Iterator[FailedMessage]:
+            while True:
+                page = self._call(messages.LIST_FAILED, request=query)
+                yield from page.failed
+                if page.next is None:
+                    return
+                query.after, query.limit = page.next, PAGE
+
+        return pages()
+
     def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
+        query = DeadLetterQuery("", FIRST_PAGE)
+        while True:
+            page = self._call(messages.LIST_DEAD_LETTERS, request=query)
+            yield from page.dead
+            if page.next is None:
+                return
+            query.after, query.limit = page.next, PAGE
 
-    @abstractmethod
     def messages(
         self,
         state: MessageState | None = None,
@@ -221,13 +319,25 @@ class Queue(ABC):
         `after` on: the next page begins after the last one's `seq`. In fanout mode each group that has not settled a
         message has an entry of its own; `group` asks for one group's.
         """
+        name = None if group is None else check_group(group)
+        query = MessageQuery(check_state(state), name, check_position(after, "after"))
+        left: int | None = check_limit(limit)
+        found: list[QueueMessage] = []
+        while left is None or left > 0:
+            query.limit = LISTED if left is None else min(left, LISTED)
+            page = self._call(messages.LIST_MESSAGES, request=query)
+            found += page.messages
+            left = None if left is None else left - len({one.seq for one in page.messages})
+            if page.next is None:
+                break
+            query.after = page.next
+        return found
 
-    @abstractmethod
     def consumers(self) -> list[QueueConsumer]:
         """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
+        return self._call(deliveries.LIST_CONSUMERS).consumers
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def claim(
         self,
         *,
@@ -241,8 +351,10 @@ class Queue(ABC):
 
         A claim is a new delivery: a new token, one more attempt; the old handle is stale.
         """
+        idle = seconds(min_idle, "min_idle")
+        check_taking(limit, group, consumer, "claim")
+        return self._backend.claim(limit, group, consumer, None if lease is None else seconds(lease, "lease"), idle)
 
-    @abstractmethod
     def redrive(
         self,
         *,
@@ -258,80 +370,107 @@ class Queue(ABC):
         them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
         go, because their queue or their group is gone.
         """
+        request = RedriveRequest(None if to is None else self._sister(to), check_limit(limit), dry_run=dry_run)
+        chooser = predicate(where)
+        if chooser is None or isinstance(chooser, Where):
+            request.where = None if chooser is None else chooser.text
+        else:
+            # A function is asked here, of what was given up; the operation is told the ids of what it wants.
+            groups = self.groups() if self.policy.mode == "fanout" else [DEFAULT_GROUP]
+            given_up = [failure.event for group in groups for failure in self.failures(group)]
+            given_up += [letter.event for letter in self.dead_letters()]
+            request.ids = sorted({event.id for event in given_up if chooser(event)})
+        answer = self._call(operations.REDRIVE_QUEUE, request=request)
+        return Redriven((answer.would_redrive if dry_run else answer.redriven) or 0, answer.left)
 
-    @abstractmethod
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
         """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many.
 
         Delays, priorities (where the other queue has any) and retry budgets go with them.
         """
+        request = MoveRequest(self._sister(to), check_limit(limit))
+        if request.to == self.name:
+            raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
+        chooser = predicate(where)
+        if chooser is None or isinstance(chooser, Where):
+            request.where = None if chooser is None else chooser.text
+        else:
+            request.ids = [event.id for event in self if chooser(event)]
+        return self._call(operations.MOVE_MESSAGES, request=request).moved
 
-    @abstractmethod
     def discard(self, seqs: Iterable[int]) -> int:
         """Settles messages that are not in flight, by their positions, as if they had been taken and acknowledged.
 
         Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
         """
+        request = DiscardRequest([check_position(seq, "seq") for seq in seqs])
+        return self._call(operations.DISCARD_MESSAGES, request=request).discarded
 
-    @abstractmethod
     def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
         """Makes delayed messages ready at once, also those that wait for their retry; returns how many did.
 
         By their positions, for one group or for all. Positions that do not wait for their time count 0.
         """
+        name = None if group is None else check_group(group)
+        request = RunNowRequest([check_position(seq, "seq") for seq in seqs], name)
+        return self._call(operations.RUN_NOW, request=request).made_ready
 
-    @abstractmethod
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
+        return self._call(operations.PURGE_QUEUE).removed
 
-    @abstractmethod
     def drop(self) -> int:
         """Removes the queue with its messages, groups and schedules; returns how many messages that were.
 
         The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
         """
+        return self._call(operations.DROP_QUEUE).removed
 
-    @abstractmethod
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy, all but the mode: a queue keeps the one it was made with."""
+        fields = policy_fields(checked(named(policy), self.name))
+        return policy_of(self._call(operations.CONFIGURE_QUEUE, request=fields))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def pause(self, group: str | None = None) -> bool:
         """Hands nothing out any more, to one group or to all, until `resume`; False when that was so already.
 
         It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
         """
+        name = None if group is None else check_group(group)
+        return self._call(operations.PAUSE_QUEUE, request=PauseRequest(name)).changed
 
-    @abstractmethod
     def resume(self, group: str | None = None) -> bool:
         """Ends a pause: takes that wait wake up. False when there was none.
 
         The pause of the whole queue and the pauses of its groups are ended each on its own.
         """
+        name = None if group is None else check_group(group)
+        return self._call(operations.RESUME_QUEUE, request=PauseRequest(name)).changed
 
-    @abstractmethod
     def pauses(self) -> list[Pause]:
         """The pauses that have not ended, that of the whole queue first."""
+        return self._backend.pauses()
 
     # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def groups(self) -> list[str]:
         """The names of the queue's groups, sorted."""
+        return self._backend.groups()
 
-    @abstractmethod
     def add_group(self, name: str, *, after: int | Literal["latest"] = 0) -> None:
         """Registers a group that gets what comes after a position; one that exists already is left as it is.
 
         In work mode the name is only kept: all takes share the messages, whatever group they name.
         """
+        if after != "latest":
+            check_position(after, "after")
+        self._call(operations.ADD_GROUP, request=NewGroup(check_group(name), after))
 
-    @abstractmethod
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
+        return self._call(operations.REMOVE_GROUP, check_group(name)).removed
 
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def worker(
         self,
         handler: Callable[[Any], object],
@@ -342,15 +481,28 @@ class Queue(ABC):
         ahead: int | None = None,
         lease: Seconds | None = None,
         middleware: Iterable[Middleware] = (),
-    ) -> Worker:
+    ) -> QueueWorker:
         """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
 
         A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
-        those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager. `ahead` and
-        `middleware`: in this process only.
+        those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager.
         """
+        from penstock.queue.run.worker import QueueWorker
 
-    @abstractmethod
+        check_taking(1, group, consumer, "a worker")
+        worker = QueueWorker(
+            self,
+            handler,
+            group=group,
+            concurrency=concurrency,
+            consumer=consumer,
+            ahead=ahead,
+            lease=lease,
+            middleware=middleware,
+        )
+        self.journal._add_worker(worker)
+        return worker
+
     def every(
         self,
         interval: Seconds | str,
@@ -371,11 +523,50 @@ class Queue(ABC):
         nothing, with others it replaces the schedule. `missed`: what to do about ticks
         during which no process had the queue open.
         """
+        if brings_kind(payload, kind):
+            kind, payload, own = encode_event(payload)
+            headers = {**own, **(headers or {})}
+        request = NewSchedule(
+            name=check_consumer(name, "schedule"),
+            interval=None if isinstance(interval, str) else seconds(interval, "interval"),
+            cron=interval if isinstance(interval, str) else None,
+            timezone=timezone,
+            missed=missed,
+            kind=kind,
+            headers=None if headers is None else dict(headers),
+            key=key,
+            priority=priority,
+            **payload_fields(payload),
+        )
+        return self._call(operations.ADD_SCHEDULE, request=request)
 
-    @abstractmethod
     def schedules(self) -> list[Schedule]:
         """The queue's periodic messages, by name."""
+        return self._call(operations.LIST_SCHEDULES).schedules
 
-    @abstractmethod
     def unschedule(self, name: str) -> bool:
         """Removes a periodic message; False when there is none of that name."""
+        return self._call(operations.REMOVE_SCHEDULE, check_consumer(name, "schedule")).removed
+
+
+def named(policy: Mapping[str, object]) -> dict[str, object]:
+    """A policy as it was given, with its dead-letter queue by name."""
+    target = policy.get("dead_letter")
+    return {**policy, "dead_letter": target.name} if isinstance(target, Queue) else dict(policy)
+
+
+def check_group(group: str) -> str:
+    return check_consumer(group, "group")
+
+
+def check_taker(group: str, consumer: str | None) -> None:
+    check_consumer(group, "group")
+    if consumer is not None:
+        check_consumer(consumer)
+
+
+def check_taking(limit: int, group: str, consumer: str | None, what: str) -> None:
+    """Refuses what no take could do; `what` asks for it."""
+    if check_limit(limit) is None:
+        raise ConfigError(f"{what} needs a limit: how many messages you can work on within one lease")
+    check_taker(group, consumer)

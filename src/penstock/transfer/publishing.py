@@ -215,7 +215,7 @@ def _steps(pieces: Iterable[tuple[str, Wire]]) -> Iterator[Sequence[tuple[str, W
 
 
 def _queue(journal: LocalJournal, name: str | None) -> LocalQueue | None:
-    return None if name is None else journal.queue(name)
+    return None if name is None else journal._backend.queue(journal.queue(name).name)
 
 
 def is_done(commit: Commit, mark: str, version: int) -> bool:

@@ -124,7 +124,7 @@ def test_a_waiting_take_wakes_when_the_pause_is_over(queue: Queue, clock: Manual
     fail(queue, 3)
     got: list[object] = []
     waiter = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: len(queue._signal._waiters) >= 1, "it waits")
+    eventually(lambda: len(queue._backend._signal._waiters) >= 1, "it waits")
     clock.advance(30)
     waiter.join(DEADLINE)
     assert got != [None] and len(got) == 1

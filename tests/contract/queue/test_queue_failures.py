@@ -31,12 +31,8 @@ def fail_once(queue: Queue) -> None:
 
 def trail_rows(journal: Journal, queue: Queue) -> int:
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
-        return sum(
-            1
-            for _ in snap.scan(
-                *(keys.group_prefix(queue._registry.record(queue.name).topic, 0) + kind for kind in (b"t", b"u"))
-            )
-        )  # type: ignore[attr-defined]
+        prefix = keys.group_prefix(queue._backend._registry.record(queue.name).topic, 0)
+        return sum(1 for _ in snap.scan(prefix + b"t", prefix + b"u"))
 
 
 # ── how long it waits ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -328,10 +324,9 @@ def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Jo
     fail_once(queue)
 
     def as_before(commit: Commit) -> None:
-        topic = queue._registry.record(queue.name).topic  # type: ignore[attr-defined]
-        commit.tx.put(
-            keys.group_prefix(topic, 0) + keys.TRAIL + (1).to_bytes(8), b"Traceback (most recent call last): \xc3\xa9"
-        )
+        topic = queue._backend._registry.record(queue.name).topic  # type: ignore[attr-defined]
+        row = keys.group_prefix(topic, 0) + keys.TRAIL + (1).to_bytes(8)
+        commit.tx.put(row, b"Traceback (most recent call last): \xc3\xa9")
 
     journal._writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
     [failure] = queue.failures()

@@ -137,14 +137,14 @@ def test_an_interrupt_gives_back_what_an_asynchronous_worker_took_ahead(
 
     worker = queue.worker(handle, ahead=4)
 
-    def deliveries_of(*args: object) -> Any:
+    async def take(*args: Any) -> list[Delivery]:
         if next(looks):
             raise KeyboardInterrupt
-        return request(*args)
+        return await take_async(*args)
 
-    request = queue._request  # type: ignore[attr-defined]
+    take_async = queue._backend.take_async
     monkeypatch.setattr(worker, "_capacity", 10)
-    monkeypatch.setattr(queue, "_request", deliveries_of)
+    monkeypatch.setattr(queue._backend, "take_async", take)
     with pytest.raises(KeyboardInterrupt):
         worker.run()
     assert len(handled) <= 1 and len(queue) == 5 - len(handled) and queue.stats().in_flight == 0
@@ -260,7 +260,7 @@ def test_a_failing_look_at_the_policy_does_not_end_the_renewal_of_leases(
             raise StorageError("the disk does not answer", retryable=True)
         return policy
 
-    monkeypatch.setattr(LocalQueue, "policy", property(failing_once))
+    monkeypatch.setattr(LocalQueue, "policy", failing_once)
     go, keepers = threading.Event(), list[threading.Thread]()
 
     def handle(delivery: Delivery) -> None:

@@ -28,8 +28,8 @@ def give_up(queue: Queue, count: int = 1) -> None:
 
 
 def local(queue: Queue) -> LocalQueue:
-    assert isinstance(queue, LocalQueue)
-    return queue
+    assert isinstance(queue._backend, LocalQueue)
+    return queue._backend
 
 
 # ── from the first moment ────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +72,7 @@ def test_a_queue_over_a_topic_made_anew_has_only_its_own_messages(journal: Journ
 
 # ── positions of before ──────────────────────────────────────────────────────────────────────────────────────────────
 def test_positions_of_before_name_no_message(journal: Journal) -> None:
-    queue = local(journal.queue("emails", max_attempts=1))
+    queue = journal.queue("emails", max_attempts=1)
     queue.push_many(["given up", "held"])
     give_up(queue)
     held = queue.take()
@@ -82,7 +82,7 @@ def test_positions_of_before_name_no_message(journal: Journal) -> None:
     fresh = anew(journal, "a", "b", max_attempts=1)
     fresh.push("new", delay=60)
     assert queue.get(3) is None and queue.discard([1, 2, 3]) == queue.run_now([1, 2, 3]) == 0
-    assert replace(queue, queue, old, "edited") is None
+    assert replace(local(queue), local(queue), old, "edited") is None
     for late in (held.ack, lambda: queue.delivery(held.token)):
         with pytest.raises(StaleDelivery):
             late()
@@ -91,22 +91,22 @@ def test_positions_of_before_name_no_message(journal: Journal) -> None:
 
 
 def test_a_list_that_began_in_a_queue_of_before_goes_on_in_the_one_there_is(journal: Journal) -> None:
-    queue = local(journal.queue("emails", max_attempts=1))
-    jobs = local(journal.queue("jobs", max_attempts=1, dead_letter="emails"))
+    queue = journal.queue("emails", max_attempts=1)
+    jobs = journal.queue("jobs", max_attempts=1, dead_letter="emails")
     queue.push_many(range(4))
     give_up(queue, 4)
     jobs.push_many(["a", "b"])
     give_up(jobs, 2)
-    first, second = map(DeadLetterCursor.of, (letter.event for letter in dead_letters(jobs)))
-    assert [DeadLetterCursor.of(letter.event) for letter in dead_letters(jobs, first)] == [second]
+    first, second = map(DeadLetterCursor.of, (letter.event for letter in dead_letters(local(jobs))))
+    assert [DeadLetterCursor.of(letter.event) for letter in dead_letters(local(jobs), first)] == [second]
     assert DeadLetterCursor.read(str(first)) == first == DeadLetterCursor("emails", 5)
     anew(journal, "new", max_attempts=1)
     give_up(queue)
     jobs.push("c")
     give_up(jobs)
     assert [one.seq for one in queue.messages(after=3)] == [7, 8]
-    assert [one.event.payload for one in failures(queue, after=1)] == ["new"]
-    assert [letter.event.payload for letter in dead_letters(jobs, first)] == ["c"]
+    assert [one.event.payload for one in failures(local(queue), after=1)] == ["new"]
+    assert [letter.event.payload for letter in dead_letters(local(jobs), first)] == ["c"]
 
 
 # ── chosen in a snapshot, moved in a later commit ────────────────────────────────────────────────────────────────────

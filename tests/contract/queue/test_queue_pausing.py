@@ -134,7 +134,7 @@ def test_a_resume_wakes_a_waiting_take(journal: Journal, in_threads: Start) -> N
     queue.pause()
     got = []
     waiting = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: queue._signal._waiters, "it waits")
+    eventually(lambda: queue._backend._signal._waiters, "it waits")
     queue.resume()
     waiting.join(DEADLINE)
     assert [one.payload for one in got if one is not None] == ["x"]
@@ -154,7 +154,7 @@ def test_a_pause_holds_in_other_processes_and_their_resume_wakes(place: Place, i
     queue.pause()
     got = []
     waiting = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: queue._signal._waiters, "it waits")
+    eventually(lambda: queue._backend._signal._waiters, "it waits")
     other = multiprocessing.get_context("spawn").Process(target=_resume_elsewhere, args=(place.url,))
     other.start()
     other.join(DEADLINE)

@@ -109,7 +109,7 @@ def test_a_waiting_take_wakes_when_the_rate_allows(journal: Journal, clock: Manu
     assert queue.take().payload == "first"
     got: list[object] = []
     waiter = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: len(queue._signal._waiters) >= 1, "it waits")
+    eventually(lambda: len(queue._backend._signal._waiters) >= 1, "it waits")
     clock.advance(10)
     waiter.join(DEADLINE)
     assert [delivery.payload for delivery in got] == ["second"]
@@ -200,13 +200,13 @@ def test_windows_of_keys_are_forgotten_when_nothing_counts_any_more(journal: Jou
 
     def windows() -> int:
         with journal._engine.read() as snap:
-            return sum(1 for _ in snap.scan(*flow_rows(queue._registry.record(queue.name).topic, 0, b"r")))
+            return sum(1 for _ in snap.scan(*flow_rows(queue._backend._registry.record(queue.name).topic, 0, b"r")))
 
     assert windows() == 20
-    queue._registry.upkeep.maintain("jobs")
+    queue._backend._registry.upkeep.maintain("jobs")
     assert windows() == 20
     clock.advance(1)
-    queue._registry.upkeep.maintain("jobs")
+    queue._backend._registry.upkeep.maintain("jobs")
     assert windows() == 0
 
 

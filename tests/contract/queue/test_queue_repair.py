@@ -186,9 +186,10 @@ def test_a_move_is_all_or_nothing(queue: Queue, journal: Journal) -> None:
     with pytest.raises(ConfigError, match="ordering keys"):
         queue.move(ranked)
     assert len(queue) == 2 and len(ranked) == 0
-    journal.queue("gone").drop()
+    gone = journal.queue("gone")
+    gone.drop()
     with pytest.raises(UnknownQueue):
-        queue.move(small, limit=0) or queue.redrive(to=journal._registry.existing("gone"))
+        queue.move(small, limit=0) or queue.redrive(to=gone)
 
 
 def test_moving_a_key_s_head_lets_the_next_one_go(queue: Queue, journal: Journal) -> None:
@@ -408,7 +409,7 @@ def test_opening_a_queue_does_not_load_its_backlog(queue: Queue, journal: Journa
     queue = journal.queue("jobs")
     delivery = queue.take()
     assert delivery is not None and delivery.seq == 1
-    state = queue._cache._states["jobs"]
+    state = queue._backend._cache._states["jobs"]
     assert len(state.blocks._kept) < 31
     assert isinstance(queue, penstock.Queue)
 

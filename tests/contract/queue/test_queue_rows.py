@@ -9,7 +9,6 @@ import pytest
 import penstock
 from penstock import Journal, Queue
 from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
 from penstock.queue.inspect import inspecting
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
@@ -19,8 +18,8 @@ from penstock.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageR
 
 
 def problems(queue: Queue) -> list[str]:
-    assert isinstance(queue, LocalQueue)
-    with inspecting(queue) as (snap, state):
+    assert isinstance(queue._backend, LocalQueue)
+    with inspecting(queue._backend) as (snap, state):
         return check_queue(snap, state)
 
 
@@ -100,13 +99,11 @@ CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_checker_names_what_does_not_agree(queue: Queue, name: str) -> None:
-    assert isinstance(queue, LocalQueue)
+    own = queue._backend
+    assert isinstance(own, LocalQueue)
     damage, expected = CHANGES[name]
 
-    def apply(commit: Commit) -> None:
-        damage(commit, queue._cache.state(commit, queue.name).group(commit.tx, 0))
-
-    queue._writer.run(WriteRequest(apply))
+    own.change(lambda commit, state: damage(commit, state.group(commit.tx, 0)))
     assert any(expected in found for found in problems(queue)), problems(queue)
 
 

@@ -32,7 +32,7 @@ def test_dead_letters_go_on_behind_any_of_them(journal: Journal) -> None:
     for name in ("mails", "graves", "vault"):
         queue = journal.queue(name)
         queue.redrive(where=lambda event: event.payload["n"] == 7, limit=1)
-        whole = [DeadLetterCursor.of(one.event) for one in dead_letters(queue)]
+        whole = [DeadLetterCursor.of(one.event) for one in dead_letters(queue._backend)]
         assert whole == [DeadLetterCursor.of(one.event) for one in queue.dead_letters()] and len(whole) == len(
             set(whole)
         )
@@ -40,9 +40,9 @@ def test_dead_letters_go_on_behind_any_of_them(journal: Journal) -> None:
             read = DeadLetterCursor.read(str(place))
             assert (
                 read == place
-                and [DeadLetterCursor.of(one.event) for one in dead_letters(queue, read)] == whole[at + 1 :]
+                and [DeadLetterCursor.of(one.event) for one in dead_letters(queue._backend, read)] == whole[at + 1 :]
             )
-    both = {one.event.topic for one in dead_letters(graves)}
+    both = {one.event.topic for one in dead_letters(graves._backend)}
     assert both == {"graves", "vault"}, "its own, and those it gave up itself"
 
 
@@ -50,10 +50,10 @@ def test_failed_messages_go_on_behind_any_position(journal: Journal) -> None:
     give_up(journal, "mails", 20, None)
     queue = journal.queue("mails")
     queue.redrive(where=lambda event: event.payload["n"] in (4, 5), limit=2)
-    whole = [one.event.seq for one in failures(queue)]
+    whole = [one.event.seq for one in failures(queue._backend)]
     assert len(whole) == 18
     for after in range(22):
-        assert [one.event.seq for one in failures(queue, after=after)] == [seq for seq in whole if seq > after]
+        assert [one.event.seq for one in failures(queue._backend, after=after)] == [seq for seq in whole if seq > after]
 
 
 def calls(read: Callable[[], Iterable[FailedMessage]]) -> int:
@@ -75,7 +75,7 @@ def calls(read: Callable[[], Iterable[FailedMessage]]) -> int:
 def test_the_last_page_costs_what_the_first_costs(journal: Journal) -> None:
     give_up(journal, "mails", 2_000, "graves")
     give_up(journal, "jobs", 2_000, None)
-    mails, jobs = journal.queue("mails"), journal.queue("jobs")
+    mails, jobs = journal.queue("mails")._backend, journal.queue("jobs")._backend
     for read in (
         lambda after: dead_letters(mails, DeadLetterCursor("graves", after)),
         lambda after: failures(jobs, after=after),

@@ -36,7 +36,7 @@ class Waiters:
                 self.errors.append(error)
 
         self.threads = [start(wait) for _ in range(count)]
-        eventually(lambda: self._waiting == count and len(queue._signal._waiters) >= count, "all wait")
+        eventually(lambda: self._waiting == count and len(queue._backend._signal._waiters) >= count, "all wait")
 
     def join(self) -> None:
         for thread in self.threads:

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
-from penstock.queue.delivery import LeaseHandle, LocalDelivery
+from penstock.queue.delivery import LeaseHandle
 from penstock.queue.inspect import View, viewing
 from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
@@ -40,19 +40,20 @@ from penstock.queue.state.records import (
     MessageRow,
     read_special,
 )
+from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
 
 # ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[LocalDelivery]:
+def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[Delivery]:
     return queue._writer.run(
         WriteRequest(lambda commit: _claim(commit, queue, queue._cache.state(commit, queue.name), request, idle_ms))
     )
 
 
-def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Request, idle_ms: int) -> list[LocalDelivery]:
+def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Request, idle_ms: int) -> list[Delivery]:
     group = group_for(commit, state, request.label)
     if state.record.is_paused(request.label):
         return []
@@ -229,7 +230,7 @@ def redrive(
     failed = picked.choose_failed(queue, limit)
     rest = None if limit is None else limit - len(failed)
     letters = picked.choose(queue, None, rest)
-    dead_letters = queue.policy.dead_letter
+    dead_letters = queue.policy().dead_letter
     if dead_letters is not None and queue._registry.record(dead_letters) is not None:
         rest = None if rest is None else rest - letters
         letters += picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
@@ -395,7 +396,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
     """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
     None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
     fields = (event.kind, event.key, 0, 0, None, None, None, original_headers(event.headers), event)
-    batch, _ = to._pushing.prepare(payload, *fields)
+    batch, _ = to.prepare(payload, *fields)
 
     def apply(commit: Commit) -> Receipt | None:
         state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq

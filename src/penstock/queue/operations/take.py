@@ -19,7 +19,7 @@ from penstock.journal.commit.catalog import TopicRecord
 from penstock.journal.commit.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.block import Block
-from penstock.queue.delivery import LeaseHandle, LocalDelivery
+from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
@@ -28,6 +28,7 @@ from penstock.queue.state.cache import QueueState, note_presence
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import HELD, NEVER, READY, TAKEN, UNTOUCHED, WAITING, Lease, MessageRow, read_special
 from penstock.queue.token import new_secret
+from penstock.surface.delivery import Delivery
 
 LEASE_MESSAGES = 1024
 """The most messages under one lease record: settling one of them rewrites the record."""
@@ -59,7 +60,7 @@ class Request(msgspec.Struct, eq=False):
 class Taken(msgspec.Struct, eq=False):
     """What a take found. `more`: it stopped so that others can commit; `next_ms`: when to look again."""
 
-    deliveries: list[LocalDelivery]
+    deliveries: list[Delivery]
     more: bool
     next_ms: int
 
@@ -143,8 +144,8 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     )
     record.frontier += count
     if count == 1:
-        return Taken([LocalDelivery(under, 0, Event(rows, row), 1)], False, 0)
-    return Taken([LocalDelivery(under, index, Event(rows, row + index), 1) for index in range(count)], False, 0)
+        return Taken([Delivery(under, 0, Event(rows, row), 1)], False, 0)
+    return Taken([Delivery(under, index, Event(rows, row + index), 1) for index in range(count)], False, 0)
 
 
 def _may_append(queue: QueueState, group: Group, now: int) -> bool:
@@ -179,7 +180,7 @@ class TakeOperation:
         self.limiter = limiter_for(commit, queue, group)
         self.now = commit.now_ms
         self.latest = queue.latest(commit)
-        self.deliveries: list[LocalDelivery] = []
+        self.deliveries: list[Delivery] = []
         self.messages: list[tuple[MessageRow, Event]] = []
         self.walked = 0
         lease_ms = request.lease_ms if request.lease_ms is not None else round(queue.policy.lease * 1000)
@@ -355,7 +356,7 @@ class TakeOperation:
         number = self.group.add_lease(self.commit, lease)
         self.group.mark_taken(self.commit, start + count - 1)
         hold = self.hold.under(self.group, number, lease)
-        self.deliveries.extend([LocalDelivery(hold, index, event, 1) for index, event in enumerate(events)])
+        self.deliveries.extend([Delivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
     def _take_keyed(self, rows: Rows, row: int, through: int) -> int:
@@ -435,7 +436,7 @@ class TakeOperation:
             number = self.group.add_lease(self.commit, lease)
             hold = self.hold.under(self.group, number, lease)
             self.deliveries.extend(
-                [LocalDelivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
+                [Delivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
             )
 
     def _lease(self, start: int, count: int, messages: list[MessageRow] | None) -> Lease:

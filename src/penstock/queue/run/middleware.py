@@ -10,7 +10,6 @@ import time
 
 from penstock.observe.logs import Log
 from penstock.queue import metrics
-from penstock.queue.delivery import LocalDelivery
 from penstock.queue.results.reply import ack_with
 from penstock.queue.retry import Retry
 from penstock.surface.delivery import Delivery
@@ -22,24 +21,24 @@ log = Log("penstock.queue")
 class Middleware:
     """Hooks around a worker's handler; override those you need."""
 
-    def before(self, delivery: LocalDelivery) -> None:
+    def before(self, delivery: Delivery) -> None:
         """The handler is about to get a delivery. Raising counts as the handler's failure."""
 
-    def after(self, delivery: LocalDelivery, result: object) -> None:
+    def after(self, delivery: Delivery, result: object) -> None:
         """The handler returned."""
 
-    def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
+    def failure(self, delivery: Delivery, error: BaseException) -> None:
         """The handler raised. Settling the delivery here decides what becomes of it."""
 
 
 class Retries(Middleware):
     """Acknowledges what was handled, and gives back what was not, by the queue's policy."""
 
-    def after(self, delivery: LocalDelivery, result: object) -> None:
+    def after(self, delivery: Delivery, result: object) -> None:
         if not delivery._settled:
             ack_with(delivery, result)
 
-    def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
+    def failure(self, delivery: Delivery, error: BaseException) -> None:
         if not delivery._settled:
             delivery._nack(worker_nack(delivery, error))
 
@@ -47,10 +46,10 @@ class Retries(Middleware):
 class Logging(Middleware):
     """Says what fails, and what becomes of it; successes only at debug level. Always the outermost."""
 
-    def after(self, delivery: LocalDelivery, result: object) -> None:
+    def after(self, delivery: Delivery, result: object) -> None:
         log.debug("%r handled", delivery)
 
-    def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
+    def failure(self, delivery: Delivery, error: BaseException) -> None:
         log_failure(delivery, error)
 
 
@@ -83,16 +82,16 @@ class Metrics(Middleware):
     def __init__(self) -> None:
         self._started: dict[int, float] = {}
 
-    def before(self, delivery: LocalDelivery) -> None:
+    def before(self, delivery: Delivery) -> None:
         self._started[id(delivery)] = time.perf_counter()
 
-    def after(self, delivery: LocalDelivery, result: object) -> None:
+    def after(self, delivery: Delivery, result: object) -> None:
         self._count(delivery, "done")
 
-    def failure(self, delivery: LocalDelivery, error: BaseException) -> None:
+    def failure(self, delivery: Delivery, error: BaseException) -> None:
         self._count(delivery, "failed")
 
-    def _count(self, delivery: LocalDelivery, outcome: str) -> None:
+    def _count(self, delivery: Delivery, outcome: str) -> None:
         started = self._started.pop(id(delivery), None)
         queue = delivery.queue.name
         metrics.handled.labels(queue=queue, outcome=outcome).inc()

@@ -107,7 +107,7 @@ def add(
     if not is_whole(priority):
         raise ConfigError(f"the priority of a schedule is a whole number, not {priority!r:.40}")
     read_delivery_options(queue.journal.clock, key, priority, 0, None, None)
-    batch, _ = queue._pushing.prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
+    batch, _ = queue.prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
     columns = batch.columns
     made = ScheduleRecord(
         period,
@@ -159,7 +159,7 @@ def push_now(queue: LocalQueue, name: str) -> Receipt:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
     payload = record.payload if record.binary else msgspec.json.decode(record.payload)
     headers = {**(record.headers or {}), NAME_HEADER: name}
-    return queue.push(payload, kind=record.kind, headers=headers, key=record.key, priority=record.priority)
+    return queue.push(payload, record.kind, record.key, record.priority, 0, None, None, None, headers, None)
 
 
 def remove(queue: LocalQueue, name: str) -> bool:

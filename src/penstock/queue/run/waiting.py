@@ -18,9 +18,10 @@ from penstock.errors import Closed, OutcomeUnknown, PenstockError
 from penstock.journal.commit.request import WriteRequest
 from penstock.observe.spans import received
 from penstock.queue import metrics
-from penstock.queue.delivery import LeaseHandle, LocalDelivery, release_in
+from penstock.queue.delivery import LeaseHandle, release_in
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.take import Request, Taken, take
+from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.journal.commit.commit import Commit
@@ -68,7 +69,7 @@ class WaitBudget:
 
 def take_waiting(
     queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
-) -> list[LocalDelivery]:
+) -> list[Delivery]:
     """Tries until there is something, or the time is up, or the journal is closed."""
     signal = queue._signal
     budget: WaitBudget | None = None
@@ -104,7 +105,7 @@ def take_waiting(
 
 async def take_waiting_async(
     queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
-) -> list[LocalDelivery]:
+) -> list[Delivery]:
     """`take_waiting` for an event loop: the tries are committed by the writer's own thread."""
     signal = queue._signal
     budget: WaitBudget | None = None
@@ -160,13 +161,13 @@ def _check_open(queue: LocalQueue) -> None:
         raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
 
 
-def _woken(taken: Taken, budget: WaitBudget) -> list[LocalDelivery]:
+def _woken(taken: Taken, budget: WaitBudget) -> list[Delivery]:
     metrics.waits_woken.inc()
     metrics.wait_seconds.observe(budget.waited())
     return taken.deliveries
 
 
-def _timed_out(budget: WaitBudget) -> list[LocalDelivery]:
+def _timed_out(budget: WaitBudget) -> list[Delivery]:
     metrics.waits_timed_out.inc()
     metrics.wait_seconds.observe(budget.waited())
     return []

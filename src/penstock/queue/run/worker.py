@@ -10,6 +10,7 @@ import queue as stdlib_queue
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,14 @@ from penstock.journal.owners import this_process
 from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.observe.spans import ActiveSpan, handling
-from penstock.queue.delivery import LocalDelivery
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
-from penstock.queue.run.waiting import take_waiting, take_waiting_async
+from penstock.surface.delivery import Delivery
 from penstock.surface.worker import LOOP_GLANCE, Worker
 
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 log = Log("penstock.queue")
 
@@ -42,8 +42,8 @@ class QueueWorker(Worker):
 
     def __init__(
         self,
-        queue: LocalQueue,
-        handler: Callable[[LocalDelivery], Any],
+        queue: Queue,
+        handler: Callable[[Delivery], Any],
         *,
         group: str,
         concurrency: int,
@@ -57,6 +57,7 @@ class QueueWorker(Worker):
         if ahead is not None:
             check_whole(ahead, "ahead", 0)
         self.queue = queue
+        self._backend = queue._backend
         self._handler = handler
         self._concurrency = concurrency
         self._capacity = concurrency + (ahead or 0)
@@ -67,7 +68,8 @@ class QueueWorker(Worker):
             if not isinstance(one, Middleware):
                 raise ConfigError(f"middleware must be Middleware objects, not {one!r:.80}")
         self._chain = [Logging(), Retries(), Metrics(), *own]
-        self._in_hand: set[LocalDelivery] = set()
+        self._began = datetime.now(UTC)
+        self._in_hand: set[Delivery] = set()
         self._change = threading.Condition()
 
     def _work(self) -> None:
@@ -79,19 +81,19 @@ class QueueWorker(Worker):
             self._work_in_threads()
         group, consumer, _ = self._request
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
-            self.queue._settling.leave(group, consumer)
+            self._backend.leave(group, consumer)
 
     def _nudge(self) -> None:
-        self.queue._signal.notify()
+        self._backend.nudge()
         with self._change:
             self._change.notify_all()
 
     def _check_may_wait(self) -> None:
-        self.queue._writer.check_idle_here()
+        self._backend.check_may_wait()
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _work_in_threads(self) -> None:
-        jobs: stdlib_queue.SimpleQueue[LocalDelivery | None] = stdlib_queue.SimpleQueue()
+        jobs: stdlib_queue.SimpleQueue[Delivery | None] = stdlib_queue.SimpleQueue()
         hands = [
             threading.Thread(target=self._hand, args=(jobs,), name=f"penstock-{self.name}-{number}", daemon=True)
             for number in range(self._concurrency)
@@ -123,21 +125,19 @@ class QueueWorker(Worker):
             self._change.wait_for(lambda: self._stopping.is_set() or len(self._in_hand) < self._capacity)
         return not self._stopping.is_set()
 
-    def _take(self) -> list[LocalDelivery]:
+    def _take(self) -> list[Delivery]:
         group, consumer, lease = self._request
         limit = max(1, self._capacity - len(self._in_hand))
-        request = self.queue._request(limit, group, consumer, lease, False)
-        found = take_waiting(self.queue, request, IDLE, self._stopping)
+        found = self._backend.take(limit, group, consumer, lease, False, IDLE, self._stopping, self._began)
         with self._change:
             self._in_hand.update(found)
-        self.queue._counters.delivered.inc(len(found))
         return found
 
-    def _hand(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
+    def _hand(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
         with self._in_hand_thread():
             self._handle_all(jobs)
 
-    def _handle_all(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
+    def _handle_all(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
         while (delivery := jobs.get()) is not None:
             try:
                 self._handle(delivery)
@@ -150,7 +150,7 @@ class QueueWorker(Worker):
                     self._in_hand.discard(delivery)
                     self._change.notify_all()
 
-    def _handle(self, delivery: LocalDelivery) -> None:
+    def _handle(self, delivery: Delivery) -> None:
         try:
             self._enter(delivery)
             span = self._span(delivery)
@@ -169,7 +169,7 @@ class QueueWorker(Worker):
         else:
             self._handled(delivery, result)
 
-    def _give_back(self, jobs: stdlib_queue.SimpleQueue[LocalDelivery | None]) -> None:
+    def _give_back(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
         """Messages taken ahead that no hand has begun with."""
         waiting = []
         while True:
@@ -180,7 +180,7 @@ class QueueWorker(Worker):
             if job is not None:
                 waiting.append(job)
         if waiting:
-            self.queue._settling.release(waiting)
+            self._backend.release(waiting)
             with self._change:
                 self._in_hand.difference_update(waiting)
 
@@ -215,8 +215,7 @@ class QueueWorker(Worker):
             held = [delivery for delivery in self._in_hand if not delivery._settled]
         try:
             if held:
-                lease_ms = None if self._lease is None else round(self._lease * 1000)
-                self.queue._settling.extend(held, lease_ms, patient=True)
+                self._backend.extend(held, self._lease, patient=True)
             return self._lease_seconds()
         except Closed:
             raise
@@ -247,11 +246,11 @@ class QueueWorker(Worker):
                 if free <= 0:
                     await room.wait()
                     continue
-                request = self.queue._request(free, group, consumer, lease, False)
-                found = await take_waiting_async(self.queue, request, IDLE, self._stopping)
+                found = await self._backend.take_async(
+                    free, group, consumer, lease, False, IDLE, self._stopping, self._began
+                )
                 with self._change:
                     self._in_hand.update(found)
-                self.queue._counters.delivered.inc(len(found))
                 for delivery in found:
                     task = asyncio.create_task(self._hand_async(delivery, turns, over))
                     tasks.add(task)
@@ -265,13 +264,13 @@ class QueueWorker(Worker):
         if self._failure is not None:
             raise self._failure
 
-    async def _hand_async(self, delivery: LocalDelivery, turns: asyncio.Semaphore, over: threading.Event) -> None:
+    async def _hand_async(self, delivery: Delivery, turns: asyncio.Semaphore, over: threading.Event) -> None:
         import asyncio
 
         try:
             async with turns:
                 if self._stopping.is_set() or over.is_set():
-                    await asyncio.to_thread(self.queue._settling.release, [delivery])
+                    await asyncio.to_thread(self._backend.release, [delivery])
                     return
                 await self._handle_async(delivery)
         except BaseException as error:
@@ -282,7 +281,7 @@ class QueueWorker(Worker):
             with self._change:
                 self._in_hand.discard(delivery)
 
-    async def _handle_async(self, delivery: LocalDelivery) -> None:
+    async def _handle_async(self, delivery: Delivery) -> None:
         import asyncio
 
         try:
@@ -296,13 +295,13 @@ class QueueWorker(Worker):
         except Exception as error:
             await asyncio.to_thread(self._failed, delivery, error)
         except BaseException:
-            await asyncio.to_thread(self.queue._settling.release, [delivery])
+            await asyncio.to_thread(self._backend.release, [delivery])
             raise
         else:
             # Settling waits for the disk: another thread's time, not the loop's.
             await asyncio.to_thread(self._handled, delivery, result)
 
-    async def _call(self, delivery: LocalDelivery) -> Any:
+    async def _call(self, delivery: Delivery) -> Any:
         """Runs the handler in the loop that the worker was started from, if there is one."""
         if self._loop is None:
             return await self._handler(delivery)
@@ -314,25 +313,25 @@ class QueueWorker(Worker):
             self._check_loop(under_way)
         return await outcome
 
-    def _span(self, delivery: LocalDelivery) -> ActiveSpan | None:
+    def _span(self, delivery: Delivery) -> ActiveSpan | None:
         if "opentelemetry.trace" not in modules:
             return None
         return handling(self.queue.name, delivery.event, delivery.attempt)
 
     # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
-    def _enter(self, delivery: LocalDelivery) -> None:
+    def _enter(self, delivery: Delivery) -> None:
         for middleware in self._chain:
             middleware.before(delivery)
 
-    def _handled(self, delivery: LocalDelivery, result: Any) -> None:
+    def _handled(self, delivery: Delivery, result: Any) -> None:
         for middleware in reversed(self._chain):
             self._tell(lambda middleware=middleware: middleware.after(delivery, result), delivery)  # type: ignore[misc]
 
-    def _failed(self, delivery: LocalDelivery, error: Exception) -> None:
+    def _failed(self, delivery: Delivery, error: Exception) -> None:
         for middleware in reversed(self._chain):
             self._tell(lambda middleware=middleware: middleware.failure(delivery, error), delivery)  # type: ignore[misc]
 
-    def _tell(self, hook: Callable[[], None], delivery: LocalDelivery) -> None:
+    def _tell(self, hook: Callable[[], None], delivery: Delivery) -> None:
         """A hook that fails must not take the message's fate, or the worker, with it."""
         try:
             hook()

@@ -11,6 +11,7 @@ from penstock.clock import from_ms
 from penstock.journal.storage.keys import StoredPosition, TopicNumber, stored_name
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
+from penstock.surface.delivery import NEVER as NEVER
 from penstock.surface.failure import Attempt, AttemptEnd
 
 READY: Final = 0
@@ -21,8 +22,6 @@ UNTOUCHED: Final = 4
 """Above the frontier, and not marked as taken; no row says so."""
 TAKEN: Final = 5
 """In a lease, or on its way from one place to another; no row says so."""
-NEVER: Final = (1 << 63) - 1
-"""The deadline of a lease that lasts as long as its owner's process."""
 
 
 class QueueRecord(msgspec.Struct, array_like=True):

@@ -15,7 +15,7 @@ from penstock.units import parse_duration, parse_moment, parse_size
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
     from penstock.local.topic import LocalTopic
-    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 Value = str | list[str]
 """A field as a form sends it: text, or several texts."""
@@ -105,7 +105,7 @@ class ActCall:
             raise ConfigError(f"there is no topic {found[:80]!r}")
         return self.journal.topic(found)
 
-    def queue(self, name: str = "queue") -> LocalQueue:
+    def queue(self, name: str = "queue") -> Queue:
         """A queue that is there: a mistyped name must not make one."""
         found = self.text(name)
         try:

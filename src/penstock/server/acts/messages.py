@@ -9,13 +9,12 @@ from penstock.documents.conditions import Where
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
 from penstock.queue.letters import origin
-from penstock.queue.operations import repair
-from penstock.queue.operations.repair import discard_many, replace
+from penstock.queue.operations.repair import replace
 from penstock.server.acts.act import ActCall, act, counted, happened
 from penstock.server.acts.redriving import redrive_slowly
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 
 def _choice(call: ActCall) -> Callable[[Event], bool] | None:
@@ -82,12 +81,12 @@ def delete(call: ActCall) -> str:
 def _discard(call: ActCall, name: str, seqs: list[int]) -> int:
     """Removes messages of a queue, by their positions; none when it was dropped meanwhile."""
     try:
-        return discard_many(call.journal.queue(name, create=False), seqs)
+        return call.journal.queue(name, create=False).discard(seqs)
     except UnknownQueue:
         return 0
 
 
-def _message(call: ActCall, queue: LocalQueue) -> Event:
+def _message(call: ActCall, queue: Queue) -> Event:
     """The message that a form is about."""
     seq = call.whole("seq")
     event = None if seq is None else queue.get(seq)
@@ -105,7 +104,7 @@ def delete_message(call: ActCall) -> str:
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first, or settle it")
     if call.preview:
         return f"Delete 1 message, {queue.name} #{event.seq:,}? This cannot be undone."
-    return happened(discard_many(queue, [event.seq]), "message", "deleted")
+    return happened(queue.discard([event.seq]), "message", "deleted")
 
 
 @act("admin", "queue", "seq", "payload")
@@ -126,7 +125,8 @@ def edit(call: ActCall) -> str:
         return f"Push 1 edited message to {target.name} and delete {queue.name} #{event.seq:,}?"
     if any(one.state == "in_flight" for one in states):
         raise ConfigError(f"message {event.seq} of {queue.name} is in flight: release it first")
-    receipt = replace(queue, target, event, payload)
+    backend = call.journal._backend
+    receipt = replace(backend.queue(queue.name), backend.queue(target.name), event, payload)
     if receipt is None:
         raise ConfigError(f"{queue.name} has no message {event.seq}: it was taken or settled meanwhile")
     return f"the edited message is {target.name} #{receipt.seq:,}"
@@ -141,10 +141,10 @@ def run_now(call: ActCall) -> str:
         if not waiting:
             raise ConfigError(f"no message of {queue.name} waits for its time")
         return "" if seq is not None else f"Run {counted(len(waiting), 'delayed message')} of {queue.name} now?"
-    return happened(queue._change(repair.run_now, waiting, group), "message", "made ready")
+    return happened(queue.run_now(waiting, group=group), "message", "made ready")
 
 
-def _delayed(queue: LocalQueue, group: str | None) -> Iterator[int]:
+def _delayed(queue: Queue, group: str | None) -> Iterator[int]:
     after = 0
     while page := queue.messages("delayed", group=group, after=after):
         yield from (one.seq for one in page)

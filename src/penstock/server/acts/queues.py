@@ -180,7 +180,7 @@ def run_schedule(call: ActCall) -> str:
     queue, name = call.queue(), call.text("name")
     if call.preview:
         return ""
-    receipt = push_now(queue, name)
+    receipt = push_now(call.journal._backend.queue(queue.name), name)
     return f"the message of {name} was pushed as {queue.name} #{receipt.seq:,}"
 
 

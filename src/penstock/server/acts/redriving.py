@@ -12,7 +12,7 @@ from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
     from penstock.events import Event
-    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 _log = Log("penstock.server")
 STEP: Final = 0.2
@@ -20,7 +20,7 @@ STEP: Final = 0.2
 
 
 def redrive_slowly(
-    queue: LocalQueue,
+    queue: Queue,
     choice: Callable[[Event], bool] | None,
     count: int,
     rate: int,

@@ -1,10 +1,11 @@
-"""Handlers bound to the operations they serve: routes are made from the table, and nothing else is served under /v1."""
+"""Routes for the operations of the table: by default each runs its implementation; a few have handlers of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -14,19 +15,38 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.documents.decoding import decoded, query_of, refuse_parameters
-from penstock.protocol.operation import JSON, PREFIX, WITH_SLASHES, Operation
+from penstock.documents.events import event_document
+from penstock.errors import UnknownQueue
+from penstock.events import Event
+from penstock.observe.sample import FailedMessage
+from penstock.protocol.messages import FailureDocument, MessageDocument
+from penstock.protocol.operation import JSON, PREFIX, WITH_SLASHES, Operation, converted
 from penstock.protocol.table import OPERATIONS
+from penstock.queue.inspect import QueueMessage
 from penstock.server.api import parameters
 from penstock.server.limits import SEND_BYTES
 from penstock.server.memory import HeldResponse
+from penstock.server.problems import Refused
 from penstock.server.service import Endpoint, Service
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
 H = TypeVar("H", bound=Callable[..., object])
+A = TypeVar("A")
 
-_encode = msgspec.json.Encoder().encode
 _bound: dict[str, Endpoint] = {}
+
+
+def _message(one: QueueMessage) -> MessageDocument:
+    return MessageDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
+
+
+def _failure(one: FailedMessage) -> FailureDocument:
+    return FailureDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
+
+
+_WRITTEN: dict[type, Callable[[Any], object]] = {Event: event_document, QueueMessage: _message, FailedMessage: _failure}
+_encode = msgspec.json.Encoder().encode
 
 
 class Call(Generic[Q, B]):
@@ -43,6 +63,22 @@ class Call(Generic[Q, B]):
     def name(self, part: str) -> str:
         """A name in the path."""
         return str(self.request.path_params[part])
+
+
+def asked(call: Call[Any, Any], operation: Operation[A]) -> A:
+    """What an operation's implementation answers to a call."""
+    names = [call.name(part) for part in operation.names]
+    request = call.query if operation.query is not None else call.body
+    if operation.paged and request is not None:
+        limit = parameters.page_size(msgspec.structs.asdict(request)["limit"])
+        msgspec.structs.force_setattr(request, "limit", limit)
+    try:
+        answer = call.service.journal._backend.call(operation, *names, request=request)
+    except UnknownQueue as unknown:
+        raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{call.request.path_params.get('queue', '')}") from None
+    if answer is None and operation.missing is not None:
+        raise Refused(404, operation.missing, f"{names[0]!r} has no {names[-1][:80]!r}")
+    return answer
 
 
 def serves(operation: Operation[Any], *, raw: bool = False) -> Callable[[H], H]:
@@ -101,7 +137,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bo
 
 def answered(service: Service, answer: object, status: int = 200) -> Response:
     """An answer in JSON; a large one is sent as the client takes it, and counted meanwhile."""
-    data = _encode(answer)
+    data = _encode(converted(answer, _WRITTEN))
     if len(data) > SEND_BYTES:
         return HeldResponse(service.budget, data, status, JSON)
     return Response(data, status, media_type=JSON)
@@ -109,6 +145,9 @@ def answered(service: Service, answer: object, status: int = 200) -> Response:
 
 def api_routes() -> list[BaseRoute]:
     """A route for every operation of the table."""
+    for one in OPERATIONS:
+        if one.name not in _bound:
+            _bound[one.name] = _endpoint(one, partial(asked, operation=one), raw=False)
     return [Route(_route_path(one), _bound[one.name], methods=[one.method], name=one.name) for one in OPERATIONS]
 
 

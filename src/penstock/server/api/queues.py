@@ -1,206 +1,319 @@
-"""Queues over HTTP: their policies and numbers, groups and schedules, and their repair."""
+"""What is special about queues over HTTP: long polls, deliveries by their tokens, answers that must fit.
+
+Every other operation on a queue runs its implementation as it is (`penstock.local.queues`).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import Response
 
-from penstock.documents.conditions import EventChoice, Where
-from penstock.documents.events import decode_binary
-from penstock.errors import ConfigError, UnknownQueue
-from penstock.events import Event
-from penstock.protocol import queues as operations
-from penstock.protocol.fields import PolicyFields, policy_changes, policy_document
-from penstock.protocol.queues import (
-    Discarded,
-    DiscardRequest,
-    GroupNames,
-    GroupQuery,
-    Moved,
-    MoveRequest,
-    NewGroup,
-    NewSchedule,
-    PauseAnswer,
-    PauseRequest,
-    QueueDocument,
-    QueueNames,
-    RedriveAnswer,
-    RedriveRequest,
-    Removed,
-    RunNowRequest,
-    RunNowResult,
-    ScheduleList,
-    WasRemoved,
+from penstock.clock import seconds
+from penstock.documents.events import ReceiptDocument, decode_binary, event_document, receipt_document
+from penstock.errors import ConfigError, StaleDelivery, UnknownQueue
+from penstock.events import Draft, Event
+from penstock.names import check_text
+from penstock.protocol import deliveries as operations
+from penstock.protocol.deliveries import (
+    Acknowledged,
+    AckRequest,
+    AckResult,
+    ClaimRequest,
+    DeliveryDocument,
+    DeliveryList,
+    Extended,
+    ExtendRequest,
+    NackRequest,
+    Settled,
+    TakeRequest,
 )
-from penstock.queue.inspect import QueueStats
-from penstock.queue.run.schedule import Schedule
-from penstock.server.api.binding import Call, serves
+from penstock.protocol.fields import PolicyFields, policy_changes
+from penstock.protocol.journal import EventList, Receipts
+from penstock.protocol.messages import PEEK_MESSAGES, PUSH_MESSAGES, PeekQuery, PushRequest
+from penstock.protocol.operation import PAGE_BYTES
+from penstock.protocol.queues import OPEN_QUEUE, QueueDocument
+from penstock.server.access import address_of
+from penstock.server.api.binding import Call, answered, asked, serves
+from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN
+from penstock.server.problems import Refused
 from penstock.server.service import Service
+from penstock.surface.delivery import Delivery
+from penstock.surface.failure import check_nack, failure_text
+from penstock.surface.queue import Queue, check_taking
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
 
-def queue_of(request: Request, service: Service) -> LocalQueue:
-    """The queue a request names; UnknownQueue when it is not there: a mistyped name must not make one."""
-    return existing_queue(service, request.path_params["queue"])
-
-
-def existing_queue(service: Service, name: str) -> LocalQueue:
+# ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def existing_queue(service: Service, name: str) -> Queue:
+    """A queue that must be there: a mistyped name must not make one."""
     try:
         return service.journal.queue(name, create=False)
     except UnknownQueue as unknown:
         raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{name}") from None
 
 
-def called(call: Call[object, object]) -> LocalQueue:
-    """The queue a call names."""
-    return existing_queue(call.service, call.name("queue"))
+def queue_of(request: Request, service: Service) -> Queue:
+    """The queue a request names."""
+    return existing_queue(service, request.path_params["queue"])
 
 
-# ── the list, one queue ──────────────────────────────────────────────────────────────────────────────────────────────
-def groups_of(queue: LocalQueue) -> list[str]:
+def groups_of(queue: Queue) -> list[str]:
     """The groups whose numbers are worth showing."""
     return (queue.groups() or ["default"]) if queue.policy.mode == "fanout" else ["default"]
 
 
-def _document(queue: LocalQueue) -> QueueDocument:
-    stats = {group: queue.stats(group) for group in groups_of(queue)}
-    return QueueDocument(queue.name, len(queue), policy_document(queue.policy), queue.groups(), stats, queue.pauses())
+def called(call: Call[object, object]) -> Queue:
+    """The queue a call names."""
+    return existing_queue(call.service, call.name("queue"))
 
 
-@serves(operations.LIST_QUEUES)
-def list_queues(call: Call[None, None]) -> QueueNames:
-    return QueueNames(call.service.journal.queues())
-
-
-@serves(operations.READ_QUEUE)
-def read_queue(call: Call[None, None]) -> QueueDocument:
-    return _document(called(call))
-
-
-@serves(operations.READ_QUEUE_STATS)
-def read_queue_stats(call: Call[GroupQuery, None]) -> QueueStats:
-    return called(call).stats(call.query.group)
-
-
-@serves(operations.OPEN_QUEUE)
+@serves(OPEN_QUEUE)
 def open_queue(call: Call[None, PolicyFields]) -> QueueDocument:
-    """Makes the queue when it is not there; a policy other than the stored one is PolicyMismatch."""
-    service, name, policy = call.service, call.name("queue"), policy_changes(call.body)
+    """Makes a queue. What has a history as a topic is made one by an admin only, also as a dead-letter queue."""
+    service, policy = call.service, policy_changes(call.body)
     known = service.journal.queues()
-    for one in (name, policy.get("dead_letter")):
+    for one in (call.name("queue"), policy.get("dead_letter")):
         if isinstance(one, str) and one not in known and len(service.journal.topic(one)):
             service.access.require(call.request, "admin", f"{one!r} is a topic with a history: making it a queue")
-    return _document(service.journal.queue(name, **policy))
+    return asked(call, OPEN_QUEUE)
 
 
-@serves(operations.CONFIGURE_QUEUE)
-def configure_queue(call: Call[None, PolicyFields]) -> PolicyFields:
-    return policy_document(called(call).configure(**policy_changes(call.body)))
+# ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(PUSH_MESSAGES)
+def push_messages(call: Call[None, PushRequest]) -> Response:
+    message = call.body
+    trace = call.request.headers.get("traceparent")
+    if trace is not None:
+        message.headers = {"traceparent": trace, **(message.headers or {})}
+    receipts = _push(called(call), message)
+    if message.payloads is None and message.messages is None:
+        return answered(call.service, receipts[0], 200 if receipts[0].duplicate else 201)
+    return answered(call.service, Receipts(receipts), 201)
 
 
-@serves(operations.DROP_QUEUE)
-def drop_queue(call: Call[None, None]) -> Removed:
-    return Removed(called(call).drop())
+def _push(queue: Queue, message: PushRequest) -> list[ReceiptDocument]:
+    shared: dict[str, Any] = {
+        "kind": message.kind,
+        "key": message.key,
+        "priority": message.priority,
+        "delay": message.delay,
+        "not_before": message.not_before,
+        "max_attempts": message.max_attempts,
+        "headers": message.headers,
+        "cause": message.cause,
+    }
+    if message.payloads is None and message.messages is None:
+        payload = decode_binary(message.payload) if message.binary else message.payload
+        return [receipt_document(queue.push(payload, dedup=message.dedup, **shared))]
+    if message.payload is not None or (message.payloads is not None and message.messages is not None):
+        raise ConfigError("give one of payload, payloads and messages")
+    items: list[object]
+    if message.messages is not None:
+        items = [_with_headers(document.draft(), message.headers) for document in message.messages]
+    else:
+        items = [decode_binary(one) if message.binary else one for one in message.payloads or []]
+    return [receipt_document(receipt) for receipt in queue.push_many(items, dedup=message.dedup, **shared)]
 
 
-# ── groups, schedules ────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.ADD_GROUP)
-def add_group(call: Call[None, NewGroup]) -> GroupNames:
-    queue = called(call)
-    queue.add_group(call.body.name, after=call.body.after)
-    return GroupNames(queue.groups())
+def _with_headers(draft: Draft, headers: dict[str, str] | None) -> Draft:
+    if headers:
+        draft.headers = {**headers, **(draft.headers or {})}
+    return draft
 
 
-@serves(operations.REMOVE_GROUP)
-def remove_group(call: Call[None, None]) -> WasRemoved:
-    return WasRemoved(called(call).remove_group(call.name("group")))
+# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(PEEK_MESSAGES)
+def peek_messages(call: Call[PeekQuery, None]) -> EventList[Event]:
+    """What would be taken next, as much as fits into an answer."""
+    found: list[Event] = []
+    size = 0
+    for event in asked(call, PEEK_MESSAGES).events:
+        if size >= PAGE_BYTES:
+            break
+        found.append(event)
+        size += len(event.raw)
+    return EventList(found)
 
 
-@serves(operations.ADD_SCHEDULE)
-def add_schedule(call: Call[None, NewSchedule]) -> Schedule:
-    wanted = call.body
-    interval = wanted.cron if wanted.interval is None else wanted.interval
-    if interval is None or (wanted.cron is not None and wanted.interval is not None):
-        raise ConfigError('give one of "interval" and "cron"')
-    return called(call).every(
-        interval,
-        decode_binary(wanted.payload) if wanted.binary else wanted.payload,
-        name=wanted.name,
-        timezone=wanted.timezone,
-        missed=wanted.missed,
-        kind=wanted.kind,
-        headers=wanted.headers,
-        key=wanted.key,
-        priority=wanted.priority,
+def delivery_document(delivery: Delivery) -> DeliveryDocument:
+    """A delivery as JSON says it."""
+    return DeliveryDocument(
+        delivery.token,
+        delivery.attempt,
+        delivery.deadline,
+        delivery.group,
+        delivery.consumer,
+        event_document(delivery.event),
     )
 
 
-@serves(operations.REMOVE_SCHEDULE)
-def remove_schedule(call: Call[None, None]) -> WasRemoved:
-    return WasRemoved(called(call).unschedule(call.name("schedule")))
+def _check(queue: Queue, limit: int, lease: float | None) -> None:
+    if not 0 <= limit <= MOST_TAKEN:
+        raise ConfigError(f"limit is a number from 0 to {MOST_TAKEN}, not {limit}")
+    _check_lease(queue, lease)
 
 
-@serves(operations.LIST_SCHEDULES)
-def list_schedules(call: Call[None, None]) -> ScheduleList:
-    return ScheduleList(called(call).schedules())
+def _check_lease(queue: Queue, lease: float | None) -> None:
+    """Over HTTP there is no process whose end would end a lease of 0."""
+    if lease == 0 or (lease is None and queue.policy.lease == 0):
+        raise ConfigError("a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds")
 
 
-# ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.REDRIVE_QUEUE)
-def redrive_queue(call: Call[None, RedriveRequest]) -> RedriveAnswer:
+# ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(operations.TAKE_MESSAGES)
+async def take_messages(call: Call[None, TakeRequest]) -> DeliveryList:
+    """Messages under a lease; waits for the first up to `wait` seconds. A client that goes away meanwhile gets none."""
+    service, wanted = call.service, call.body
+    queue = await run_in_threadpool(called, call)
+    wait = min(seconds(wanted.wait, "wait"), LONGEST_WAIT)
+    _check(queue, wanted.limit, wanted.lease)
+    check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
+    if wanted.limit == 0:
+        return DeliveryList([])
+    if wait and service.waiting >= service.limits.max_waiting:
+        raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
+    service.waiting += 1
+    try:
+        taken = await _take_while_there(call.request, service, service.journal._backend.queue(queue.name), wanted, wait)
+    finally:
+        service.waiting -= 1
+    return DeliveryList([delivery_document(delivery) for delivery in taken])
+
+
+async def _take_while_there(
+    request: Request, service: Service, queue: LocalQueue, wanted: TakeRequest, wait: float
+) -> list[Delivery]:
+    """Takes; when the client goes away or the server stops before the answer, what was taken is given back."""
+    stopping = threading.Event()
+    if wanted.host is None:
+        wanted.host = address_of(request) or None
+    taking = asyncio.ensure_future(_take_bounded(queue, wanted, wait, stopping))
+    if not wait:
+        return await taking
+    gone = asyncio.ensure_future(_gone(request))
+    closing = asyncio.ensure_future(service.closing.wait())
+    try:
+        await asyncio.wait((taking, gone, closing), return_when=asyncio.FIRST_COMPLETED)
+        if not taking.done():
+            stopping.set()
+            queue.nudge()
+        taken = await taking
+    finally:
+        gone.cancel()
+        closing.cancel()
+    if gone.done() and not gone.cancelled() and taken:
+        await run_in_threadpool(queue.release, taken)
+        return []
+    return taken
+
+
+async def _take_bounded(
+    queue: LocalQueue, wanted: TakeRequest, wait: float, stopping: threading.Event
+) -> list[Delivery]:
+    """Up to `limit` messages, but no more bytes than a page has: what is left is for the next take.
+
+    How large messages are is known once some are taken; then the rest is asked for in one go.
+    """
+    taken: list[Delivery] = []
+    size = 0
+    step = min(wanted.limit, FIRST_TAKEN)
+    host = "" if wanted.host is None else check_text(wanted.host, "host")
+    lease = None if wanted.lease is None else seconds(wanted.lease, "lease")
+    while step:
+        patience = 0.0 if taken else wait
+        found = await queue.take_async(
+            step, wanted.group, wanted.consumer, lease, wanted.newest, patience, stopping, wanted.since, host
+        )
+        taken += found
+        size += sum(len(delivery.event.raw) for delivery in found)
+        step = _next_step(step, found, taken, size, wanted.limit)
+    return taken
+
+
+def _next_step(step: int, found: Sequence[Delivery], taken: list[Delivery], size: int, limit: int) -> int:
+    """How many more messages to ask for, when `step` were asked for and `found`; 0: that is all."""
+    if len(found) < step or size >= PAGE_BYTES:
+        return 0
+    fitting = (PAGE_BYTES - size) * len(taken) // max(1, size)
+    return min(limit - len(taken), fitting)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has disconnected."""
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+@serves(operations.CLAIM_DELIVERIES)
+def claim_deliveries(call: Call[None, ClaimRequest]) -> DeliveryList:
     queue, wanted = called(call), call.body
-    to = None if wanted.to is None else existing_queue(call.service, wanted.to)
-    count = queue.redrive(to=to, limit=wanted.limit, where=_choice(wanted.where, wanted.ids), dry_run=wanted.dry_run)
-    if wanted.dry_run:
-        return RedriveAnswer(would_redrive=int(count), left=count.left)
-    return RedriveAnswer(redriven=int(count), left=count.left)
+    _check(queue, wanted.limit, wanted.lease)
+    taken: list[Delivery] = []
+    size = 0
+    step = wanted.limit if wanted.min_idle == 0 else min(wanted.limit, FIRST_TAKEN)
+    while step:
+        found = queue.claim(
+            min_idle=wanted.min_idle, group=wanted.group, consumer=wanted.consumer, limit=step, lease=wanted.lease
+        )
+        taken += found
+        size += sum(len(delivery.event.raw) for delivery in found)
+        # With min_idle=0 what was just claimed could be claimed again.
+        step = 0 if wanted.min_idle == 0 else _next_step(step, found, taken, size, wanted.limit)
+    return DeliveryList([delivery_document(delivery) for delivery in taken])
 
 
-def _choice(where: str | None, ids: list[str] | None) -> EventChoice | None:
-    condition = Where(where) if where else None
-    if ids is None:
-        return condition
-    chosen = frozenset(ids)
-
-    def chosen_and_fulfilling(event: Event) -> bool:
-        return event.id in chosen and (condition is None or condition.matches(event))
-
-    return chosen_and_fulfilling
+# ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@serves(operations.ACK_DELIVERIES)
+def ack_deliveries(call: Call[None, AckRequest]) -> Acknowledged:
+    return Acknowledged(called(call).ack_many(list(call.body.tokens)))
 
 
-@serves(operations.MOVE_MESSAGES)
-def move_messages(call: Call[None, MoveRequest]) -> Moved:
-    queue, wanted = called(call), call.body
-    to = existing_queue(call.service, wanted.to)
-    return Moved(queue.move(to, limit=wanted.limit, where=_choice(wanted.where, wanted.ids)))
+def _delivery(call: Call[object, object]) -> Delivery:
+    return called(call).delivery(call.name("token"))
 
 
-@serves(operations.DISCARD_MESSAGES)
-def discard_messages(call: Call[None, DiscardRequest]) -> Discarded:
-    return Discarded(called(call).discard(call.body.seqs))
+@serves(operations.READ_DELIVERY)
+def read_delivery(call: Call[None, None]) -> DeliveryDocument:
+    return delivery_document(_delivery(call))
 
 
-@serves(operations.RUN_NOW)
-def run_now(call: Call[None, RunNowRequest]) -> RunNowResult:
-    return RunNowResult(called(call).run_now(call.body.seqs, group=call.body.group))
+@serves(operations.ACK_DELIVERY)
+def ack_delivery(call: Call[None, AckResult]) -> Settled:
+    _delivery(call).ack(result=call.body.result)
+    return Settled("ack")
 
 
-@serves(operations.PURGE_QUEUE)
-def purge_queue(call: Call[None, None]) -> Removed:
-    return Removed(called(call).purge())
+@serves(operations.NACK_DELIVERY)
+def nack_delivery(call: Call[None, NackRequest]) -> Settled:
+    wanted, delivery = call.body, _delivery(call)
+    failure = failure_text(wanted.error, wanted.traceback)
+    delivery._nack(check_nack(wanted.delay, failure, wanted.dead, wanted.default_delay))
+    return Settled("nack", delivery._outcome)
 
 
-# ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.PAUSE_QUEUE)
-def pause_queue(call: Call[None, PauseRequest]) -> PauseAnswer:
-    queue = called(call)
-    return PauseAnswer(queue.pause(call.body.group), queue.pauses())
+@serves(operations.EXTEND_DELIVERY)
+def extend_delivery(call: Call[None, ExtendRequest]) -> Extended:
+    _check_lease(called(call), call.body.lease)
+    delivery = _delivery(call)
+    delivery.extend(call.body.lease)
+    return Extended(delivery.deadline)
 
 
-@serves(operations.RESUME_QUEUE)
-def resume_queue(call: Call[None, PauseRequest]) -> PauseAnswer:
-    queue = called(call)
-    return PauseAnswer(queue.resume(call.body.group), queue.pauses())
+@serves(operations.RELEASE_DELIVERY)
+def release_delivery(call: Call[None, None]) -> Settled:
+    """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
+    try:
+        _delivery(call).release()
+    except StaleDelivery:
+        return Settled("nothing")
+    return Settled("release")

@@ -9,12 +9,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from penstock.documents.cloudevents import BATCH, to_json
-from penstock.documents.events import event_document, event_json
+from penstock.documents.events import event_json
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
 from penstock.events import Event
 from penstock.journal.reading import TopicView
 from penstock.journal.storage.keys import MAX_SEQ
-from penstock.protocol.operation import ARROW, LINES
+from penstock.protocol.operation import ARROW, LINES, PAGE_BYTES
 from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
@@ -22,7 +22,6 @@ from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import (
     ARROW_BYTES,
-    PAGE_BYTES,
     SCANNED,
     SEND_BYTES,
     STREAM_BYTES,
@@ -81,9 +80,9 @@ def _check_not_dropped(topic: LocalTopic, after: int) -> None:
         raise PositionTrimmed(f"topic {topic.name!r} was dropped while it was read", oldest=topic.oldest or after + 1)
 
 
-def _page(topic: LocalTopic, query: ReadQuery) -> EventPage:
+def _page(topic: LocalTopic, query: ReadQuery) -> EventPage[Event]:
     found, follows, latest = _selected(topic, query)
-    return EventPage(list(map(event_document, found)), follows, latest)
+    return EventPage(found, follows, latest)
 
 
 def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int]:

@@ -27,7 +27,7 @@ from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields, given
 from penstock.protocol.journal import EventList, Receipts
-from penstock.protocol.operation import JSON
+from penstock.protocol.operation import JSON, PAGE_BYTES
 from penstock.protocol.topics import (
     CompactRequest,
     CursorChange,
@@ -43,7 +43,7 @@ from penstock.protocol.topics import (
 from penstock.server.access import REPORTS
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
-from penstock.server.limits import MOST_EVENTS, PAGE_BYTES
+from penstock.server.limits import MOST_EVENTS
 from penstock.server.problems import Refused
 from penstock.server.service import Service
 
@@ -176,29 +176,29 @@ def find_position(call: Call[PositionQuery, None]) -> PositionDocument:
 
 
 @serves(operations_of_journal.READ_CORRELATED)
-def read_correlated(call: Call[None, None]) -> EventList:
+def read_correlated(call: Call[None, None]) -> EventList[Event]:
     return _as_many_as_fit(call.service.journal.correlated(call.name("correlation")))
 
 
 @serves(operations_of_journal.READ_ANCESTORS)
-def read_ancestors(call: Call[None, None]) -> EventList:
+def read_ancestors(call: Call[None, None]) -> EventList[Event]:
     return _as_many_as_fit(ancestors(call.service.journal._core, call.name("event")))
 
 
 @serves(operations_of_journal.READ_EFFECTS)
-def read_effects(call: Call[None, None]) -> EventList:
+def read_effects(call: Call[None, None]) -> EventList[Event]:
     return _as_many_as_fit(effects(call.service.journal._core, call.name("event")))
 
 
-def _as_many_as_fit(events: Iterator[Event]) -> EventList:
-    documents: list[EventDocument] = []
+def _as_many_as_fit(events: Iterator[Event]) -> EventList[Event]:
+    found: list[Event] = []
     size = 0
     for event in islice(events, MOST_EVENTS):
         size += len(event.raw)
-        if size > PAGE_BYTES and documents:
+        if size > PAGE_BYTES and found:
             break
-        documents.append(event_document(event))
-    return EventList(documents)
+        found.append(event)
+    return EventList(found)
 
 
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────

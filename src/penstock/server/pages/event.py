@@ -21,7 +21,6 @@ from penstock.units import show_size
 
 if TYPE_CHECKING:
     from penstock.queue.inspect import QueueMessage
-    from penstock.queue.queue import LocalQueue
 
 SHOWN_BYTES = 1 << 20
 """Of a payload; the API has all of it."""
@@ -64,8 +63,7 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
         return letter(event)
     group = request.query_params.get("group") or "default"
     try:
-        queue: LocalQueue = service.journal.queue(event.topic, create=False)
-        failure = next(failures(queue, group, event.seq - 1), None)
+        failure = next(failures(service.journal._backend.queue(event.topic), group, event.seq - 1), None)
     except UnknownQueue:
         return None
     return failure if failure is not None and failure.event.id == event.id else None

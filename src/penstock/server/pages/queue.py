@@ -29,14 +29,14 @@ from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import LocalQueue
+    from penstock.surface.queue import Queue
 
 SHOWN = lists.ROWS
 SHOWN_GROUPS = 8
 """Groups that have a tab of their own; of more there is a table."""
 
 
-def _group(request: Request, queue: LocalQueue) -> str:
+def _group(request: Request, queue: Queue) -> str:
     groups = groups_of(queue)
     wanted = request.query_params.get("group") or groups[0]
     return wanted if wanted in groups else groups[0]
@@ -100,7 +100,7 @@ GROUP_COLUMNS = (ListColumn[QueueSample]("Group", "group", lambda one: one.group
 class QueueRows:
     """Which messages in flight, workers and groups of a queue a request asks for."""
 
-    def __init__(self, request: Request, queue: LocalQueue, group: str) -> None:
+    def __init__(self, request: Request, queue: Queue, group: str) -> None:
         self.queue = queue
         self.group = group
         base, may_write = rendering.base_of(request), rendering.can(request, "write")
@@ -154,6 +154,7 @@ def queue_page(request: Request, service: Service) -> Response:
     sample = service.sampler.newest
     rows = QueueRows(request, queue, group)
     holds_dead = is_dead_letter_queue(sample, queue.name)
+    backend = service.journal._backend.queue(queue.name)
     return rendering.page(
         request,
         service,
@@ -169,8 +170,8 @@ def queue_page(request: Request, service: Service) -> Response:
         shown_groups=SHOWN_GROUPS,
         tiles=tiles(sample, queue.name, group),
         charts=charts.QUEUE,
-        dead=lists.turned(request, "dead", lambda text: dead_letters(queue, DeadLetterCursor.read(text))),
-        failed=lists.turned(request, "failed", lambda text: failures(queue, group, _position(text))),
+        dead=lists.turned(request, "dead", lambda text: dead_letters(backend, DeadLetterCursor.read(text))),
+        failed=lists.turned(request, "failed", lambda text: failures(backend, group, _position(text))),
         pending=rows.pending(),
         next=queue.peek(10, group=group),
         policy=policy_words(queue.policy),
@@ -217,9 +218,7 @@ def messages_page(request: Request, service: Service) -> Response:
     )
 
 
-def message_table(
-    queue: LocalQueue, found: list[QueueMessage], base: str, *, may_write: bool, may_admin: bool
-) -> Table:
+def message_table(queue: Queue, found: list[QueueMessage], base: str, *, may_write: bool, may_admin: bool) -> Table:
     """Messages with their state, and what can be done about each."""
     rows = []
     for one in found:

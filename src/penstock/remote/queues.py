@@ -1,0 +1,320 @@
+"""A queue at the other end of a url: what its handle stands on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from penstock.clock import Seconds, SystemClock, to_ms
+from penstock.documents.decoding import nearest
+from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+from penstock.events import Draft, Receipt
+from penstock.journal.owners import this_host
+from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.observe.logs import Log
+from penstock.observe.tracing import trace_headers, with_trace
+from penstock.protocol import deliveries as operations
+from penstock.protocol.deliveries import (
+    AckRequest,
+    AckResult,
+    ClaimRequest,
+    DeliveryDocument,
+    ExtendRequest,
+    LeaveRequest,
+    NackRequest,
+    TakeRequest,
+)
+from penstock.protocol.fields import policy_of
+from penstock.protocol.messages import PUSH_MESSAGES, PushRequest
+from penstock.protocol.operation import Operation
+from penstock.protocol.queues import READ_QUEUE, QueueDocument
+from penstock.queue.operations.groups import Pause
+from penstock.queue.options import read_delivery_options
+from penstock.queue.policy import QueuePolicy
+from penstock.remote.events import draft_documents, event_of, receipt_of
+from penstock.schema import brings_kind
+from penstock.surface.delivery import Delivery, Outcome
+from penstock.surface.failure import NackOptions
+from penstock.surface.queue import Queue
+from penstock.ticket import Ticket
+
+if TYPE_CHECKING:
+    from penstock.remote.journal import RemoteJournal
+
+A = TypeVar("A")
+
+WAIT = 30.0
+"""Seconds one request waits for a message; a longer wait is several requests."""
+WORKER_WAIT = 2.0
+"""The same for a worker; also how long one that is told to stop may go on waiting."""
+WORKER_PAUSE = 1.0
+"""Seconds after which a worker asks again when the server does not answer."""
+
+log = Log("penstock.queue")
+
+
+class ServedLease(msgspec.Struct, eq=False):
+    """What a server says of one delivery's lease."""
+
+    queue: RemoteQueue
+    label: str
+    consumer: str | None
+    deadline: int
+    name: str
+
+    def token(self, index: int) -> str:
+        """The delivery's name."""
+        return self.name
+
+
+class RemoteQueue:
+    """What a `Queue` of a served journal stands on."""
+
+    def __init__(self, journal: RemoteJournal, name: str) -> None:
+        self._journal = journal
+        self.name = name
+        self.handle = Queue(journal, self)
+
+    def _call(
+        self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None, wait: float = 0.0
+    ) -> A:
+        return self._journal._backend.call(operation, self.name, *names, request=request, wait=wait)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _document(self) -> QueueDocument:
+        return self._call(READ_QUEUE)
+
+    def policy(self) -> QueuePolicy:
+        return policy_of(self._document().policy)
+
+    def length(self) -> int:
+        return self._document().length
+
+    def groups(self) -> list[str]:
+        return self._document().groups
+
+    def pauses(self) -> list[Pause]:
+        return self._document().pauses
+
+    # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def push(
+        self,
+        payload: object,
+        kind: str,
+        key: str | None,
+        priority: int | Literal["front"],
+        delay: Seconds,
+        not_before: datetime | None,
+        dedup: str | None,
+        max_attempts: int | None,
+        headers: Mapping[str, str] | None,
+        cause: object,
+    ) -> Receipt:
+        options = {"kind": kind, "key": key, "priority": priority, "delay": delay, "not_before": not_before}
+        own = {"dedup": dedup, "max_attempts": max_attempts, "headers": headers, "cause": cause}
+        return self._push(push_request(self.name, [payload], {**options, **own}, many=False))[0]
+
+    def submit(self, payload: object, options: Mapping[str, object]) -> Ticket[Receipt]:
+        self._journal._check_writable()
+        # Made here: the caller's trace context does not follow into another thread.
+        request = push_request(self.name, [payload], options, many=False)
+        return self._journal._submit(lambda: self._push(request)[0])
+
+    def push_many(self, payloads: list[object], options: Mapping[str, object]) -> list[Receipt]:
+        return self._push(push_request(self.name, payloads, options, many=True))
+
+    def _push(self, request: PushRequest | None) -> list[Receipt]:
+        if request is None:
+            return []
+        return [receipt_of(document) for document in self._call(PUSH_MESSAGES, request=request).receipts]
+
+    # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def take(
+        self,
+        limit: int,
+        group: str,
+        consumer: str | None,
+        lease: float | None,
+        newest: bool,
+        wait: float,
+        stopping: threading.Event | None = None,
+        since: datetime | None = None,
+        taker: AsyncTaker | None = None,
+    ) -> list[Delivery]:
+        host = None if consumer is None else this_host()
+        request = TakeRequest(limit, group, consumer, 0, lease, newest, host, since)
+        left, longest = wait, WAIT if stopping is None else WORKER_WAIT
+        while True:
+            request.wait = min(left, longest)
+            try:
+                found = self._call(operations.TAKE_MESSAGES, request=request, wait=request.wait).deliveries
+            except StorageError as error:
+                if stopping is None:
+                    raise
+                log.warning("queue %r: %s", self.name, error)  # a worker goes on when the server is there again
+                stopping.wait(WORKER_PAUSE)
+                found = []
+            left -= request.wait
+            gone = taker is not None and taker.gone
+            if found or left <= 0 or gone or (stopping is not None and stopping.is_set()):
+                return [self._taken(one) for one in found]
+
+    async def take_async(
+        self,
+        limit: int,
+        group: str,
+        consumer: str | None,
+        lease: float | None,
+        newest: bool,
+        wait: float,
+        stopping: threading.Event | None = None,
+        since: datetime | None = None,
+    ) -> list[Delivery]:
+        """Cancelled, the request goes on without its caller: what it finds is given back."""
+        import asyncio
+
+        taker = AsyncTaker(self)
+
+        def take() -> list[Delivery]:
+            return taker.receive(self.take(limit, group, consumer, lease, newest, wait, stopping, since, taker))
+
+        try:
+            return await asyncio.to_thread(take)
+        except asyncio.CancelledError:
+            found = taker.leave()
+            if found:
+                asyncio.get_running_loop().run_in_executor(None, self.release, found)
+            raise
+
+    def claim(
+        self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float
+    ) -> list[Delivery]:
+        request = ClaimRequest(min_idle, group, consumer, limit, lease)
+        return [self._taken(one) for one in self._call(operations.CLAIM_DELIVERIES, request=request).deliveries]
+
+    def delivery(self, token: str) -> Delivery:
+        return self._taken(self._call(operations.READ_DELIVERY, token))
+
+    def _taken(self, found: DeliveryDocument) -> Delivery:
+        deadline = to_ms(found.deadline, "deadline")
+        hold = ServedLease(self, found.group, found.consumer, deadline, found.token)
+        return Delivery(hold, 0, event_of(found.event), found.attempt)
+
+    def leave(self, group: str, consumer: str) -> bool:
+        return self._call(operations.LEAVE_QUEUE, request=LeaveRequest(consumer, group)).listed
+
+    def nudge(self) -> None:
+        """A take of a worker ends by itself, soon enough."""
+
+    def check_may_wait(self) -> None:
+        """Whoever waits holds no writer here."""
+
+    # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ack(self, delivery: Delivery, result: object) -> None:
+        if is_binary(result):
+            raise ConfigError("a reply over HTTP is JSON: bytes have no place in it")
+        request = AckResult(msgspec.Raw(encode_payload(result)))
+        self._call(operations.ACK_DELIVERY, delivery.token, request=request)
+
+    async def ack_async(self, delivery: Delivery, result: object) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.ack, delivery, result)
+
+    def ack_many(self, deliveries: list[Delivery | str]) -> int:
+        tokens = [one if isinstance(one, str) else one.token for one in deliveries]
+        return self._call(operations.ACK_DELIVERIES, request=AckRequest(tokens)).acknowledged if tokens else 0
+
+    def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
+        failure = options.failure
+        request = NackRequest(options.delay, failure.error, options.dead, failure.traceback, options.otherwise)
+        return self._call(operations.NACK_DELIVERY, delivery.token, request=request).outcome or "requeued"
+
+    def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
+        deadline = 0
+        for delivery in deliveries:
+            try:
+                found = self._call(operations.EXTEND_DELIVERY, delivery.token, request=ExtendRequest(lease))
+                deadline = to_ms(found.deadline, "deadline")
+            except PenstockError as error:
+                if not patient:
+                    raise
+                log.warning("the lease of %r was not renewed: %s", delivery, error)
+        return deadline
+
+    def release(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            try:
+                self._call(operations.RELEASE_DELIVERY, delivery.token)
+            except Closed:
+                pass
+            except PenstockError as error:  # what interrupted its holder matters more
+                log.warning("%r could not be given back; its lease will end: %s", delivery, error)
+
+
+class AsyncTaker:
+    """A caller in an event loop for whom a thread takes; it may be gone when there is a message."""
+
+    def __init__(self, queue: RemoteQueue) -> None:
+        self._queue = queue
+        self.gone = False
+        self._found: list[Delivery] = []
+        self._lock = threading.Lock()
+
+    def receive(self, found: list[Delivery]) -> list[Delivery]:
+        """In the thread: what was found, for the taker, or given back when that has gone."""
+        with self._lock:
+            self._found = found
+            if not self.gone:
+                return found
+        self._queue.release(found)
+        return []
+
+    def leave(self) -> list[Delivery]:
+        """In the event loop: the taker has gone; returns what is on its way to it."""
+        with self._lock:
+            self.gone = True
+            return self._found
+
+
+_OPTIONS = ("kind", "key", "priority", "delay", "not_before", "dedup", "max_attempts", "headers", "cause")
+_SHARED = ("priority", "delay", "not_before", "max_attempts")
+"""What all messages of a request have in common; the rest is each draft's own."""
+
+
+def push_request(queue: str, items: Iterable[Any], options: Mapping[str, Any], *, many: bool) -> PushRequest | None:
+    """The request that pushes some payloads or drafts; None when there is nothing to push."""
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise ConfigError(f"a push has no option {unknown[0]!r}{nearest(unknown[0], _OPTIONS)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if many and "dedup" in given:
+        raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
+    trace = trace_headers()
+    own = {name: given.get(name) for name in ("key", "headers", "cause", "dedup")}
+    kind = given.get("kind", "message")
+    drafts = [
+        item if isinstance(item, Draft) else Draft(item, **own) if brings_kind(item, kind) else Draft(kind, item, **own)
+        for item in items
+    ]
+    keyed = next((draft.key for draft in drafts if draft.key is not None), given.get("key"))
+    read_delivery_options(
+        SystemClock(),
+        keyed,
+        options.get("priority", 0),
+        options.get("delay", 0),
+        given.get("not_before"),
+        given.get("max_attempts"),
+    )
+    if not drafts:
+        return None
+    if trace is not None:
+        drafts = [msgspec.structs.replace(draft, headers=with_trace(draft.headers, trace)) for draft in drafts]
+    shared = {name: given[name] for name in _SHARED if name in given}
+    if isinstance(shared.get("delay"), timedelta):
+        shared["delay"] = shared["delay"].total_seconds()
+    return PushRequest(messages=draft_documents(drafts, queue), **shared)

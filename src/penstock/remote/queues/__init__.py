@@ -1,1 +1,0 @@
-"""Queues at the other end of a url: pushing, deliveries, workers."""
