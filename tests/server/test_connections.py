@@ -8,13 +8,16 @@ import time
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import penstock
+import penstock.server
 from penstock import Delivery
 from penstock.errors import Closed, ConfigError, StorageError
 from penstock.remote.queues import taking
 from server.serving import Served, serving
-from waiting import eventually
+from waiting import DEADLINE, eventually
 
 
 def test_a_write_after_the_server_was_restarted_goes_through(journal: penstock.Journal) -> None:
@@ -25,6 +28,21 @@ def test_a_write_after_the_server_was_restarted_goes_through(journal: penstock.J
     with remote, serving(journal, reuse=first.port):
         remote.topic("t").append("after")
     assert [event.kind for event in journal.topic("t").read()] == ["before", "after"]
+
+
+def test_a_client_finds_a_journal_below_a_path(journal: penstock.Journal) -> None:
+    inner = penstock.server.app(journal)
+    outer: Any = Starlette(routes=[Mount("/internal/events", app=inner)])
+    outer.penstock = inner.state.service
+    with serving(journal, app=outer) as served, penstock.open(f"{served.url}/internal/events") as remote:
+        topic, queue = remote.topic("t"), remote.queue("q")
+        with topic.subscribe(after=0) as events:
+            topic.append("k", 1)
+            assert events.next(DEADLINE).payload == 1  # type: ignore[union-attr]
+        queue.push("x")
+        with queue.take() as delivery:  # type: ignore[union-attr]
+            assert delivery.payload == "x"
+        assert [event.payload for event in topic.read()] == [1] and len(journal.queue("q")) == 0
 
 
 def test_an_answer_does_not_wait_for_the_network_to_batch_it(served: Served) -> None:
