@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from buffer.azure_emulator import AzureEmulator
 from buffer.emulator import Emulator
@@ -32,6 +33,10 @@ settings.load_profile("penstock")
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         settings.load_profile("fast")
+    if config.getoption("--hypothesis-profile") != RANDOM:
+        # It draws from the constants of all modules that are loaded: another file, or another test beside this one,
+        # would change every example.
+        providers.is_local_module_file = lambda path: False
     if (seed := config.getoption("--late")) is not None:
         be_late(seed)
     # A run in the background of a shell ignores Ctrl-C, and so would every process it starts: tests send it.
