@@ -48,7 +48,7 @@ class TaskShare(WriterCommitMessage):
     job: str
 
 
-class Target(Protocol):
+class WriteTarget(Protocol):
     """What rows are written to."""
 
     app: str | None
@@ -71,7 +71,7 @@ class Target(Protocol):
 class BatchWriter(DataSourceArrowWriter):
     """Writes a frame once; with txnAppId and txnVersion, once for ever."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self.target = target
         self.job = uuid.uuid4().hex
 
@@ -90,7 +90,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream's batches, each once, whatever is killed when."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         if target.app is not None:
             raise ConfigError("txnAppId and txnVersion are for batch writes; a stream is known by its checkpoint")
         self.target = target
@@ -137,7 +137,7 @@ _AT_ONCE = 4
 """Pieces fetched, or shares taken in by a server, at a time."""
 
 
-class _Piece(NamedTuple):
+class _StagedPiece(NamedTuple):
     """A piece in an area: its path ("" at a server), its size and its hash."""
 
     path: str
@@ -156,7 +156,7 @@ class StagedShare(TaskShare):
     """Whether any event has a key."""
     carried: bytes = b""
     """Its only piece, when that is small."""
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[_StagedPiece] = field(default_factory=list)
     """The others, in order."""
 
     @property
@@ -206,7 +206,7 @@ class Staging:
             send_piece(self.place.server, share.job, share.batch, at, body)
         else:
             path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
-        share.pieces.append(_Piece(path, len(body), _hash(body)))
+        share.pieces.append(_StagedPiece(path, len(body), _hash(body)))
 
     def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
         """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
@@ -255,7 +255,7 @@ class Staging:
                 for topic, block in decode_piece(body):
                     yield topic, decode_pending(block)
 
-    def _fetch(self, piece: _Piece | bytes) -> bytes:
+    def _fetch(self, piece: _StagedPiece | bytes) -> bytes:
         if isinstance(piece, bytes):
             return piece
         assert self.area is not None
