@@ -115,14 +115,14 @@ def test_a_topic_that_is_made_anew_while_a_server_is_asked_for_a_plan_is_not_rea
     journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(journal) as served:
-        planned = served_journal_module._ServedState.topics
+        planned = served_journal_module.ServedJournal.topics
 
         def then_dropped(self: Any, names: Any) -> Any:
             found = planned(self, names)
             make_anew(journal)
             return found
 
-        monkeypatch.setattr(served_journal_module._ServedState, "topics", then_dropped)
+        monkeypatch.setattr(served_journal_module.ServedJournal, "topics", then_dropped)
         reader = batch({"url": served.url}, minPartitions="2")
         with pytest.raises(PositionTrimmed):
             positions(rows for share in reader.partitions() for rows in reader.read(share))

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -217,7 +218,7 @@ _BEHIND_SECONDS, _BEHIND_PAUSE = 5.0, 0.05
 """For how long a reader that is behind the plan is waited for: much longer than it pauses between two looks."""
 
 
-class PlannedTopic(Protocol):
+class PlannedTopic(NamedTuple):
     """One topic as planning sees it."""
 
     name: str
@@ -226,30 +227,21 @@ class PlannedTopic(Protocol):
     trimmed: int
     """Positions up to here were removed."""
     latest: int
-
-    def position_before(self, ms: int) -> int:
-        """The last position recorded before a time; 0 for none."""
-        ...
-
-    def size(self, after: int, through: int) -> int:
-        """About how many bytes a range has."""
-        ...
-
-    def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
-        """The bounds of pieces of about equal size."""
-        ...
+    position_before: Callable[[int], int]
+    """The last position recorded before a time; 0 for none."""
+    size: Callable[[int, int], int]
+    """About how many bytes a range has."""
+    cuts: Callable[[int, int, int, bool], list[int]]
+    """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
 
 
-class JournalState(Protocol):
+class JournalState(NamedTuple):
     """One state of a journal."""
 
-    def names(self) -> Sequence[str]:
-        """Every topic."""
-        ...
-
-    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
-        """Those of the topics that are there."""
-        ...
+    names: Callable[[], Sequence[str]]
+    """Every topic."""
+    topics: Callable[[Sequence[str]], Mapping[str, PlannedTopic]]
+    """Those of the topics that are there."""
 
 
 class SourceJournal(Protocol):
@@ -341,7 +333,7 @@ class LocalSource:
     @contextmanager
     def state(self) -> Iterator[JournalState]:
         with self._engine.read() as snap:
-            yield _SnapshotState(snap)
+            yield JournalState(partial(topic_names, snap), partial(_topics, snap))
 
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:
@@ -406,38 +398,17 @@ def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]
     return blocks, through if whole else min(through, view.latest())
 
 
-class _SnapshotState:
-    """One snapshot."""
-
-    def __init__(self, snap: Snapshot) -> None:
-        self._snap = snap
-
-    def names(self) -> Sequence[str]:
-        return topic_names(self._snap)
-
-    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
-        views = {name: TopicView.open(self._snap, name) for name in names}
-        return {name: _SnapshotTopic(view) for name, view in views.items() if view is not None}
+def _topics(snap: Snapshot, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
+    views = [view for name in names if (view := TopicView.open(snap, name)) is not None]
+    return {view.name: _planned(view) for view in views}
 
 
-class _SnapshotTopic:
-    """One topic in a snapshot."""
+def _planned(view: TopicView) -> PlannedTopic:
+    def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
+        return range_cuts(view, after, through, pieces, exactly=exactly)
 
-    def __init__(self, view: TopicView) -> None:
-        self._view = view
-        self.name = view.name
-        self.began = view.began()
-        self.trimmed = view.trimmed()
-        self.latest = view.latest()
-
-    def position_before(self, ms: int) -> int:
-        return self._view.position_before(ms)
-
-    def size(self, after: int, through: int) -> int:
-        return range_size(self._view, after, through)
-
-    def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
-        return range_cuts(self._view, after, through, pieces, exactly=exactly)
+    ends = view.began(), view.trimmed(), view.latest()
+    return PlannedTopic(view.name, *ends, view.position_before, partial(range_size, view), cuts)
 
 
 def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:

@@ -153,7 +153,29 @@ class ServedJournal:
 
     @contextmanager
     def state(self) -> Iterator[JournalState]:
-        yield _ServedState(self)
+        yield JournalState(self.names, self.topics)
+
+    def names(self) -> Sequence[str]:
+        """Every topic."""
+        return patiently(lambda: self._client.call(LIST_TOPICS)).topics
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
+        """Those of the topics that are there, as they are now: what only grows may have grown since."""
+        found = self.ends(names).ends if names else {}
+        return {name: self._planned(name, found[name]) for name in names if name in found}
+
+    def _planned(self, name: str, ends: TopicEnds) -> PlannedTopic:
+        def position_before(ms: int) -> int:
+            query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())
+            return patiently(lambda: self._client.call(FIND_POSITION, name, query=query)).position
+
+        def size(after: int, through: int) -> int:
+            return self.cuts(name, CutsQuery(after, through)).size
+
+        def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
+            return self.cuts(name, CutsQuery(after, through, pieces, exactly)).bounds
+
+        return PlannedTopic(name, ends.began, ends.trimmed, ends.latest, position_before, size, cuts)
 
     def ends(self, names: Sequence[str]) -> EndsDocument:
         """Where topics begin and end; those that are not there are left out."""
@@ -240,40 +262,3 @@ class ServedJournal:
             if name in ends and ends[name].latest >= position:
                 change = CursorChange(position, seek=back)
                 patiently(partial(self._client.call, MOVE_CURSOR, name, consumer, body=change))
-
-
-class _ServedState:
-    """The journal as it was when first asked; what only grows may have grown since."""
-
-    def __init__(self, journal: ServedJournal) -> None:
-        self._journal = journal
-
-    def names(self) -> Sequence[str]:
-        return patiently(lambda: self._journal._client.call(LIST_TOPICS)).topics
-
-    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
-        if not names:
-            return {}
-        found = self._journal.ends(names).ends
-        return {name: _ServedTopic(self._journal, name, found[name]) for name in names if name in found}
-
-
-class _ServedTopic:
-    """One topic of it."""
-
-    def __init__(self, journal: ServedJournal, name: str, ends: TopicEnds) -> None:
-        self._journal = journal
-        self.name = name
-        self.began = ends.began
-        self.trimmed = ends.trimmed
-        self.latest = ends.latest
-
-    def position_before(self, ms: int) -> int:
-        query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())
-        return patiently(lambda: self._journal._client.call(FIND_POSITION, self.name, query=query)).position
-
-    def size(self, after: int, through: int) -> int:
-        return self._journal.cuts(self.name, CutsQuery(after, through)).size
-
-    def cuts(self, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
-        return self._journal.cuts(self.name, CutsQuery(after, through, pieces, exactly)).bounds

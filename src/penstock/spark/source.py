@@ -156,7 +156,7 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     for range_, size in zip(whole, sizes, strict=True):
         share = max(1, -(-pieces * size // total)) if total else 1
         view = topics.views[range_.topic]
-        bounds = view.cuts(range_.after, range_.through, share, exactly=least >= pieces)
+        bounds = view.cuts(range_.after, range_.through, share, least >= pieces)
         parts.extend(Range(range_.topic, low, high) for low, high in pairwise(bounds))
     return parts
 

@@ -29,8 +29,7 @@ from penstock.journal.storage.wire import Wire
 from penstock.limits import INLINE_BYTES, STEP_BYTES
 from penstock.local.journal import LocalJournal
 from penstock.queue.queue import LocalQueue
-from penstock.transfer.gating import ask_gates
-from penstock.transfer.rows import RowsInCommit
+from penstock.transfer.rows import RowsInCommit, ask_gates
 
 SYNC_BYTES = 4 << 20
 """Bytes of steps after which they are put on disk: what the next commit of any caller would else have to wait for."""

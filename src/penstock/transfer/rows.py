@@ -1,4 +1,4 @@
-"""Rows of a bulk write that each count: those with options, and those for queues that look at every push of a key.
+"""Rows of a bulk write that each count: with options, for queues that look at every push of a key, and for gates.
 
 They are judged as a batch of drafts is, all of them as one: a dedup key that repeats an earlier row's, in whatever
 block, is a duplicate, and every expectation is about the entity as it was before the write. What is wrong with one is
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from penstock.clock import from_ms
-from penstock.errors import ConfigError, Conflict
+from penstock.errors import ConfigError, Conflict, Denied
+from penstock.events import Draft
 from penstock.journal.commit.checked import find_duplicates
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch
@@ -27,6 +28,9 @@ from penstock.queue.operations.push import push
 from penstock.queue.options import DeliveryOptions, check_rank, read_delivery_options
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
+
+if TYPE_CHECKING:
+    from penstock.entity.staging.gate import Gates
 
 _Asked = tuple[bool, int | None, int | None, int | None, int | None]
 _SHOWN = 60
@@ -146,6 +150,46 @@ class RowsInCommit:
         if self._gathered >= BLOCK_EVENTS:  # what is gathered is in memory
             self._commit.flush()
             self._gathered = 0
+
+
+def ask_gates(gates: Gates, pieces: Iterable[tuple[str, Wire]]) -> None:
+    """Shows every row of topics with gates to them; Denied names the first gate that refuses, and the row."""
+    for topic, wire in pieces:
+        if not gates.of(topic):
+            continue
+        block = Block(wire, topic)
+        for row in range(block.count):
+            asked = gates.of(topic, block.kind(row))
+            if not asked:
+                continue
+            encoded = bytes(block.raw_payload(row))
+            draft = _draft(block, row, encoded)
+            for gate in asked:
+                try:
+                    gates.ask(gate, draft, encoded)
+                except Denied as denied:
+                    raise Denied(
+                        f"gate {gate.name} of topic {topic!r} refused: {denied.reason} ({row_words(block, row)})"
+                    ) from denied
+
+
+def _draft(block: Block, row: int, encoded: bytes) -> Draft:
+    """A row as a caller that appends one by one would have given it."""
+    options = options_of(block.wire)
+    dedup, expect = (None, None) if options is None else (options.dedup, options.expect)
+    return Draft(
+        block.kind(row),
+        encoded if block.is_binary(row) else msgspec.json.decode(encoded),
+        topic=block.topic,
+        key=block.key(row),
+        scope=block.scope(row),
+        headers=dict(block.headers(row)) or None,
+        occurred_at=None if block.wire.occurred is None else from_ms(block.occurred_ms(row)),
+        dedup=None if dedup is None else dedup[row],
+        cause=block.causation(row),
+        correlation=block.correlation(row),
+        expect=None if expect is None else expect[row],
+    )
 
 
 class _Moment(msgspec.Struct, frozen=True):
