@@ -13,8 +13,7 @@ from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import encode_batch, parse_manifest
 from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.store import ObjectStore, open_store
-from penstock.buffer.store.contract import VersionConflict
+from penstock.buffer.store import ObjectStore, VersionConflict, open_store
 from penstock.clock import ManualClock, SystemClock
 from penstock.observe.metrics import Registry
 

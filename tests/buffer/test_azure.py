@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.store import open_store
-from penstock.buffer.store.azure import azure_config
+from penstock.buffer.store import azure_config, open_store
 from penstock.errors import ConfigError, StorageError
 
 from .azure_emulator import ACCOUNT, KEY, AzureEmulator, azurite

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.format.batch import encode_batch, open_batch
-from penstock.buffer.format.manifest import append, parse_manifest
-from penstock.buffer.format.mark import Mark
+from penstock.buffer.format import Mark, append, encode_batch, open_batch, parse_manifest
 from penstock.errors import Corrupt
 
 ENTRIES = [b"entry %d" % number for number in range(20)]

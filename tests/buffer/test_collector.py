@@ -6,9 +6,9 @@ import pytest
 from ulid import ULID
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.consume.collector import collect
+from penstock.buffer.collector import collect
 from penstock.buffer.format import encode_batch
-from penstock.buffer.naming import BufferPaths, batch_time_ms
+from penstock.buffer.manifest import BufferPaths, batch_time_ms
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StorageError

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.buffer import Consumer, Producer
-from penstock.buffer.consume import collector
+from penstock.buffer import Consumer, Producer, collector
 from penstock.buffer.store import ObjectStore
 from penstock.errors import Closed
 from waiting import DEADLINE

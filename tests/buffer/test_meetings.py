@@ -12,11 +12,10 @@ from ulid import ULID
 
 import penstock
 from penstock.buffer import Batch, Consumer, Producer, drain
-from penstock.buffer.consume.collector import collect
-from penstock.buffer.format import encode_batch
-from penstock.buffer.format.descriptor import Metadata
-from penstock.buffer.naming import BufferPaths
-from penstock.buffer.produce.slabs import Slabs
+from penstock.buffer.collector import collect
+from penstock.buffer.format import Metadata, encode_batch
+from penstock.buffer.manifest import BufferPaths
+from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError

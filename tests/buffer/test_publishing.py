@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.buffer import Consumer, Metadata
+from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.counters import BufferCounters
-from penstock.buffer.format import Manifest, append, encode_entries, parse_manifest
-from penstock.buffer.format.arrow import arrow_to_block
-from penstock.buffer.format.mark import Mark
-from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.naming import BufferPaths
-from penstock.buffer.produce.publishing import Publisher, StagedObject
+from penstock.buffer.format import Manifest, Mark, append, encode_entries, parse_manifest
+from penstock.buffer.manifest import BufferPaths, ManifestObject
+from penstock.buffer.publishing import Publisher, StagedObject
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import ConfigError, Corrupt, StorageError
@@ -123,7 +121,7 @@ def test_damaged_marks_are_named_and_nothing_is_written(memory: ObjectStore):
 
 
 def test_more_names_than_are_kept_forget_those_not_heard_of_for_longest(memory: ObjectStore, monkeypatch):
-    monkeypatch.setattr("penstock.buffer.marks.NAMES", 2)
+    monkeypatch.setattr("penstock.buffer.manifest.MARK_NAMES", 2)
     clock = ManualClock()
     buffer = Buffer(memory)
     for name in ("one", "two", "three"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.naming import BufferPaths, shard_of, shard_place
+from penstock.buffer.manifest import BufferPaths, shard_of, shard_paths
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, ConfigError, Fenced, Unflushed
@@ -101,10 +101,10 @@ def test_one_shards_collector_leaves_the_others_alone(memory: ObjectStore):
 
 def test_another_number_of_shards_is_another_set_of_manifests():
     whole = BufferPaths("ingest/manifest", "ingest")
-    names = {shard_place(whole, 0, shards) for shards in (1, 2, 4)}
+    names = {shard_paths(whole, 0, shards) for shards in (1, 2, 4)}
     assert len(names) == 3
-    assert shard_place(whole, 0, 1) == whole
-    assert shard_place(whole, 1, 4) == BufferPaths("ingest/manifest-00001-of-00004", "ingest/shard-00001-of-00004")
+    assert shard_paths(whole, 0, 1) == whole
+    assert shard_paths(whole, 1, 4) == BufferPaths("ingest/manifest-00001-of-00004", "ingest/shard-00001-of-00004")
 
 
 @pytest.mark.parametrize("shard, shards", [(-1, 2), (2, 2), (0, 0)])

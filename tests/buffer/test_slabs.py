@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.buffer import Consumer, Producer
+from penstock.buffer import slabs as slabs_module
 from penstock.buffer.backoff import Backoff, Contention
-from penstock.buffer.produce import slabs as slabs_module
-from penstock.buffer.produce.slabs import Slabs
+from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import open_store
 from penstock.errors import StorageError
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from penstock.buffer import Consumer, Producer
+from penstock.buffer import store as probing
 from penstock.buffer.store import ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
-from penstock.buffer.store import probe as probing
 from penstock.errors import ConfigError, StorageError
 
 from .emulator import Emulator

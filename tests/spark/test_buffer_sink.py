@@ -12,7 +12,7 @@ from without_spark import Task, source, struct, write, write_batch
 
 from penstock.buffer import Batch, Consumer
 from penstock.buffer.format import parse_manifest
-from penstock.buffer.naming import shard_of
+from penstock.buffer.manifest import shard_of
 from penstock.buffer.store import open_store
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark.buffer.source import BufferSource

@@ -14,11 +14,17 @@ from typing import Any
 import msgspec
 
 import penstock
-from penstock.buffer.format.batch import decode_arrow, encode_batch, open_batch
-from penstock.buffer.format.manifest import append, parse_manifest
-from penstock.buffer.format.mark import Mark, decode_mark, encode_mark
-from penstock.buffer.store import open_store
-from penstock.buffer.store.contract import Stored
+from penstock.buffer.format import (
+    Mark,
+    append,
+    decode_arrow,
+    decode_mark,
+    encode_batch,
+    encode_mark,
+    open_batch,
+    parse_manifest,
+)
+from penstock.buffer.store import Stored, open_store
 from penstock.documents.conditions import predicate
 from penstock.engine.slatedb.lease import LeaseRecord
 from penstock.engine.slatedb.lease import _decode as decode_writer

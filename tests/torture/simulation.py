@@ -29,11 +29,10 @@ from buffer.audit import Audit
 from buffer.test_safety import Sink
 from penstock.buffer import Consumer
 from penstock.buffer.backoff import Backoff
-from penstock.buffer.consume.collector import collect
-from penstock.buffer.format.batch import encode_entries
-from penstock.buffer.format.mark import Mark
-from penstock.buffer.naming import place
-from penstock.buffer.produce.publishing import Publisher
+from penstock.buffer.collector import collect
+from penstock.buffer.format import Mark, encode_entries
+from penstock.buffer.manifest import buffer_paths
+from penstock.buffer.publishing import Publisher
 from penstock.buffer.store import Stored, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StaleDelivery, StorageError
@@ -148,7 +147,7 @@ class World:
         self._lives: Counter[str] = Counter()
         self._actors: dict[str, greenlet] = {}
         self._thread = threading.get_ident()
-        self._place = place(BUFFER_MANIFEST, BUFFER_PREFIX)
+        self._place = buffer_paths(BUFFER_MANIFEST, BUFFER_PREFIX)
 
     # ── the schedule ─────────────────────────────────────────────────────────────────────────────────────────────────
     def play(self, steps: int) -> None:

@@ -13,19 +13,16 @@ What holds:
 - only the consumer that took the newest epoch can remove entries; all others get `Fenced`;
 - the collector deletes nothing that a manifest names, or that a producer may still append.
 
-    format/     the bytes, as pure functions     store/     object stores behind one contract
-    produce/    entries to batches to objects    consume/   reading, acknowledging, collecting, draining
+    format      the bytes, as pure functions       store       object stores behind one contract
+    producer    entries to batches to objects      consumer    reading, acknowledging, running handlers
     manifest    the shared object: every change is one conditional put
+    collector   deleting batches that no manifest names; draining: from a buffer into a journal
 """
 
-from penstock.buffer.consume.batch import Batch
-from penstock.buffer.consume.consumer import Consumer
-from penstock.buffer.consume.draining import DrainReport, drain
-from penstock.buffer.consume.fetcher import Fetcher
-from penstock.buffer.consume.running import RunReport
-from penstock.buffer.format.descriptor import Descriptor, Metadata
-from penstock.buffer.produce.outgoing import Produced, UnflushedBatch
-from penstock.buffer.produce.producer import Producer
+from penstock.buffer.consumer import Batch, Consumer, Fetcher, RunReport
+from penstock.buffer.draining import DrainReport, drain
+from penstock.buffer.format import Descriptor, Metadata
+from penstock.buffer.producer import Produced, Producer, UnflushedBatch
 
 __all__ = [
     "Batch",

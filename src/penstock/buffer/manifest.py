@@ -7,19 +7,27 @@ After any of them a producer cannot know whether its entries are in the queue; `
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+import re
+import secrets
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
 
 from penstock.buffer.counters import ManifestCounters
-from penstock.buffer.format import Manifest, append, parse_manifest
-from penstock.buffer.format.descriptor import Metadata
-from penstock.buffer.format.mark import Mark
-from penstock.buffer.marks import Marks
-from penstock.buffer.store import ObjectStore, Stored, VersionConflict
-from penstock.buffer.store.contract import Buffer
-from penstock.buffer.trail import Trail
+from penstock.buffer.format import Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
+from penstock.buffer.store import Buffer, ObjectStore, Stored, VersionConflict, check_path
 from penstock.clock import Clock
-from penstock.errors import Corrupt
+from penstock.errors import ConfigError, Corrupt
+from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+
+try:
+    from ulid import ULID
+except ModuleNotFoundError as error:
+    raise ConfigError('the buffer needs its extra: pip install "penstock[buffer]"') from error
+
 
 log = logging.getLogger("penstock.buffer")
 
@@ -143,3 +151,236 @@ def _parse(data: Buffer | None, path: str) -> Manifest:
         return parse_manifest(data)
     except Corrupt as error:
         raise Corrupt(str(error), file=path) from None
+
+
+# ── Where a buffer's objects are: the manifest, the batches, and their shards ──
+
+
+_SUFFIX = ".batch"
+_ULID_LENGTH = 26
+
+
+class BufferPaths(NamedTuple):
+    """One manifest and the prefix its batches are under."""
+
+    manifest: str
+    prefix: str
+
+    def new_batch(self, now_ms: int) -> str:
+        """A location that no other process will ever choose, that carries the time it was chosen at."""
+        return f"{self.prefix}/{ULID.from_timestamp(now_ms)}{_SUFFIX}"
+
+
+def buffer_paths(manifest: str, prefix: str | None) -> BufferPaths:
+    """Checks the two paths; a manifest that is not the usual one needs a prefix that is said.
+
+    A collector knows its own manifest's batches, and takes all others under its prefix for waste.
+    """
+    if prefix is None:
+        if manifest != BUFFER_MANIFEST:
+            raise ConfigError(
+                f"with the manifest {manifest!r} name the prefix of its batches as well (prefix=…), one of its own: "
+                f"buffers that share {BUFFER_PREFIX!r} would delete each other's batches"
+            )
+        prefix = BUFFER_PREFIX
+    return BufferPaths(check_path(manifest, "manifest"), check_path(prefix.rstrip("/"), "prefix"))
+
+
+def shard_paths(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
+    """One of `shards` manifests, with a prefix of its own (a collector knows only its own manifest's references).
+
+    The names carry the number of shards: after a change of it, old and new shards never mix.
+    """
+    if shards < 1 or not 0 <= shard < shards:
+        raise ConfigError(f"shard must be between 0 and shards - 1, not {shard} of {shards}")
+    if shards == 1:
+        return whole
+    tail = f"{shard:05d}-of-{shards:05d}"
+    return BufferPaths(f"{whole.manifest}-{tail}", f"{whole.prefix}/shard-{tail}")
+
+
+def shard_of(key: bytes | str | int, shards: int) -> int:
+    """Which shard a key belongs to: the same on every machine and in every release."""
+    if isinstance(key, int):
+        return key % shards
+    return zlib.crc32(key.encode() if isinstance(key, str) else key) % shards
+
+
+def batch_time_ms(location: str) -> int | None:
+    """When a batch's location was chosen, or None when its name is not a ULID's."""
+    name = location.rpartition("/")[2]
+    if not name.endswith(_SUFFIX) or len(name) != _ULID_LENGTH + len(_SUFFIX):
+        return None
+    try:
+        return ULID.from_str(name[:_ULID_LENGTH]).milliseconds
+    except ValueError:
+        return None
+
+
+# ── What a buffer is known by, whatever url and endpoint lead to it: a random name in `<manifest>.id` ──
+# The manifest itself has no room for it: its bytes are another system's too. The first to ask writes the object.
+
+
+_ID = re.compile(rb"[0-9a-f]{32}")
+
+
+def buffer_id(store: ObjectStore, manifest: str) -> str:
+    """The stored identity of a manifest's buffer, made if it has none yet."""
+    path = f"{manifest}.id"
+    while True:
+        found = store.get(path)
+        if found is not None:
+            if _ID.fullmatch(bytes(found)) is None:
+                raise Corrupt("a buffer's id is 32 hexadecimal digits; restore the object", file=path)
+            return bytes(found).decode()
+        with suppress(VersionConflict):  # another drain was first: its id is everyone's
+            store.put_if(path, secrets.token_hex(16).encode(), None)
+
+
+# ── The trail: what was removed from a manifest lately (`<manifest>.trail`), in a manifest's own format without metadat
+# A consumer writes it before it removes entries. A producer whose put got no answer looks for its own entry to learn
+# whether the put was done; the trail lets it find the entry even when a consumer was faster. What the trail says is
+# always true (an entry's location never changes), so a missing, damaged or outdated one costs certainty, never
+# correctness.
+
+
+#: The trail keeps this many entries, more while they are younger than the longest a put can be without an answer.
+_TRAIL_ENTRIES = 1024
+_TRAIL_ENTRIES_MOST = 16_384
+_YOUNG_MS = 300_000
+
+
+class Trail:
+    """The trail of one manifest."""
+
+    def __init__(self, store: ObjectStore, manifest: str, clock: Clock) -> None:
+        self._store = store
+        self._path = f"{manifest}.trail"
+        self._clock = clock
+        self._manifest = empty_manifest(0)
+        self._stored: Stored | None = None
+        self._current = False  # whether what is known is what we wrote or read last
+
+    def read(self) -> list[tuple[int, str]]:
+        """Every sequence and location it still knows."""
+        self._load()
+        return list(self._manifest.locations())
+
+    def extend(self, removed: Sequence[tuple[int, str]]) -> None:
+        """Adds entries about to be removed; `VersionConflict` when another consumer writes the trail too."""
+        if not self._current:
+            self._load()
+        known = set(self._manifest.locations())
+        fresh = [entry for entry in removed if entry not in known]
+        if not fresh:
+            return
+        manifest = self._manifest
+        if fresh[0][0] != manifest.next_sequence:  # a gap, or a manifest that began anew: what was known says nothing
+            manifest = empty_manifest(fresh[0][0])
+        data = self._trimmed(Manifest(append(manifest, [(location, ()) for _, location in fresh])))
+        self._current = False
+        version = self._store.put_if(self._path, data, self._stored.version if self._stored else None)
+        self._manifest, self._stored = Manifest(data), Stored(data, version)
+        self._current = True
+
+    def _load(self) -> None:
+        stored = self._store.read(self._path, self._stored)
+        if stored is None or stored is not self._stored:
+            self._manifest = empty_manifest(0) if stored is None else _advice(stored)
+        self._stored = stored
+        self._current = True
+
+    def _trimmed(self, manifest: Manifest) -> bytes:
+        spare = manifest.count - _TRAIL_ENTRIES
+        young = self._clock.now_ms() - _YOUNG_MS
+        through = None
+        for index, (sequence, location) in enumerate(manifest.locations() if spare > 0 else ()):
+            if index >= spare:
+                break
+            if manifest.count - index <= _TRAIL_ENTRIES_MOST and (batch_time_ms(location) or 0) >= young:
+                break
+            through = sequence
+        return bytes(manifest.data) if through is None else dequeue(manifest, through)
+
+
+def _advice(stored: Stored) -> Manifest:
+    """A trail's contents; damage makes it an empty one, to be written over."""
+    try:
+        manifest = parse_manifest(stored.data)
+        for _ in manifest.locations():
+            pass
+    except Corrupt:
+        return empty_manifest(0)
+    return manifest
+
+
+# ── The marks of entries that have left a manifest (`<manifest>.marks`): JSON, the highest number by name ──
+# While entries are in the manifest, so are their marks. A consumer that removes the entries writes their marks here
+# first, so that a writer that comes back, however late, finds its mark in one place or the other.
+
+
+#: Names that are remembered; beyond, those that have not been heard of for longest are forgotten.
+MARK_NAMES = 1024
+
+
+class _StoredMark(msgspec.Struct):
+    number: int
+    at_ms: int
+
+
+class _MarksDocument(msgspec.Struct):
+    marks: dict[str, _StoredMark]
+    version: int = 1
+
+
+class Marks:
+    """The marks object of one manifest."""
+
+    def __init__(self, store: ObjectStore, manifest: str, clock: Clock) -> None:
+        self._store = store
+        self._path = f"{manifest}.marks"
+        self._clock = clock
+        self._stored: Stored | None = None
+        self._marks: dict[str, _StoredMark] = {}
+
+    def read(self, name: str) -> int | None:
+        """The highest number of that name whose entries have been removed, as far as anyone remembers."""
+        self._load()
+        kept = self._marks.get(name)
+        return None if kept is None else kept.number
+
+    def keep(self, marks: Iterable[Mark]) -> None:
+        """Remembers the marks of entries about to be removed; `VersionConflict` when another consumer does so too."""
+        self._load()
+        now = self._clock.now_ms()
+        merged = dict(self._marks)
+        for name, number in marks:
+            kept = merged.get(name)
+            if kept is None or kept.number < number:
+                merged[name] = _StoredMark(number, now)
+        if merged == self._marks:
+            return
+        newest = sorted(merged.items(), key=lambda each: each[1].at_ms, reverse=True)[:MARK_NAMES]
+        data = msgspec.json.encode(_MarksDocument(dict(newest)), order="sorted")
+        version = self._store.put_if(self._path, data, self._stored.version if self._stored else None)
+        self._marks, self._stored = dict(newest), Stored(data, version)
+
+    def _load(self) -> None:
+        stored = self._store.read(self._path, self._stored)
+        if stored is None or stored is not self._stored:
+            self._marks = {} if stored is None else _parse_marks(stored.data, self._path)
+        self._stored = stored
+
+
+def _parse_marks(data: Any, path: str) -> dict[str, _StoredMark]:
+    try:
+        found = msgspec.json.decode(bytes(data), type=_MarksDocument)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(
+            f"the marks of removed entries cannot be read: {error}. Delete the object to go on; a query whose last "
+            "batch was cut off may then write it twice",
+            file=path,
+        ) from None
+    if found.version != 1:
+        raise Corrupt(f"marks of version {found.version} are unsupported (only 1)", file=path)
+    return found.marks

@@ -13,8 +13,8 @@ from object_homes import Home
 
 import penstock
 from buffer.emulator import Emulator
+from penstock.buffer.cloud import CloudStore
 from penstock.buffer.store import open_store
-from penstock.buffer.store.cloud import CloudStore
 from penstock.engine.slatedb import database, upkeep
 from penstock.engine.slatedb.bridge import call
 from penstock.errors import ConfigError, StorageError

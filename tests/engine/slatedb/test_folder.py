@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.buffer.store.contract import VersionConflict
+from penstock.buffer.store import VersionConflict
 from penstock.engine.slatedb import folder as module
 from penstock.engine.slatedb.folder import FolderStore
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from buffer.faults import FaultyStore
-from penstock.buffer.store import open_store
-from penstock.buffer.store.contract import Stored, Version
+from penstock.buffer.store import Stored, Version, open_store
 from penstock.engine.slatedb import lease as module
 from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
 from penstock.errors import Corrupt, Fenced, Locked

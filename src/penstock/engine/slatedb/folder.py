@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.buffer.store.contract import Stored, Version, VersionConflict
+from penstock.buffer.store import Stored, Version, VersionConflict
 from penstock.errors import StorageError
 
 KEPT = 8

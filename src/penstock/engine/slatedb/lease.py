@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.buffer.store.contract import Stored, Version, VersionConflict
+from penstock.buffer.store import Stored, Version, VersionConflict
 from penstock.engine.slatedb.errors import fenced
 from penstock.errors import Corrupt, Fenced, Locked, StorageError
 

@@ -1,6 +1,6 @@
 """From a url and options to the stores behind it: SlateDB's own, and the buffer's for everything that is not SlateDB's.
 
-Credentials, regions and endpoints are found as the buffer finds them (`penstock.buffer.store.opening`): one place for
+Credentials, regions and endpoints are found as the buffer finds them (`penstock.buffer.store`): one place for
 both. A folder is a store too, for tests and development: SlateDB does not fsync what it writes there.
 """
 
@@ -15,9 +15,8 @@ from pathlib import Path
 
 import slatedb.uniffi as sl
 
-from penstock.buffer.store.cloud import CloudStore
-from penstock.buffer.store.opening import cloud_settings, open_cloud
-from penstock.buffer.store.probe import probe_conditional_puts
+from penstock.buffer.cloud import CloudStore
+from penstock.buffer.store import cloud_settings, open_cloud, probe_conditional_puts
 from penstock.engine.slatedb.folder import FolderStore
 from penstock.engine.slatedb.options import ObjectOptions
 from penstock.errors import ConfigError, StorageError

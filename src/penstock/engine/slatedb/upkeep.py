@@ -10,8 +10,8 @@ import uuid
 import msgspec
 import slatedb.uniffi as sl
 
-from penstock.buffer.store.cloud import CloudStore
-from penstock.buffer.store.opening import open_cloud
+from penstock.buffer.cloud import CloudStore
+from penstock.buffer.store import open_cloud
 from penstock.engine.base import check_backup_target, copy_rows
 from penstock.engine.contract import Snapshot
 from penstock.engine.slatedb.bridge import call

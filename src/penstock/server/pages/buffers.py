@@ -63,7 +63,7 @@ class Buffers:
 
     def _inspect(self, name: str, read_to: Mapping[str, int]) -> BufferState:
         from penstock.buffer.format import parse_manifest
-        from penstock.buffer.naming import batch_time_ms
+        from penstock.buffer.manifest import batch_time_ms
         from penstock.buffer.store import open_store
         from penstock.limits import BUFFER_MANIFEST
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.buffer.format.batch import MAX_BATCH_BYTES, Compression
-from penstock.buffer.naming import BufferPaths, place, shard_place
+from penstock.buffer.format import MAX_BATCH_BYTES, Compression
+from penstock.buffer.manifest import BufferPaths, buffer_paths, shard_paths
 from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.errors import ConfigError
 from penstock.limits import BUFFER_MANIFEST
@@ -152,10 +152,10 @@ def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tu
     if unknown:
         raise ConfigError(f"a penstock-buffer {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
     shards = number(given, "shards") or 1
-    whole = place(given.get("manifest", BUFFER_MANIFEST), given.get("prefix"))
+    whole = buffer_paths(given.get("manifest", BUFFER_MANIFEST), given.get("prefix"))
     where = {
         "url": given["url"],
-        "places": tuple(shard_place(whole, shard, shards) for shard in range(shards)),
+        "places": tuple(shard_paths(whole, shard, shards) for shard in range(shards)),
         "gc_grace": _seconds(given, "gcGrace", 600),
         "store": tuple(sorted(rest.items())),
         "given": frozenset(given),

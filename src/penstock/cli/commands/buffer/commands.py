@@ -23,7 +23,7 @@ from penstock.names import shown_url, split_url
 if TYPE_CHECKING:
     from penstock.buffer import Batch, Consumer
     from penstock.buffer.format import Manifest
-    from penstock.buffer.naming import BufferPaths
+    from penstock.buffer.manifest import BufferPaths
     from penstock.buffer.store import ObjectStore
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -77,7 +77,7 @@ def dump(url: str, manifest: str, options: object, shards: int, shard: int) -> N
     """Prints a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
     import base64
 
-    from penstock.buffer.format.manifest import VERSION
+    from penstock.buffer.format import MANIFEST_VERSION
 
     found = _manifest(_existing_store(url, options), _place(manifest, BUFFER_PREFIX, shard, shards))
     entries = [
@@ -95,7 +95,12 @@ def dump(url: str, manifest: str, options: object, shards: int, shard: int) -> N
         }
         for each in found
     ]
-    document = {"version": VERSION, "epoch": found.epoch, "next_sequence": found.next_sequence, "entries": entries}
+    document = {
+        "version": MANIFEST_VERSION,
+        "epoch": found.epoch,
+        "next_sequence": found.next_sequence,
+        "entries": entries,
+    }
     click.echo(json.dumps(document, indent=2))
 
 
@@ -125,7 +130,7 @@ def status(url: str, manifest: str, options: object, shards: int, as_json: bool)
 
 def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
     """A manifest in numbers; the lag is the age of the oldest entry that waits."""
-    from penstock.buffer.naming import batch_time_ms
+    from penstock.buffer.manifest import batch_time_ms
     from penstock.clock import SystemClock
 
     oldest = found.after(None, 1)
@@ -261,7 +266,7 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 @click.option("--dry-run", is_flag=True, help="only say how many would go")
 def gc(url: str, manifest: str, options: object, prefix: str | None, shards: int, grace: float, dry_run: bool) -> None:
     """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
-    from penstock.buffer.consume.collector import collect
+    from penstock.buffer.collector import collect
     from penstock.clock import SystemClock
 
     store = _existing_store(url, options)
@@ -291,6 +296,6 @@ def _manifest(store: ObjectStore, where: BufferPaths) -> Manifest:
 
 
 def _place(manifest: str, prefix: str | None, shard: int, shards: int) -> BufferPaths:
-    from penstock.buffer.naming import place, shard_place
+    from penstock.buffer.manifest import buffer_paths, shard_paths
 
-    return shard_place(place(manifest, prefix), shard, shards)
+    return shard_paths(buffer_paths(manifest, prefix), shard, shards)

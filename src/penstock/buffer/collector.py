@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.buffer.format import Manifest, parse_manifest
-from penstock.buffer.naming import BufferPaths, batch_time_ms
+from penstock.buffer.manifest import BufferPaths, batch_time_ms
 from penstock.buffer.store import ObjectStore
 from penstock.errors import Fenced
 

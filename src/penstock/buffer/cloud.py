@@ -12,12 +12,13 @@ import obstore
 from obstore import exceptions as refused
 from obstore.store import MemoryStore
 
-from penstock.buffer.store.contract import Buffer, Stored, Version, VersionConflict, too_large
+from penstock.buffer.store import Buffer, Stored, Version, VersionConflict, too_large
 from penstock.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult
     from obstore.store import ObjectStore as AnyStore
+
 
 _LIST_CHUNK = 1000
 _DELETE_CHUNK = 1000

@@ -20,6 +20,7 @@ try:
 except ImportError as error:
     raise ConfigError('Arrow arrays need pyarrow and numpy: pip install "penstock[arrow]"') from error
 
+
 _MAGIC = b"PAR1"
 _MAX_BINARY = (1 << 31) - 1
 #: Arrow reads the header in one buffer of this size and the rest in one piece, which can then be handed over uncopied.

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
-from penstock.buffer.consume.batch import Batch
-from penstock.buffer.consume.consumer import Consumer
-from penstock.buffer.format.descriptor import Metadata
+from penstock.buffer.consumer import Batch, Consumer
+from penstock.buffer.format import Metadata
 from penstock.clock import Seconds, from_ms
 from penstock.errors import Fenced, OutOfOrder
 from penstock.events import Draft

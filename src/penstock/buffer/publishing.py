@@ -17,11 +17,8 @@ from zlib import crc32
 
 from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.counters import BufferCounters
-from penstock.buffer.format.batch import Compression, batch_footer, compress_entries
-from penstock.buffer.format.descriptor import Metadata
-from penstock.buffer.format.mark import Mark
-from penstock.buffer.manifest import ManifestObject
-from penstock.buffer.naming import BufferPaths, batch_time_ms
+from penstock.buffer.format import Compression, Mark, Metadata, batch_footer, compress_entries
+from penstock.buffer.manifest import BufferPaths, ManifestObject, batch_time_ms
 from penstock.buffer.store import ObjectStore, VersionConflict, probe_conditional_puts
 from penstock.clock import Clock, SystemClock
 from penstock.errors import StorageError

@@ -12,6 +12,7 @@ try:
 except ImportError:  # then reads take fresh memory every time
     np = None
 
+
 _FIRST = 64 << 10
 _SMALLEST_STEP = 64 << 10
 

@@ -1,0 +1,918 @@
+"""Consumer: the one reader of a manifest."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from itertools import takewhile
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+from zlib import crc32
+
+from penstock.buffer.backoff import Backoff
+from penstock.buffer.collector import Collector, collect
+from penstock.buffer.counters import BufferCounters, ManifestCounters
+from penstock.buffer.format import (
+    MAX_BATCH_BYTES,
+    DecodedBatch,
+    Descriptor,
+    Manifest,
+    Metadata,
+    decode_arrow,
+    dequeue,
+    next_epoch,
+    open_batch,
+    set_epoch,
+)
+from penstock.buffer.manifest import ManifestObject, ManifestVersion, buffer_id, buffer_paths, shard_paths
+from penstock.buffer.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
+from penstock.clock import Clock, Seconds, SystemClock, seconds
+from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
+from penstock.limits import BUFFER_MANIFEST
+from penstock.observe.metrics import REGISTRY, Registry
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+#: Acknowledgements between manifest writes.
+ACKS_PER_WRITE = 100
+
+
+class Consumer:
+    """Reads a buffer's batches in order and removes them once they are acknowledged.
+
+    >>> with Consumer("s3://bucket/events") as consumer:
+    ...     while (batch := consumer.next_batch()) is not None:
+    ...         handle(batch.entries)
+    ...         consumer.ack(batch.sequence)
+
+    Opening one fences the consumer before it: from then on its calls raise `Fenced`. What is not
+    acknowledged when a consumer ends (or dies) is delivered again to the next one: at least once. For an exactly-once
+    effect store `batch.sequence` with what you made of the batch, and open the next consumer with `after=` that number.
+
+    Three cursors, None at first: *acked* (removed from the manifest by the hundredth `ack`, `ack_through`, `flush` or
+    `close`), *fetched*, and *handed out* (where the next read goes on; ahead of the acknowledgements).
+    """
+
+    def __init__(
+        self,
+        url: str | ObjectStore,
+        *,
+        after: int | None = None,
+        manifest: str = BUFFER_MANIFEST,
+        prefix: str | None = None,
+        gc_interval: Seconds | None = 300,
+        gc_grace: Seconds = 600,
+        clock: Clock | None = None,
+        shards: int = 1,
+        shard: int = 0,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        options: Mapping[str, object] | None = None,
+        metrics: Registry = REGISTRY,
+    ) -> None:
+        if after is not None and after < 0:
+            raise ConfigError(f"after must be a sequence (0 or more) or None, not {after}")
+        self.place = shard_paths(buffer_paths(manifest, prefix), shard, shards)
+        self._grace_ms = int(seconds(gc_grace, "gc_grace") * 1000)
+        interval = None if gc_interval is None else seconds(gc_interval, "gc_interval")
+        self._store = open_store(url, options)
+        probe_conditional_puts(self._store, self.place.manifest)
+        self._clock = clock or SystemClock()
+        self._measures = BufferCounters(metrics)
+        self._manifest_measures = self._measures.for_role("consumer")
+        self._manifest = OwnedManifest(self._store, self.place.manifest, self._clock, self._manifest_measures)
+        self._fetcher = Fetcher(self._store, self.place.manifest, max_batch_bytes, self._measures)
+        self._reading = threading.Lock()  # one read at a time; taken before _lock
+        self._lock = threading.RLock()  # the manifest and the cursors
+        self._acked = self._fetched = self._handed_out = after
+        self._unacked: deque[int] = deque()  # handed out, in order
+        self._unwritten = 0
+        self._closed = False
+        self._run: ConsumerRun | None = None
+        self._pid = os.getpid()
+        if after is not None and self._manifest.load_owned().next_sequence > 0:
+            self._manifest.dequeue(after)
+        self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
+        if self._collector is not None:
+            self._collector.start()
+
+    # ── reading ──
+
+    def next_batch(self) -> Batch | None:
+        """The next batch, or None when there is none yet. A failure moves no cursor: the next call tries it again."""
+        with self._reading:
+            with self._lock:
+                found = self._after_handed_out(1)
+            if not found:
+                return None
+            batch = self.fetch(found[0])
+            self._hand_out(found)
+            return batch
+
+    def next_descriptors(self, limit: int) -> list[Descriptor]:
+        """Up to `limit` of the next entries, to be fetched elsewhere.
+
+        The cursor moves now: one that is lost comes again only from a new consumer.
+        """
+        if limit < 0:
+            raise ConfigError(f"limit must not be negative: {limit}")
+        if limit == 0:
+            return []
+        with self._reading:
+            with self._lock:
+                found = self._after_handed_out(limit)
+            self._hand_out(found)
+            return found
+
+    def read_manifest(self) -> Manifest:
+        """The manifest now, for callers that read its batches elsewhere; moves no cursor."""
+        with self._lock:
+            self._check_open()
+            return self._manifest.load_owned()
+
+    def _after_handed_out(self, limit: int) -> list[Descriptor]:
+        self._check_open()
+        manifest = self._manifest.load_owned()
+        try:
+            return manifest.after(self._handed_out, limit)
+        except Corrupt as error:
+            raise Corrupt(str(error), file=self.place.manifest) from None
+
+    def _hand_out(self, found: list[Descriptor]) -> None:
+        with self._lock:
+            for each in found:
+                self._unacked.append(each.sequence)
+                self._handed_out = each.sequence
+        self._measures.descriptors.inc(len(found))
+
+    def fetcher(self) -> Fetcher:
+        """What turns descriptors into batches: picklable, thread-safe, and outliving this consumer."""
+        return self._fetcher
+
+    def fetch(self, descriptor: Descriptor) -> Batch:
+        """Fetches a descriptor's batch, as the fetcher does, and keeps the lag measured."""
+        try:
+            batch = self._fetcher.fetch(descriptor)
+        except StorageError as error:
+            with self._lock:
+                if not error.retryable and not self._closed:
+                    self._manifest.load_owned()  # it may be gone because the consumer that took over is done with it
+            raise
+        with self._lock:
+            self._fetched = max(descriptor.sequence, -1 if self._fetched is None else self._fetched)
+        if batch.metadata:
+            age_ms = self._clock.now_ms() - batch.metadata[-1].ingested_at_ms
+            self._measures.consumer_lag.set(max(0, age_ms) / 1000)
+        return batch
+
+    # ── acknowledging ──
+
+    def ack(self, sequence: int) -> None:
+        """Acknowledges the oldest batch handed out; any other is `OutOfOrder`. Every hundredth rewrites the manifest.
+
+        When that write fails, the acknowledgement did not happen: give it again.
+        """
+        with self._lock:
+            self._check_open()
+            if not self._unacked or sequence != self._unacked[0]:
+                expected = f"{self._unacked[0]} is next" if self._unacked else "nothing handed out waits for one"
+                raise OutOfOrder(f"out-of-order ack of {sequence}: {expected}")
+            if self._unwritten + 1 >= ACKS_PER_WRITE:
+                self._manifest.dequeue(sequence)
+                self._unwritten = 0
+            else:
+                self._unwritten += 1
+            self._unacked.popleft()
+            self._acked = sequence
+        self._measures.acks.inc()
+
+    def ack_through(self, sequence: int) -> None:
+        """Acknowledges everything up to `sequence` in one manifest write; it must advance, else `OutOfOrder`.
+
+        On any failure nothing has changed here and the call may be repeated.
+        """
+        with self._lock:
+            self._check_open()
+            if self._acked is not None and sequence <= self._acked:
+                raise OutOfOrder(f"non-monotonic ack_through of {sequence}: {self._acked} is acknowledged already")
+            if sequence < 0:
+                raise OutOfOrder(f"sequences begin at 0, not {sequence}")
+            self._manifest.dequeue(sequence)
+            while self._unacked and self._unacked[0] <= sequence:
+                self._unacked.popleft()
+            advanced = sequence + 1 if self._acked is None else sequence - self._acked
+            self._acked = sequence
+            self._handed_out = max(sequence, -1 if self._handed_out is None else self._handed_out)
+            self._unwritten = 0
+        self._measures.acks.inc(advanced)
+
+    def flush(self) -> None:
+        """Removes what was acknowledged from the manifest now."""
+        with self._lock:
+            self._check_open()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._unwritten:
+            assert self._acked is not None
+            self._manifest.dequeue(self._acked)
+            self._unwritten = 0
+
+    # ── running ──
+
+    def run(
+        self,
+        handler: Callable[[Batch], object],
+        *,
+        concurrency: int = 8,
+        ahead: int = 8,
+        ordered: bool = True,
+        until_empty: bool = False,
+        poll: Seconds = 0.1,
+        ack_interval: Seconds = 0.2,
+        on_corrupt: Callable[[Descriptor, Corrupt], object] | None = None,
+    ) -> RunReport:
+        """Hands every batch to `handler` (a function or a coroutine function) and acknowledges what it finished.
+
+        Up to `ahead` batches are read ahead and fetched by `concurrency` threads. In order, `handler` is called here,
+        one batch after the other; with `ordered=False` it is called by the fetching threads as batches come. Either
+        way only the contiguous finished prefix is acknowledged, at most every `ack_interval`.
+
+        Returns after `stop()`, when another consumer takes over (see the report's `fenced`), or, with `until_empty`,
+        when nothing is left. An exception from `handler` ends the run and is raised here; unfinished batches come again
+        with the next run. A damaged batch ends it too, unless `on_corrupt` says what to do with its descriptor.
+        """
+        with self._lock:
+            self._check_open()
+            if self._run is not None:
+                raise ConfigError("this consumer is running already")
+            self._hand_out_again()
+            run = self._run = ConsumerRun(
+                self,
+                handler,
+                concurrency=concurrency,
+                ahead=ahead,
+                ordered=ordered,
+                until_empty=until_empty,
+                poll=seconds(poll, "poll"),
+                ack_interval=seconds(ack_interval, "ack_interval"),
+                on_corrupt=on_corrupt,
+            )
+        try:
+            return run.run()
+        finally:
+            with self._lock:
+                self._run = None
+                self._hand_out_again()
+
+    def stop(self) -> None:
+        """Ends a `run` in another thread (or in its handler) after the batches in hand."""
+        run = self._run
+        if run is not None:
+            run.stop()
+
+    def _hand_out_again(self) -> None:
+        """What was handed out and not acknowledged is read again (the lock is held)."""
+        self._unacked.clear()
+        self._handed_out = self._acked
+
+    # ── the rest ──
+
+    def collect_garbage(self) -> int:
+        """Deletes batch objects no consumer can need, and returns how many. Runs by itself every `gc_interval`."""
+        with self._measures.gc_duration.time():
+            done = collect(
+                self._store,
+                self.place,
+                now_ms=self._clock.now_ms(),
+                grace_ms=self._grace_ms,
+                decide=self._decide,
+            )
+        self._measures.gc_files_deleted.inc(done.deleted)
+        self._measures.gc_files_failed.inc(done.failed)
+        return done.deleted
+
+    def _decide(self, choose: Callable[[Manifest], list[str] | None]) -> list[str] | None:
+        with self._lock:
+            return self._manifest.decide(choose)
+
+    def close(self) -> None:
+        """Writes outstanding acknowledgements and ends; a second close does nothing."""
+        if os.getpid() != self._pid:  # a forked child: the acknowledgements are the parent's to write
+            return
+        run = self._run
+        if run is not None:
+            run.stop()
+            run.wait_unless_inside()
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                try:
+                    self._flush()
+                finally:
+                    self._closed = True
+        finally:
+            if self._collector is not None:
+                self._collector.stop()  # without the lock, which it may be waiting for
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the consumer is closed")
+        if os.getpid() != self._pid:  # no epoch would keep the two apart
+            raise Closed(
+                f"the consumer was opened by process {self._pid} and this one was forked from it; open one in the child"
+            )
+
+    def buffer_id(self) -> str:
+        """What the buffer is known by, whatever url leads to it; stored beside the manifest."""
+        return buffer_id(self._store, self.place.manifest)
+
+    @property
+    def epoch(self) -> int:
+        """What the manifest carries while this consumer owns it."""
+        return self._manifest.epoch
+
+    @property
+    def acked(self) -> int | None:
+        """The last sequence acknowledged: what the next consumer's `after` should be."""
+        return self._acked
+
+    @property
+    def conflict_rate(self) -> float:
+        """Manifest writes that lost to another writer, per hundred that won."""
+        return self._manifest_measures.conflict_rate
+
+    def __len__(self) -> int:
+        """Batches in the manifest when it was last read or written."""
+        return self._manifest.length
+
+    def __bool__(self) -> bool:
+        return True  # a consumer with nothing to read is still a consumer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        return f"Consumer({self._store.url!r}, manifest={self.place.manifest!r}, epoch={self.epoch})"
+
+
+# ── Run: reads ahead, fetches in parallel, hands over, and acknowledges the contiguous finished prefix ──
+#     reader ──► to fetch ──► fetching threads ──► fetched ──► handler ──► finished ──► acknowledger
+#
+# One lock guards everything between the stages; each stage waits on a condition of its own, so that a batch that moves
+# on wakes whom it concerns and not a dozen threads. The first thing that goes wrong (`trouble`) or `stop` ends all of
+# them; handlers that run are waited for, and what they finished is still acknowledged.
+
+
+class RunReport(NamedTuple):
+    """What a run did."""
+
+    batches: int  # handled
+    entries: int
+    acked: int | None  # the frontier at the end
+    fenced: Fenced | None  # set when another consumer took over
+
+
+class ConsumerRun:
+    """One call of `Consumer.run`."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        handler: Callable[[Batch], object],
+        *,
+        concurrency: int,
+        ahead: int,
+        ordered: bool,
+        until_empty: bool,
+        poll: float,
+        ack_interval: float,
+        on_corrupt: Callable[[Descriptor, Corrupt], object] | None,
+    ) -> None:
+        if concurrency < 1 or ahead < 1:
+            raise ConfigError(f"concurrency and ahead must be at least 1, not {concurrency} and {ahead}")
+        self._consumer = consumer
+        self._handler = handler
+        self._concurrency = concurrency
+        self._ahead = ahead
+        self._ordered = ordered
+        self._until_empty = until_empty
+        self._poll = poll
+        self._ack_interval = ack_interval
+        self._on_corrupt = on_corrupt
+        self._backoff = Backoff(first=0.05, most=2.0)
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)  # for the reader: fewer are unhandled
+        self._work = threading.Condition(self._lock)  # for the fetching threads
+        self._turn = threading.Condition(self._lock)  # for threads that hand over, or wait for the end
+        self._ackable = threading.Condition(self._lock)  # for the acknowledger
+        self._to_fetch: deque[Descriptor] = deque()
+        self._order: deque[int] = deque()  # read, and not part of the finished prefix
+        self._next: deque[int] = deque()  # read, and not handed over; in order only
+        self._unhandled = 0  # read and not handled: what `ahead` bounds
+        self._fetched: dict[int, Batch | Exception | None] = {}  # None: damaged, and dealt with
+        self._finished: set[int] = set()  # handled, but something before it is not
+        self._frontier: int | None = None  # the end of the finished prefix
+        self._acked: int | None = None
+        self._stopping = False
+        self._stop_event = threading.Event()
+        self._exhausted = False
+        self._handled = False  # no handler will run any more
+        self._trouble: BaseException | None = None
+        self._fenced: Fenced | None = None
+        self._batches = 0
+        self._entries = 0
+        self._threads: set[int] = set()
+        self._ended = threading.Event()
+
+    def run(self) -> RunReport:
+        self._threads.add(threading.get_ident())
+        try:
+            return self._run()
+        finally:
+            self._ended.set()
+
+    def wait_unless_inside(self) -> None:
+        """Waits for the end of the run; a handler, which would wait for itself, is let through."""
+        if threading.get_ident() not in self._threads:
+            self._ended.wait()
+
+    def _run(self) -> RunReport:
+        reader = threading.Thread(target=self._guarded, args=(self._read_loop,), name="penstock-read", daemon=True)
+        acker = threading.Thread(target=self._guarded, args=(self._ack_loop,), name="penstock-ack", daemon=True)
+        fetchers = [
+            threading.Thread(target=self._guarded, args=(self._fetch_loop,), name=f"penstock-fetch-{n}", daemon=True)
+            for n in range(self._concurrency)
+        ]
+        try:
+            for thread in (acker, *fetchers, reader):
+                thread.start()
+            if self._ordered:
+                self._hand_over_in_order()
+            else:
+                self._wait_for_end()
+        except BaseException as error:
+            self._fail(error)
+        self.stop()
+        for thread in (reader, *fetchers):
+            if thread.ident is not None:  # one that could not be started is none to wait for
+                thread.join()
+        with self._lock:
+            self._handled = True
+            self._ackable.notify()
+        if acker.ident is not None:
+            acker.join()
+        if self._trouble is not None:
+            raise self._trouble
+        return RunReport(self._batches, self._entries, self._consumer.acked, self._fenced)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            self._stop_event.set()
+            for waiting in (self._room, self._work, self._turn, self._ackable):
+                waiting.notify_all()
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        self._threads.add(threading.get_ident())
+        try:
+            loop()
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if isinstance(error, Fenced):
+                self._fenced = self._fenced or error
+            elif self._trouble is None:
+                self._trouble = error
+        self.stop()
+
+    # ── reading ──
+
+    def _read_loop(self) -> None:
+        failures = 0
+        while True:
+            with self._lock:
+                # Read again when half of the room is free: a manifest read per batch would cost more than it saves.
+                while not self._stopping and self._unhandled > self._ahead // 2:
+                    self._room.wait()
+                if self._stopping:
+                    return
+                room = self._ahead - self._unhandled
+            try:
+                found = self._consumer.next_descriptors(room)
+                failures = 0
+            except StorageError as error:
+                if not error.retryable:
+                    raise
+                self._stop_event.wait(self._backoff.delay(failures))
+                failures += 1
+                continue
+            with self._lock:
+                if found:
+                    self._to_fetch.extend(found)
+                    self._order.extend(each.sequence for each in found)
+                    self._next.extend(each.sequence for each in found)
+                    self._unhandled += len(found)
+                    self._work.notify(len(found))
+                elif self._until_empty:
+                    if self._unhandled == 0:
+                        self._exhausted = True
+                        self._work.notify_all()
+                        self._turn.notify()
+                        return
+                    # Handling may bring more; only a look after the last of it can say that nothing is left.
+                    while self._unhandled and not self._stopping:
+                        self._room.wait()
+                    continue
+            if not found:
+                self._stop_event.wait(self._poll)
+
+    # ── fetching ──
+
+    def _fetch_loop(self) -> None:
+        with _Caller(None if self._ordered else self._handler) as call:
+            while (descriptor := self._next_to_fetch()) is not None:
+                try:
+                    batch = self._fetch(descriptor)
+                except Exception as error:
+                    if not self._ordered:
+                        raise
+                    batch = error  # raised when its turn comes, after everything before it was handled
+                if self._ordered:
+                    with self._lock:
+                        self._fetched[descriptor.sequence] = batch
+                        if self._next and self._next[0] == descriptor.sequence:
+                            self._turn.notify()
+                elif not self._stop_event.is_set():
+                    assert not isinstance(batch, Exception)
+                    if batch is not None:
+                        call(batch)
+                    self._finish(descriptor.sequence, batch)
+
+    def _next_to_fetch(self) -> Descriptor | None:
+        with self._lock:
+            while not self._to_fetch and not self._stopping and not self._exhausted:
+                self._work.wait()
+            return self._to_fetch.popleft() if self._to_fetch and not self._stopping else None
+
+    def _fetch(self, descriptor: Descriptor) -> Batch | Exception | None:
+        failures = 0
+        while True:
+            try:
+                return self._consumer.fetch(descriptor)
+            except Corrupt as error:
+                if self._on_corrupt is None:
+                    raise
+                self._on_corrupt(descriptor, error)
+                return None
+            except StorageError as error:
+                if not error.retryable or self._stop_event.wait(self._backoff.delay(failures)):
+                    raise
+                failures += 1
+
+    # ── handing over ──
+
+    def _hand_over_in_order(self) -> None:
+        with _Caller(self._handler) as call:
+            while True:
+                with self._lock:
+                    while not (self._next and self._next[0] in self._fetched):
+                        if self._stopping or (self._exhausted and self._unhandled == 0):
+                            return
+                        self._turn.wait()
+                    if self._stopping:
+                        return
+                    sequence = self._next.popleft()
+                    batch = self._fetched.pop(sequence)
+                if isinstance(batch, Exception):
+                    raise batch
+                if batch is not None:
+                    call(batch)
+                self._finish(sequence, batch)
+
+    def _wait_for_end(self) -> None:
+        with self._lock:
+            while not (self._stopping or (self._exhausted and self._unhandled == 0)):
+                self._turn.wait()
+
+    def _finish(self, sequence: int, batch: Batch | None) -> None:
+        with self._lock:
+            self._finished.add(sequence)
+            while self._order and self._order[0] in self._finished:
+                self._frontier = self._order.popleft()
+                self._finished.discard(self._frontier)
+            self._unhandled -= 1
+            if batch is not None:
+                self._batches += 1
+                self._entries += len(batch)
+            self._room.notify()
+            self._ackable.notify()
+
+    # ── acknowledging ──
+
+    def _ack_loop(self) -> None:
+        failures = 0
+        not_before = 0.0
+        while (frontier := self._frontier_to_ack(not_before, refused=failures > 0)) is not None:
+            try:
+                self._ack_through(frontier)
+            except StorageError as error:
+                failures += 1
+                if not error.retryable or (self._handled and failures > _LAST_ACK_TRIES):
+                    raise
+                not_before = monotonic() + self._backoff.delay(failures)
+            else:
+                failures = 0
+                self._acked = frontier
+                not_before = monotonic() + self._ack_interval
+
+    def _ack_through(self, frontier: int) -> None:
+        try:
+            self._consumer.ack_through(frontier)
+        except OutOfOrder:
+            if self._consumer.acked is None or self._consumer.acked < frontier:  # else a handler did it, just now even
+                raise
+
+    def _frontier_to_ack(self, not_before: float, *, refused: bool) -> int | None:
+        """Waits until there is something to acknowledge; None when there never will be.
+
+        What the last handler finished is not held back for the interval, only for a store that refused it.
+        """
+        with self._lock:
+            while True:
+                left = not_before - monotonic()
+                if self._fenced is not None:
+                    return None
+                if self._frontier != self._acked:
+                    if left <= 0 or (self._handled and not refused):
+                        return self._frontier
+                    self._ackable.wait(left)
+                elif self._handled:
+                    return None
+                else:
+                    self._ackable.wait()
+
+
+#: After the last handler, a store that refuses the last acknowledgement is asked this often; then the run fails.
+_LAST_ACK_TRIES = 5
+
+
+class _Caller:
+    """Calls the handler; a coroutine function on an event loop of the calling thread's own."""
+
+    def __init__(self, handler: Callable[[Batch], object] | None) -> None:
+        self._handler = handler or _nothing
+        self._runner = asyncio.Runner() if inspect.iscoroutinefunction(handler) else None
+
+    def __enter__(self) -> Callable[[Batch], object]:
+        return self._handler if self._runner is None else self._call
+
+    def __exit__(self, *exc: object) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+    def _call(self, batch: Batch) -> None:
+        assert self._runner is not None
+        self._runner.run(cast("Coroutine[Any, Any, Any]", self._handler(batch)))
+
+
+def _nothing(batch: Batch) -> None:
+    """What a thread that only fetches calls: never."""
+
+
+# ── The manifest as its one consumer sees it: owned by epoch, and lost to the consumer that takes a newer one ──
+# Every change is a conditional put on a manifest that was read with one of our epochs in it, so a consumer that has
+# been fenced can change nothing, however late its request arrives.
+
+
+T = TypeVar("T")
+
+
+class OwnedManifest(ManifestObject):
+    """A manifest that fences its earlier consumer when it is made. Not thread-safe, like its base."""
+
+    def __init__(self, store: ObjectStore, path: str, clock: Clock, measures: ManifestCounters) -> None:
+        super().__init__(store, path, clock, measures)
+        self._backoff = Backoff(most=0.25)
+        # Several, because a new one whose answer was lost may or may not have been written.
+        self._epochs: set[int] = set()
+        self.epoch = self._take_over()
+
+    def _take_over(self) -> int:
+        for _ in self._backoff.attempts():
+            snapshot = self._load()
+            epoch = next_epoch(snapshot.manifest.epoch)
+            try:
+                self._replace(snapshot, set_epoch(snapshot.manifest, epoch))
+            except VersionConflict:
+                continue
+            self._epochs = {epoch}
+            return epoch
+        raise AssertionError("unreachable")
+
+    def load_owned(self) -> Manifest:
+        """The manifest now; `Fenced` when another consumer has taken it."""
+        return self._load_owned().manifest
+
+    def _load_owned(self) -> ManifestVersion:
+        snapshot = self._load()
+        epoch = snapshot.manifest.epoch
+        if epoch not in self._epochs:
+            raise Fenced(
+                f"another consumer took over {self.path}: it has epoch {epoch}, this one {self.epoch}", epoch=epoch
+            )
+        self.epoch = epoch
+        return snapshot
+
+    def dequeue(self, through: int) -> None:
+        """Removes every entry up to `through`."""
+        for _ in self._backoff.attempts():
+            snapshot = self._load_owned()
+            manifest = snapshot.manifest
+            if through >= manifest.next_sequence:
+                raise OutOfOrder(f"{self.path} has no entry {through} yet: {manifest.next_sequence} is next")
+            removed = list(takewhile(lambda entry: entry[0] <= through, manifest.locations()))
+            if not removed:
+                return
+            marks = list(manifest.marks(through))
+            try:
+                self._trail.extend(removed)
+                if marks:
+                    self._marks.keep(marks)
+                self._replace(snapshot, dequeue(manifest, through))
+            except VersionConflict:
+                continue
+            return
+
+    def decide(self, choose: Callable[[Manifest], T | None]) -> T | None:
+        """Chooses by the manifest and makes the choice stand: no append that has not seen it can succeed afterwards.
+
+        The epoch changes to one that no other consumer would choose, and with it the manifest. Who read it before must
+        read it again before writing. None is no choice, and changes nothing.
+        """
+        for _ in self._backoff.attempts():
+            snapshot = self._load_owned()
+            chosen = choose(snapshot.manifest)
+            if chosen is None:
+                return None
+            epoch = next_epoch(snapshot.manifest.epoch + 1 + secrets.randbelow(1 << 32))
+            self._epochs.add(epoch)
+            try:
+                self._replace(snapshot, set_epoch(snapshot.manifest, epoch))
+            except VersionConflict:
+                continue
+            self._epochs = {epoch}
+            self.epoch = epoch
+            return chosen
+        raise AssertionError("unreachable")
+
+
+# ── Fetcher: turns descriptors into batches, anywhere ──
+
+
+class Fetcher:
+    """Fetches batches by descriptor. Stateless: share it between threads, pickle it to other machines.
+
+    It does not know who owns the manifest, so it works on after its consumer was fenced, as long as the object exists.
+    A pickled fetcher carries the store's options, credentials among them if they were given there.
+    """
+
+    __slots__ = ("_limit", "_measures", "_store", "manifest")
+
+    def __init__(
+        self, store: ObjectStore, manifest: str, limit: int = MAX_BATCH_BYTES, measures: BufferCounters | None = None
+    ) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._limit = limit
+        self._measures = measures or BufferCounters()
+
+    def fetch(self, descriptor: Descriptor) -> Batch:
+        """Gets and checks the batch. A missing object is a `StorageError`, a damaged one `Corrupt`."""
+        block = self._fetch(descriptor, open_batch, lambda block: block.count)
+        return Batch(descriptor.sequence, descriptor.location, descriptor.metadata, block)
+
+    def fetch_arrow(self, descriptor: Descriptor) -> pyarrow.Array:
+        """Gets the batch's entries as one Arrow binary array, without a Python object per entry."""
+        return self._fetch(descriptor, decode_arrow, len)
+
+    def _fetch(self, descriptor: Descriptor, decode: Callable[..., T], count: Callable[[T], int]) -> T:
+        started = perf_counter()
+        data = self.fetch_raw(descriptor)
+        try:
+            if descriptor.crc is not None and crc32(data) != descriptor.crc:
+                raise Corrupt("a batch fails the checksum its manifest entry gives; fetch it again, or restore it")
+            decoded = decode(data, limit=self._limit)
+        except Corrupt as error:
+            raise Corrupt(str(error), seq=descriptor.sequence, file=descriptor.location) from None
+        measures = self._measures
+        measures.fetch_duration.observe(perf_counter() - started)
+        measures.batches_collected.inc()
+        measures.entries_collected.inc(count(decoded))
+        measures.bytes_collected.inc(len(data))
+        return decoded
+
+    def fetch_raw(self, descriptor: Descriptor) -> Buffer:
+        """Gets the object's bytes as stored, without looking at them."""
+        try:
+            location = check_path(descriptor.location, "a location")
+        except ConfigError as error:
+            raise Corrupt(str(error), seq=descriptor.sequence, file=self.manifest) from None
+        data = self._store.get(location)
+        if data is None:
+            raise StorageError(
+                f"batch {descriptor.sequence} of {self.manifest} is gone: {self._store.url} has no {location}"
+            )
+        return data
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Fetcher, (self._store, self.manifest, self._limit)
+
+    def __repr__(self) -> str:
+        return f"Fetcher(manifest={self.manifest!r})"
+
+
+# ── Batch: the entries of one object, as the consumer hands them over ──
+
+
+class Batch:
+    """The entries of one object. `entries` is a list made on first use; iterating a batch makes no list at all."""
+
+    __slots__ = ("_block", "_entries", "location", "metadata", "sequence")
+
+    def __init__(self, sequence: int, location: str, metadata: tuple[Metadata, ...], block: DecodedBatch) -> None:
+        self.sequence = sequence
+        self.location = location
+        self.metadata = metadata
+        self._block = block
+        self._entries: list[bytes] | None = None
+
+    @property
+    def entries(self) -> list[bytes]:
+        """Every entry, in the order it was produced."""
+        if self._entries is None:
+            self._entries = self._block.entries()
+        return self._entries
+
+    @property
+    def size(self) -> int:
+        """Bytes of entries, their lengths included, before compression."""
+        return self._block.size
+
+    def __len__(self) -> int:
+        return self._block.count
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._block) if self._entries is None else iter(self._entries)
+
+    def to_arrow(self) -> pyarrow.Array:
+        """The entries as one Arrow binary array, made without a Python object per entry (needs penstock[arrow])."""
+        return self._block.to_arrow()
+
+    def metadata_of(self, index: int) -> Metadata | None:
+        """The metadata range that covers the entry at `index`, or None when none does."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {self.sequence} has {len(self)} entries, not an entry {index}")
+        covering = None
+        for each in self.metadata:
+            if each.start_index > index:
+                break
+            covering = each
+        return covering
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        mine = (self.sequence, self.location, self.metadata)
+        return mine == (other.sequence, other.location, other.metadata) and self.entries == other.entries
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Batch(sequence={self.sequence}, location={self.location!r}, entries={len(self)}, size={self.size})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Batch, (self.sequence, self.location, self.metadata, self._block)

@@ -1,0 +1,825 @@
+"""Producer: writes entries from anywhere into a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple, Self, TypeAlias
+from zlib import crc32
+
+from penstock.buffer.backoff import Backoff, Contention
+from penstock.buffer.counters import BufferCounters
+from penstock.buffer.format import (
+    FOOTER_SIZE,
+    MAX_BATCH_BYTES,
+    Compression,
+    Metadata,
+    batch_footer,
+    compress_entries,
+    decode_batch,
+    encode_entries,
+    load_zstandard,
+)
+from penstock.buffer.manifest import BufferPaths, ManifestObject, batch_time_ms, buffer_paths, shard_of, shard_paths
+from penstock.buffer.slabs import Slabs
+from penstock.buffer.store import ObjectStore, VersionConflict, open_store, probe_conditional_puts
+from penstock.clock import Clock, Seconds, SystemClock, seconds
+from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
+from penstock.limits import BUFFER_MANIFEST
+from penstock.names import check_whole
+from penstock.observe.metrics import REGISTRY, Registry
+from penstock.ticket import Ticket, wake
+
+Key = Callable[[bytes], bytes | str | int]
+
+#: An object that no manifest names is uploaded again after this share of the collector's grace.
+_RENEW_SHARE = 0.4
+
+
+class Producer:
+    """Collects entries into batches and hands them to the buffer's consumer; any number may share one.
+
+    >>> with Producer("s3://bucket/events") as producer:
+    ...     ticket = producer.produce([b"one", b"two"])
+    ...     ticket.result()                       # the manifest holds both: they will be consumed
+
+    `produce` returns at once. A batch is sent `flush_interval` after its first entry, or when it has `flush_bytes`.
+    Uploads overlap, within `inflight_bytes`; when there is no room left and `max_buffered` calls wait, `produce`
+    blocks. Nothing is dropped: what the store refuses is tried again until it takes it or `close` gives up.
+
+    `gc_grace` must be no more than the consumer's. `options` are the store's (region, endpoint, access_key_id, timeout
+    …). With `shards`, `key` decides which of that many manifests an entry goes to; entries of one key stay in order.
+    """
+
+    def __init__(
+        self,
+        url: str | ObjectStore,
+        *,
+        manifest: str = BUFFER_MANIFEST,
+        prefix: str | None = None,
+        flush_interval: Seconds = 0.1,
+        flush_bytes: int = 64 << 20,
+        max_buffered: int = 1000,
+        compression: Compression = "none",
+        shards: int = 1,
+        key: Key | None = None,
+        uploads: int = 8,
+        inflight_bytes: int = 256 << 20,
+        gc_grace: Seconds = 600,
+        options: Mapping[str, object] | None = None,
+        clock: Clock | None = None,
+        metrics: Registry = REGISTRY,
+    ) -> None:
+        if compression not in ("none", "zstd"):
+            raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
+        if compression == "zstd":
+            load_zstandard()  # else the first batch would find it missing, and be tried again
+        whole = buffer_paths(manifest, prefix)
+        if shards > 1 and key is None:
+            raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
+        places = [shard_paths(whole, shard, shards) for shard in range(check_whole(shards, "shards"))]
+        store = open_store(url, options)
+        probe_conditional_puts(store, whole.manifest)
+        self.url = store.url
+        self._clock = clock or SystemClock()
+        self._key = key
+        measures = BufferCounters(metrics)
+        self._manifest_measures = measures.for_role("producer")
+        self._pipeline = UploadPipeline(
+            store,
+            self._clock,
+            measures,
+            compression=compression,
+            flush_interval=seconds(flush_interval, "flush_interval"),
+            flush_bytes=min(check_whole(flush_bytes, "flush_bytes"), MAX_BATCH_BYTES),
+            max_buffered=check_whole(max_buffered, "max_buffered"),
+            uploads=check_whole(uploads, "uploads"),
+            inflight_bytes=check_whole(inflight_bytes, "inflight_bytes"),
+            renew_after_ms=int(seconds(gc_grace, "gc_grace") * 1000 * _RENEW_SHARE),
+        )
+        self._lanes = self._pipeline.lanes
+        for each in places:
+            shared = ManifestObject(store, each.manifest, self._clock, self._manifest_measures)
+            self._lanes.append(Lane(self._pipeline, each, shared))
+        self._closed = False
+        self._close_lock = threading.Lock()
+
+    def produce(self, entries: Sequence[bytes], metadata: bytes = b"", *, timeout: Seconds | None = None) -> Produced:
+        """Takes entries and returns a ticket that resolves when a consumer can no longer miss them.
+
+        The entries of one call stay together and in order (with shards: those of one shard). `metadata` travels with
+        them, uninterpreted, with the time of this call. Blocks when `max_buffered` calls wait; after `timeout` seconds
+        of that raises `Backpressure`, and nothing was taken.
+        """
+        wait = None if timeout is None else seconds(timeout, "timeout")
+        now = self._clock.now_ms()
+        if self._key is not None and len(self._lanes) > 1:
+            return self._produce_sharded(_as_bytes(entries), _payload(metadata), now, wait)
+        call = Produced(now)
+        self._pipeline.add(((self._lanes[0], _encoded(entries), len(entries), call),), _payload(metadata), wait)
+        return call
+
+    def _produce_sharded(self, entries: Sequence[bytes], payload: bytes, now: int, wait: float | None) -> Produced:
+        assert self._key is not None
+        if not entries:
+            raise ConfigError("produce needs at least one entry")
+        by_lane: dict[int, list[bytes]] = {}
+        for entry in entries:
+            by_lane.setdefault(shard_of(self._key(entry), len(self._lanes)), []).append(entry)
+        whole = Split(now, len(by_lane))
+        shares = [
+            (self._lanes[shard], _encoded(own), len(own), BatchPart(now, whole)) for shard, own in by_lane.items()
+        ]
+        self._pipeline.add(shares, payload, wait)
+        return whole
+
+    def flush(self, timeout: Seconds | None = None) -> None:
+        """Sends what is there now and returns when the manifest holds it; TimeoutError after `timeout` seconds."""
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        if not self._pipeline.flush(limit):
+            if self._pipeline.given_up.is_set():
+                raise StorageError(f"the producer gave up: {self._pipeline.last_error}", retryable=True)
+            raise TimeoutError(f"not flushed after {timeout} s; last failure: {self._pipeline.last_error}")
+
+    def close(self, timeout: Seconds = 30) -> None:
+        """Flushes and ends; a second close does nothing.
+
+        What the store has not taken after `timeout` seconds is reported: `Unflushed` carries the entries, and their
+        tickets fail with it. A failure that trying again cannot mend (a missing permission) ends the wait early.
+        """
+        limit = seconds(timeout, "timeout")
+        if self._pipeline.inherited:  # a forked child: what waits to be sent is the parent's
+            return
+        with self._close_lock:
+            if self._closed:
+                return
+            self._pipeline.close_intake()
+            flushed = self._pipeline.flush(limit)
+            if not flushed:
+                self._pipeline.give_up()
+            self._pipeline.stop()
+            self._closed = True  # only now: after an interrupt the next close has all this to do
+            if not flushed:
+                self._report_unflushed()
+
+    def _report_unflushed(self) -> None:
+        with self._pipeline.lock:
+            left = [(lane, batch) for lane in self._lanes for batch in lane.queue]
+            for lane in self._lanes:
+                lane.queue.clear()
+        if not left:  # the last answer came while we were giving up
+            return
+        batches = [UnflushedBatch(lane.place.manifest, batch.entries(), batch.metadata) for lane, batch in left]
+        entries = sum(batch.count for _, batch in left)
+        error = Unflushed(
+            f"closed with {entries} entries in {len(batches)} batches that {self.url} did not take: "
+            f"{self._pipeline.last_error or 'it did not answer in time'}",
+            batches=batches,
+        )
+        calls = [call for _, batch in left for call in batch.calls]
+        for call in calls:
+            call.set_outcome(None, error)
+        wake(calls)
+        raise error
+
+    @property
+    def conflict_rate(self) -> float:
+        """Manifest writes that lost to another writer, per hundred that won."""
+        return self._manifest_measures.conflict_rate
+
+    @property
+    def last_error(self) -> Exception | None:
+        """The latest failure of an upload or a manifest write, all of which are tried again; None: none so far."""
+        return self._pipeline.last_error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        return f"Producer({self.url!r}, manifest={self._lanes[0].place.manifest!r}, shards={len(self._lanes)})"
+
+
+def _encoded(entries: Sequence[bytes]) -> bytes:
+    try:
+        encoded = encode_entries(entries)
+    except TypeError:  # rarely: other kinds of bytes, or no bytes at all
+        encoded = encode_entries(_as_bytes(entries))
+    if len(encoded) > MAX_BATCH_BYTES:
+        raise ConfigError(f"one call may produce {MAX_BATCH_BYTES} bytes, not {len(encoded)}: split it")
+    if not encoded:
+        raise ConfigError("produce needs at least one entry")
+    return encoded
+
+
+def _as_bytes(entries: Sequence[object]) -> list[bytes]:
+    """Entries given as bytearray or memoryview, copied; ConfigError for what is no entry."""
+    if isinstance(entries, str | bytes | bytearray | memoryview):
+        raise ConfigError(f"produce takes a sequence of entries, not one {type(entries).__name__}: put it into a list")
+    copied: list[bytes] = []
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, bytes | bytearray | memoryview):
+            raise ConfigError(f"entry {index} must be bytes, not {type(entry).__name__}: encode it first")
+        copied.append(bytes(entry))
+    return copied
+
+
+def _payload(metadata: bytes) -> bytes:
+    if type(metadata) is bytes:
+        return metadata
+    if not isinstance(metadata, bytes | bytearray | memoryview):
+        raise ConfigError(f"metadata must be bytes, not {type(metadata).__name__}")
+    return bytes(metadata)
+
+
+# ── The pipeline: what a producer's lanes share. A lock, a budget of bytes in flight, uploading threads, and a timer ──
+
+
+log = logging.getLogger("penstock.buffer")
+
+_MOST_IN_FLIGHT = 64
+_JOIN_SECONDS = 5.0
+
+#: A lane, entries encoded for it, how many, and the call they are of.
+Share: TypeAlias = "tuple[Lane, bytes, int, Produced]"
+
+
+class UploadPipeline:
+    """Moves batches from `add` to their lane's manifest.
+
+    A batch is *in flight* from the moment the budget has room for it until the manifest holds it. Calls whose batch is
+    not in flight *wait*; only when there is no room and too many wait does `add` block.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        measures: BufferCounters,
+        *,
+        compression: Compression,
+        flush_interval: float,
+        flush_bytes: int,
+        max_buffered: int,
+        uploads: int,
+        inflight_bytes: int,
+        renew_after_ms: int,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.measures = measures
+        self.compression: Compression = compression
+        self.renew_after_ms = renew_after_ms
+        self.slabs = Slabs(inflight_bytes)
+        self.lock = threading.Lock()
+        self.given_up = threading.Event()
+        self.stopped = False
+        self.closing = False
+        self.last_error: Exception | None = None
+        self.lanes: list[Lane] = []
+        self._flush_interval = flush_interval
+        self._flush_bytes = flush_bytes
+        self._max_buffered = max_buffered
+        self._uploads = uploads
+        self._inflight_bytes = inflight_bytes
+        self._room = threading.Condition(self.lock)
+        self._work = threading.Condition(self.lock)
+        self._tick = threading.Condition(self.lock)
+        self._progress = threading.Condition(self.lock)
+        self._waiting: deque[tuple[Lane, Outgoing]] = deque()
+        self._waiting_calls = 0
+        self._waiting_bytes = 0
+        self._to_upload: deque[tuple[Lane, Outgoing]] = deque()
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._idle = 0
+        self._workers: list[threading.Thread] = []
+        self._timer: threading.Thread | None = None
+        self._next_tick = float("inf")
+        self._pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked from the one that made it: its threads, and what they carry, are there."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self.inherited:
+            raise Closed(
+                f"the producer was made by process {self._pid} and this one was forked from it; make one in the child"
+            )
+
+    # ── taking entries ──
+
+    def add(self, shares: Sequence[Share], payload: bytes, timeout: float | None) -> None:
+        """Puts entries into their lanes' batches, all or none; blocks while too many calls wait for room."""
+        self._check_process()
+        with self.lock:
+            if self._waiting and self._full():
+                self._wait_for_room(timeout)
+            if self.closing:
+                raise Closed("the producer is closed")
+            if self._timer is None:
+                self._start()
+            for share in shares:  # where a thread cannot start, the call fails and nothing of it was taken
+                share[0].start()
+            for lane, encoded, count, call in shares:
+                filling = lane.filling
+                if filling.size + len(encoded) > MAX_BATCH_BYTES:
+                    self._seal(lane)
+                    filling = lane.filling
+                first = not filling.calls
+                filling.add(encoded, count, payload, call)
+                if filling.size >= self._flush_bytes:
+                    self._seal(lane)
+                elif first:
+                    filling.due_at = monotonic() + self._flush_interval
+                    if filling.due_at < self._next_tick:
+                        self._arm(filling.due_at)
+
+    def _full(self) -> bool:
+        if not self._waiting:
+            return False
+        calls, size = self._waiting_calls, self._waiting_bytes
+        for lane in self.lanes:
+            calls += len(lane.filling.calls)
+            size += lane.filling.size
+        return calls >= self._max_buffered or size >= self._inflight_bytes
+
+    def _wait_for_room(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else monotonic() + timeout
+        while self._full() and not self.closing:
+            left = None if deadline is None else deadline - monotonic()
+            if left is not None and left <= 0:
+                raise Backpressure(
+                    f"{self._max_buffered} calls or {self._inflight_bytes} bytes already wait for the store",
+                    retry_after=self._flush_interval,
+                )
+            self._room.wait(left)
+
+    # ── sealing ──
+
+    def _seal(self, lane: Lane) -> None:
+        """Ends the lane's batch and sends it on its way, or lets it wait (the lock is held)."""
+        if not lane.filling.calls:
+            return
+        batch = Outgoing(lane.filling, monotonic())
+        # The next batch is probably as large, give or take a call: memory that need not grow is not copied.
+        lane.filling = Filling(self.slabs, batch.size + batch.size // len(batch.calls) + FOOTER_SIZE)
+        lane.queue.append(batch)
+        lane.sealed += 1
+        if not self._waiting and self._fits(batch):
+            self._launch(lane, batch)
+        else:
+            self._waiting.append((lane, batch))
+            self._waiting_calls += len(batch.calls)
+            self._waiting_bytes += batch.size
+
+    def _fits(self, batch: Outgoing) -> bool:
+        if self._in_flight == 0:  # a batch larger than the whole budget must still get through
+            return True
+        return self._in_flight < _MOST_IN_FLIGHT and self._in_flight_bytes + batch.size <= self._inflight_bytes
+
+    def _launch(self, lane: Lane, batch: Outgoing) -> None:
+        self._in_flight += 1
+        self._in_flight_bytes += batch.size
+        self._to_upload.append((lane, batch))
+        # Not `_idle == 0`: those that were notified just now, for the batches before this one, still count as idle.
+        if len(self._to_upload) > self._idle and len(self._workers) < self._uploads:
+            with suppress(RuntimeError):  # no more threads: those there are upload it in their turn
+                self._start_worker()
+        else:
+            self._work.notify()
+
+    def landed(self, batches: list[Outgoing]) -> None:
+        """The manifest holds these batches: their room is free again (the lock is held)."""
+        for batch in batches:
+            self._in_flight -= 1
+            self._in_flight_bytes -= batch.size
+        while self._waiting and self._fits(self._waiting[0][1]):
+            lane, batch = self._waiting.popleft()
+            self._waiting_calls -= len(batch.calls)
+            self._waiting_bytes -= batch.size
+            self._launch(lane, batch)
+        self._room.notify_all()
+        self._progress.notify_all()
+
+    # ── threads ──
+
+    def _upload_loop(self) -> None:
+        while True:
+            with self.lock:
+                while not self._to_upload:
+                    if self.stopped:
+                        return
+                    self._idle += 1
+                    self._work.wait()
+                    self._idle -= 1
+                if self.given_up.is_set():
+                    return
+                lane, batch = self._to_upload.popleft()
+            lane.upload(batch)
+
+    def _start(self) -> None:
+        """Starts the first uploading thread and the timer (the lock is held); after a failure it is called again."""
+        if not self._workers:
+            self._start_worker()
+        timer = threading.Thread(target=self._timer_loop, name="penstock-flush", daemon=True)
+        timer.start()
+        self._timer = timer
+
+    def _start_worker(self) -> None:
+        name = f"penstock-upload-{len(self._workers)}"
+        worker = threading.Thread(target=self._upload_loop, name=name, daemon=True)
+        worker.start()
+        self._workers.append(worker)
+
+    def _arm(self, due_at: float) -> None:
+        self._next_tick = due_at
+        self._tick.notify()
+
+    def _timer_loop(self) -> None:
+        with self.lock:
+            while not self.stopped:
+                now = monotonic()
+                if now < self._next_tick:
+                    self._tick.wait(None if self._next_tick == float("inf") else self._next_tick - now)
+                    continue
+                self._next_tick = float("inf")
+                for lane in self.lanes:
+                    if lane.filling.calls:
+                        if lane.filling.due_at <= now:
+                            self._seal(lane)
+                        else:
+                            self._next_tick = min(self._next_tick, lane.filling.due_at)
+
+    def pause(self, error: Exception, delay: float, doing: str) -> bool:
+        """Notes a failure and waits; False when there is no point in trying again because the producer gave up."""
+        self.last_error = error
+        self.measures.retries.inc()
+        log.warning("cannot %s; trying again in %.2f s: %s", doing, delay, error)
+        if self.closing and isinstance(error, StorageError) and not error.retryable:
+            self.give_up()
+            return False
+        return not self.given_up.wait(delay)
+
+    # ── flushing and stopping ──
+
+    def flush(self, timeout: float | None) -> bool:
+        """Seals what is there and waits until the manifests hold it; False when it took too long or was given up."""
+        self._check_process()
+        deadline = None if timeout is None else monotonic() + timeout
+        with self.lock:
+            targets = []
+            for lane in self.lanes:
+                self._seal(lane)
+                targets.append((lane, lane.sealed))
+            while any(lane.done < target for lane, target in targets):
+                left = None if deadline is None else deadline - monotonic()
+                if self.given_up.is_set() or (left is not None and left <= 0):
+                    return False
+                self._progress.wait(left)
+            return True
+
+    def close_intake(self) -> None:
+        """No more entries: callers that wait for room, or come later, get `Closed`."""
+        with self.lock:
+            self.closing = True
+            self._room.notify_all()
+
+    def give_up(self) -> None:
+        """Ends every retry; what is not in the manifest by now stays out of it."""
+        self.given_up.set()
+        with self.lock:
+            self._progress.notify_all()
+
+    def stop(self) -> None:
+        """Ends the threads, waiting for those that are in the middle of a request."""
+        with self.lock:
+            self.stopped = True
+            for condition in (self._work, self._tick, self._room, self._progress, *(lane.wake for lane in self.lanes)):
+                condition.notify_all()
+        # A request that hangs is left to its daemon thread: the closing caller should not hang with it.
+        deadline = monotonic() + _JOIN_SECONDS
+        for thread in [*self._workers, *([self._timer] if self._timer else [])]:
+            thread.join(max(0.0, deadline - monotonic()))
+        for lane in self.lanes:
+            lane.join(max(0.0, deadline - monotonic()))
+
+
+# ── A lane: one manifest's batches on their way, in the order they were produced ──
+#     filling ── due by time or size ──► waiting ── room ──► uploading ──► uploaded ── manifest write ──► done
+#
+# Uploads overlap and finish in any order; the manifest takes the uploaded prefix, so one producer's batches stay in
+# order. One manifest write carries every batch that is ready. Whatever fails is tried again until it succeeds or the
+# producer is closed; what a write without an answer did is found out before the next one (`ManifestObject.find`).
+
+
+#: Batches in one manifest write.
+_MOST_PER_WRITE = 64
+
+
+class Lane:
+    """The batches of one manifest. The pipeline's lock guards `filling`, `queue` and the counters."""
+
+    def __init__(self, pipeline: UploadPipeline, place: BufferPaths, manifest: ManifestObject) -> None:
+        self.place = place
+        self.filling = Filling(pipeline.slabs)
+        self.queue: deque[Outgoing] = deque()
+        self.sealed = 0
+        self.done = 0
+        self.wake = threading.Condition(pipeline.lock)
+        self._pipeline = pipeline
+        self._manifest = manifest
+        self._contention = Contention()
+        self._errors = Backoff(first=0.05, most=5.0)
+        self._uncertain: int | None = None  # where a write whose outcome is unknown would have put its first batch
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread that writes the manifest, if it is not running (the lock is held)."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=f"penstock-manifest {self.place.manifest}", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: where one cannot start, the next call tries again
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def upload(self, batch: Outgoing) -> None:
+        """Writes the batch's object, again and again until it is written or the producer gives up."""
+        pipeline = self._pipeline
+        for failures in range(1 << 62):
+            try:
+                self._put(batch)
+                break
+            except Exception as error:  # whatever it was, the batch must not be lost
+                if not pipeline.pause(error, self._errors.delay(failures), f"upload a batch under {self.place.prefix}"):
+                    return
+        with pipeline.lock:
+            batch.uploaded = True
+            self.wake.notify()
+
+    def _put(self, batch: Outgoing) -> None:
+        if self._stale(batch.name):
+            batch.name = self.place.new_batch(self._pipeline.clock.now_ms())
+        data = batch.data(self._pipeline.compression)
+        batch.attempts += 1
+        self._pipeline.store.put(batch.name, data)
+        batch.location = batch.name
+        self._pipeline.measures.bytes_written.inc(len(data))
+
+    def _stale(self, name: str) -> bool:
+        """Whether that is no name yet, or one so old that a collector may soon delete its unreferenced object.
+
+        Such a batch is uploaded again under a new name: what is appended cannot have been collected.
+        """
+        named_at = batch_time_ms(name)
+        return named_at is None or self._pipeline.clock.now_ms() - named_at >= self._pipeline.renew_after_ms
+
+    # ── the manifest's thread ──
+
+    def _run(self) -> None:
+        pipeline = self._pipeline
+        failures = 0
+        while True:
+            with pipeline.lock:
+                while not (ready := self._uploaded()):
+                    if pipeline.stopped:
+                        return
+                    self.wake.wait()
+            try:
+                self._write(ready)
+                failures = 0
+            except VersionConflict:
+                failures += 1
+                if pipeline.given_up.wait(self._contention.delay(failures)):
+                    return
+            except Exception as error:  # as above: kept and tried again
+                failures += 1
+                if not pipeline.pause(error, self._errors.delay(failures), f"write {self.place.manifest}"):
+                    return
+
+    def _uploaded(self) -> list[Outgoing]:
+        """The batches the next manifest write can carry: those at the head that are uploaded."""
+        ready: list[Outgoing] = []
+        for batch in self.queue:
+            if not batch.uploaded or len(ready) == _MOST_PER_WRITE:
+                break
+            ready.append(batch)
+        return ready
+
+    def _write(self, ready: list[Outgoing]) -> None:
+        if self._uncertain is not None:
+            found = self._manifest.find(self._uncertain, [batch.locations for batch in ready])
+            if found is not None:  # None: the write was not done, but may still be
+                self._uncertain = None
+            if found:
+                self._complete(ready[:found])
+                return
+        # Known before the names are looked at: whatever a collector decides from now on makes the append conflict.
+        self._manifest.latest_known()
+        for batch in ready:
+            if self._stale(batch.location):
+                self._put(batch)
+            batch.locations.add(batch.location)
+        started = monotonic()
+        try:
+            self._manifest.append(
+                [(batch.location, batch.metadata) for batch in ready],
+                checksums={batch.location: batch.crc for batch in ready if batch.crc is not None},
+            )
+        except BaseException:
+            if self._manifest.expected_sequence is not None:
+                self._uncertain = self._manifest.expected_sequence
+            raise
+        finally:
+            self._contention.took(monotonic() - started)
+        self._uncertain = None
+        self._complete(ready)
+
+    def _complete(self, batches: list[Outgoing]) -> None:
+        pipeline = self._pipeline
+        with pipeline.lock:
+            if pipeline.given_up.is_set() and not self.queue:
+                return  # close has reported them already: an answer this late changes nothing
+            for _ in batches:
+                self.queue.popleft()
+            self.done += len(batches)
+            pipeline.landed(batches)
+        measures = pipeline.measures
+        now = monotonic()
+        for batch in batches:
+            measures.batches_flushed.inc()
+            measures.entries_flushed.inc(batch.count)
+            measures.bytes_flushed.inc(batch.size)
+            measures.flush_duration.observe(now - batch.due_at)
+            for call in batch.calls:
+                call.set_outcome(None, None)
+            wake(batch.calls)
+            batch.release(pipeline.slabs)
+
+
+# ── What a producer holds until the manifest does: the batch being filled, and batches on their way ──
+
+
+class Produced(Ticket[None]):
+    """A `produce` call under way; resolves when the manifest holds its entries."""
+
+    __slots__ = ("ingested_at_ms",)
+
+    def __init__(self, ingested_at_ms: int) -> None:
+        super().__init__()
+        self.ingested_at_ms = ingested_at_ms
+
+
+class Split(Produced):
+    """A `produce` call whose entries went to several shards; resolves when all of them hold their part."""
+
+    __slots__ = ("_failure", "_open")
+
+    def __init__(self, ingested_at_ms: int, parts: int) -> None:
+        super().__init__(ingested_at_ms)
+        self._open = [None] * parts  # popped: taking the last one is an atomic decision
+        self._failure: BaseException | None = None
+
+    def part_done(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._failure = error
+        self._open.pop()
+        if not self._open and not self.done():
+            if self._failure is None:
+                self.resolve(None)
+            else:
+                self.fail(self._failure)
+
+
+class BatchPart(Produced):
+    """One shard's share of a split call."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, ingested_at_ms: int, whole: Split) -> None:
+        super().__init__(ingested_at_ms)
+        self._whole = whole
+
+    def set_outcome(self, value: None, error: BaseException | None) -> None:
+        super().set_outcome(value, error)
+        self._whole.part_done(error)
+
+
+class Filling:
+    """The batch that takes entries now."""
+
+    __slots__ = ("_slabs", "calls", "count", "due_at", "metadata", "size", "slab")
+
+    def __init__(self, slabs: Slabs, expected: int = 0) -> None:
+        self._slabs = slabs
+        self.slab = slabs.allocate(expected)
+        self.metadata: list[Metadata] = []
+        self.calls: list[Produced] = []
+        self.count = 0
+        self.size = 0
+        self.due_at = 0.0
+
+    def add(self, encoded: bytes, count: int, payload: bytes, call: Produced) -> None:
+        end = self.size + len(encoded)
+        if end + FOOTER_SIZE > len(self.slab):
+            self._grow(end + FOOTER_SIZE)
+        self.slab[self.size : end] = encoded
+        self.size = end
+        self.metadata.append(Metadata(self.count, call.ingested_at_ms, payload))
+        self.calls.append(call)
+        self.count += count
+
+    def _grow(self, needed: int) -> None:
+        larger = self._slabs.allocate(max(needed, 2 * len(self.slab)))
+        larger[: self.size] = self.slab[: self.size]
+        self._slabs.give_back(self.slab)
+        self.slab = larger
+
+
+class Outgoing:
+    """A batch that takes no more entries. Its bytes are kept until the manifest holds it."""
+
+    __slots__ = (
+        "_data",
+        "attempts",
+        "calls",
+        "count",
+        "crc",
+        "due_at",
+        "location",
+        "locations",
+        "metadata",
+        "name",
+        "size",
+        "slab",
+        "uploaded",
+    )
+
+    def __init__(self, filled: Filling, due_at: float) -> None:
+        self.due_at = due_at
+        self.slab = filled.slab
+        self._data: bytes | memoryview | None = None
+        self.metadata = tuple(filled.metadata)
+        self.calls = filled.calls
+        self.count = filled.count
+        self.size = filled.size
+        self.attempts = 0  # to upload it
+        self.name = ""  # what it is uploaded as
+        self.location = ""  # where it is: the name, once the upload succeeded
+        self.locations: set[str] = set()  # every one a manifest write may have carried
+        self.uploaded = False
+        self.crc: int | None = None  # of the object's bytes
+
+    def data(self, compression: Compression) -> bytes | memoryview:
+        """The whole object."""
+        if self._data is None:
+            footer = batch_footer(self.count, compression)
+            if compression == "none":
+                end = self.size + len(footer)
+                self.slab[self.size : end] = footer
+                self._data = self.slab[:end]
+            else:
+                self._data = compress_entries(self.slab[: self.size]) + footer
+            self.crc = crc32(self._data)
+        return self._data
+
+    def entries(self) -> list[bytes]:
+        """The entries back, for a caller that must save what could not be written."""
+        return decode_batch(self.data("none") if self._data is None else self._data)
+
+    def release(self, slabs: Slabs) -> None:
+        """Gives the memory back, unless an attempt that failed may still be reading it."""
+        if self.attempts == 1:
+            self._data = None
+            slabs.give_back(self.slab)
+
+
+class UnflushedBatch(NamedTuple):
+    """Entries that `close` could not hand to the store, and where they would have gone."""
+
+    manifest: str
+    entries: list[bytes]
+    metadata: tuple[Metadata, ...]
